@@ -415,6 +415,11 @@ def test_an_interrupt_at_any_moment_leaves_blas_free_for_other_threads() -> None
         came.append(number)  # Python drops an exception that is raised in a callback of its garbage collector
         raise KeyboardInterrupt
 
+    def enter_and_leave() -> None:  # in the block below, Python 3.13 would not catch an interrupt at the end of a loop
+        while not came:
+            with single_blas_thread():
+                pass
+
     def enter() -> None:
         free.append(threads_module._blas.lock.acquire(timeout=PATIENCE))
         if free[-1]:
@@ -426,9 +431,7 @@ def test_an_interrupt_at_any_moment_leaves_blas_free_for_other_threads() -> None
             came.clear()
             with suppress(KeyboardInterrupt):
                 signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-6, 6e-5))
-                while not came:
-                    with single_blas_thread():
-                        pass
+                enter_and_leave()
             other = threading.Thread(target=enter)
             other.start()
             other.join()
