@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from typing import Any, ClassVar
 
@@ -87,19 +88,31 @@ def page(
     """
     several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not token ids
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
-    made = []
-    for i, each in enumerate(text if several else [text]):
-        try:
-            made.append(_page_of(source, each, asked))
-        except NpformerError as error:
-            raise NpformerError(f"text[{i}]: {error}") if several else error from None
+    answered = list(_each(partial(_answered, source), text if several else [text], several))
+    made = _each(lambda pair: _page_of(source, pair[0], pair[1], asked), answered, several)
     return PageView(*zip(*made, strict=True))
 
 
-def _page_of(source: Any, text: Any, asked: dict[str, Any]) -> tuple[tuple[View, ...], ModelAnswer | None, Any]:
-    """Returns the views of a text, the model's answer, and the words that may come next."""
+def _each(function: Callable[[Any], Any], items: Sequence[Any], several: bool) -> Iterator[Any]:
+    """Yields function(item) for each item. If there are several items, an error begins with the item's index."""
+    for i, item in enumerate(items):
+        try:
+            found = function(item)
+        except NpformerError as error:
+            raise NpformerError(f"text[{i}]: {error}") if several else error from None
+        yield found
+
+
+def _answered(source: Any, text: Any) -> tuple[Any, ModelAnswer | None]:
+    """Returns a text as in `_read`, and the model's answer."""
     text = _read(source, text)
-    answer = None if is_arrays(source) else answer_of(source, text)
+    return text, None if is_arrays(source) else answer_of(source, text)
+
+
+def _page_of(
+    source: Any, text: Any, answer: ModelAnswer | None, asked: dict[str, Any]
+) -> tuple[tuple[View, ...], ModelAnswer | None, NextWords | None]:
+    """Returns the views of a text, the answer with measured effects, and the words that may come next."""
     views, measured = _views(source, text, answer, **asked)
     return views, measured, next_words(source, text) if answer and answer.about == NEXT else None
 

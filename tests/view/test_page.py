@@ -69,6 +69,13 @@ def test_errors_name_the_text_of_several() -> None:
             view.page(model, bad, methods="roll-out")
 
 
+def test_all_texts_are_read_before_the_views_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The views of a long text take a minute, so an unreadable second text is an error at once."""
+    monkeypatch.setattr(page_view, "traced", lambda *_: pytest.fail("the views are computed"))
+    with pytest.raises(NpformerError, match=r"^text\[1\]: "):
+        view.page(tiny.model(), [TEXT, 3.5])
+
+
 def test_a_page_of_several_texts_and_of_ids() -> None:
     model = tiny.model("bert", "next-sentence")
     shown = view.page(model, [TEXT, Pair("I love ice", "it is hot")], methods="roll-out")
