@@ -19,13 +19,13 @@ from npformer.common.files import read_json, read_text
 from npformer.common.limits import Limits
 from npformer.families.base import AS_IN_THE_FILE, PieceOrder
 from npformer.text.sentencepiece_file import (
-    BPE,
     CONTROL,
     NORMAL,
     UNIGRAM,
     UNKNOWN,
     USER_DEFINED,
     Piece,
+    SentencePiece,
     read_sentencepiece,
 )
 
@@ -89,12 +89,11 @@ def describe_deberta(
     return described | {"decoder": spaces}, added
 
 
-def describe_llama(path: Path, limits: Limits) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def describe_llama(path: Path, file: SentencePiece, limits: Limits) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The tokenizer of Llama 1 and 2, Mistral and Gemma: BPE over characters, with bytes of unknown characters.
 
     A piece is merged from all pairs of pieces that make it, in the order of the file, as in Transformers.
     """
-    file = read_sentencepiece(path, BPE, limits)
     symbols = any(piece.type == USER_DEFINED for piece in file.pieces)
     for there, what in (
         (file.charsmap, "a character map"),  # the tokenizers library would apply it to graphemes, not to characters

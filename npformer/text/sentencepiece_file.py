@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +49,7 @@ class SentencePiece(NamedTuple):
     byte_fallback: bool
     dummy_prefix: bool  # a space is added before a text
     removes_spaces: bool  # around a text, and of several between words
+    special: dict[str, str]  # the special tokens that the model was trained with, by role
 
 
 def read_sentencepiece(path: Path, model_type: int, limits: Limits = LIMITS) -> SentencePiece:
@@ -83,15 +84,11 @@ def read_sentencepiece(path: Path, model_type: int, limits: Limits = LIMITS) -> 
         bool(trainer.get(BYTE_FALLBACK, False)),
         bool(normalizer.get(DUMMY_PREFIX, True)),
         bool(normalizer.get(REMOVES_SPACES, True)),
+        _special(trainer),
     )
 
 
-def special_pieces(path: Path, limits: Limits = LIMITS) -> dict[str, str]:
-    """The special tokens that a model was trained with, by role."""
-    trainer: dict[int, bytes | int | float] = {}
-    for number, value in fields(path, read_bytes(path, "vocabulary", limits)):
-        if number == TRAINER and isinstance(value, bytes):
-            trainer |= dict(fields(path, value))
+def _special(trainer: Mapping[int, bytes | int | float]) -> dict[str, str]:
     found = {}
     for role, (id_field, default, piece_field, name) in ROLES.items():
         index, piece = trainer.get(id_field, default), trainer.get(piece_field, name)

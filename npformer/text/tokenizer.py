@@ -35,7 +35,7 @@ from npformer.text.legacy_files import (
     describe_unigram,
 )
 from npformer.text.safe_tokenizer import Read, SafeTokenizer, Uncalled, read_tokenizer, safely, tried
-from npformer.text.sentencepiece_file import special_pieces
+from npformer.text.sentencepiece_file import BPE, read_sentencepiece
 from npformer.text.tokenizer_checks import check_rows
 
 if TYPE_CHECKING:
@@ -82,14 +82,17 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
         read = read_tokenizer(path, rows, limits, unknown_piece=unknown)
         _complete(read.tokenizer, path, settings)
     else:
-        if name == LLAMA:
-            family = replace(family, special_tokens=special_pieces(path, limits))
+        llama = read_sentencepiece(path, BPE, limits) if name == LLAMA else None
+        if llama:
+            family = replace(family, special_tokens=llama.special)
         special = _special_tokens(folder, settings, family)
         added: list[dict[str, Any]] = []
         if name == VOCABULARY:
             read = Read(_from_vocabulary(folder, settings, special, limits))
         else:
-            described, added = _described(path, settings, special, family, limits)
+            described, added = (
+                describe_llama(path, llama, limits) if llama else _described(path, settings, special, family, limits)
+            )
             content = json.dumps(described, ensure_ascii=False).encode()
             read = read_tokenizer(path, rows, limits, content)._replace(has_regex=False)  # its expressions are fast
         _add(read.tokenizer, folder, [*_added_tokens(folder, settings, special), *map(_added_token, added)], limits)
@@ -210,8 +213,6 @@ def _described(
                 f"copy {FILE} from the original model, or write it with save_pretrained of transformers' tokenizer"
             )
         return describe_bpe(path.parent, setting("add_prefix_space", False), limits), []
-    if path.name == LLAMA:
-        return describe_llama(path, limits)
     names = {role: token_text(token) for role, token in special.items()}
     if path.name == DEBERTA:
         lower_case, split_marks = setting("do_lower_case", False), setting("split_by_punct", False)
