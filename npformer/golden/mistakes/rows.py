@@ -96,16 +96,20 @@ def _bias_alone(y: np.ndarray, at: At) -> np.ndarray:
     return 0 * y + at.own("bias")
 
 
+def _bias(at: At) -> np.ndarray | float:
+    found = at.weight(at.name, "bias")
+    return 0.0 if found is None else found
+
+
 def _no_product(y: np.ndarray, at: At) -> np.ndarray:
-    bias = at.weight(at.name, "bias")
-    return 0 * y + (0 if bias is None else bias)
+    return 0 * y + _bias(at)
 
 
-def _product_twice(y: np.ndarray, at: At) -> np.ndarray:
-    bias = at.weight(at.name, "bias")
+def product_twice(y: np.ndarray, at: At) -> np.ndarray:
+    """2 x W + b, for a stage x W + b."""
     if at.own().ndim != 2:
         raise ValueError("no product")
-    return 2 * y - (0 if bias is None else bias)
+    return 2 * y - _bias(at)
 
 
 #: Description of the values that some rows have -> the rule for these rows.
@@ -113,7 +117,7 @@ OF_ROWS: dict[str, Rule] = {
     "its input, unchanged": _unchanged,
     "0": lambda y, at: 0 * y,
     "the bias alone": _bias_alone,
-    "the product twice": _product_twice,
+    "the product twice": product_twice,
 }
 
 

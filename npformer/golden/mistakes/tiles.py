@@ -16,7 +16,7 @@ from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted
 from npformer.golden.mistakes.kinds import in_all_layers, is_single, rows
 from npformer.golden.mistakes.maps import lines_said
-from npformer.golden.mistakes.rows import wrong_rows
+from npformer.golden.mistakes.rows import product_twice, wrong_rows
 from npformer.golden.port import Port, made_by
 from npformer.norms.root_mean_square import RMSNorm
 
@@ -48,7 +48,7 @@ def _with_inputs(count: Count, times: int) -> Rule:
 
 
 def _with_columns(count: Count, product: int, bias: int) -> Rule:
-    """x W + b, with the product and the bias of the last columns counted so many times."""
+    """x W + b, with the product and the bias of the last columns counted `product` and `bias` times."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         if (weights := _weights(at)) is None or not 0 < (n := count(y.shape[-1])) < y.shape[-1]:
@@ -123,12 +123,8 @@ def _columns_twice(port: Port) -> Ways:
     allowed = port.budgets[port.stage]
     correct, twice = ((np.abs(theirs - other) <= allowed).all(0) for other in (right, 2 * right - bias))
     if (twice & ~correct).any() and (twice | correct).all():
-
-        def rule(y: np.ndarray, at: At) -> np.ndarray:
-            b = at.weight(at.name, "bias")
-            return np.where(correct, y, 2 * y - (0 if b is None else b))
-
-        yield f"{lines_said('column', np.flatnonzero(~correct))} added twice", {in_all_layers(port.stage): rule}
+        rule = {in_all_layers(port.stage): lambda y, at: np.where(correct, y, product_twice(y, at))}
+        yield f"{lines_said('column', np.flatnonzero(~correct))} added twice", rule
 
 
 # --- attention -------------------------------------------------------------------------------------------------------
