@@ -38,7 +38,7 @@ from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.watch import GONE, Watch, path_of
 from npformer.tasks.catalogue import TASKS
-from npformer.text.chat_template import start_ahead
+from npformer.text.chat_template import end_waiting, start_ahead
 from npformer.version import __version__
 
 TOKENIZERS = 2  # threads that tokenize
@@ -82,7 +82,7 @@ class App:
             await asyncio.to_thread(batcher.close, left)
             for pool in (tokenizers, renderers):
                 pool.shutdown()
-            start_ahead(0)
+            end_waiting()
 
     # --- one request ---------------------------------------------------------------------------------------------
 

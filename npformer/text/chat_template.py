@@ -139,14 +139,18 @@ def render(
 
 
 def start_ahead(count: int) -> None:
-    """Starts processes for later renderings until `count` of them wait, or with 0 ends those that wait.
+    """Starts processes for later renderings until `count` of them wait.
 
     A rendering then takes less than half of the time. Each process still renders only once.
     """
     with STARTING:
         while len(WAITING) < count:
             WAITING.append(_started())
-    while not count and WAITING:
+
+
+def end_waiting() -> None:
+    """Ends the processes that wait."""
+    while WAITING:
         with WAITING.pop() as process:
             process.kill()
 

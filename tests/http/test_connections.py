@@ -26,8 +26,9 @@ LONG = 600.0  # seconds that no test takes
 
 
 class Hasty(Service):
-    """A server in a thread of this process, with small system buffers. Its deadlines are those that a test sets: each
-    test sets the one that it waits for, so that a pause of the client or of the server changes nothing.
+    """A server in a thread of this process, with small system buffers.
+
+    Each test sets only the deadline that it waits for, so that a pause of the client or the server changes nothing.
     """
 
     def __init__(self, folder: Path, listening: socket.socket) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from npformer import NpformerError
 from npformer.text import chat_template
-from npformer.text.chat_template import pair_template, render, start_ahead
+from npformer.text.chat_template import end_waiting, pair_template, render, start_ahead
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
 BOTH = "{{ bos_token }}{% for each in messages %}[{{ each.role }}]{{ each.content }}\n{% endfor %}{{ tail }}"
@@ -91,7 +91,7 @@ def test_processes_that_are_started_ahead_render_once_and_have_the_limits(monkey
         (waiting,) = chat_template.WAITING
         assert waiting is not dead
     finally:
-        start_ahead(0)
+        end_waiting()
     assert (waiting.returncode, len(chat_template.WAITING)) == (-signal.SIGKILL, 0)
 
 
