@@ -25,6 +25,7 @@ LONGEST = 450  # lines; a longer file has two subjects
 # A package has one line, and some of its modules have lines of their own.
 ORDER = (
     *(
+        "plain",
         "version",
         "common.errors",
         "common.other_libraries",

@@ -1,0 +1,40 @@
+"""DistilBERT: from token ids to the logits of its heads. Sanh et al., 2019, DistilBERT; Devlin et al., 2019, BERT.
+
+It differs from BERT in its embeddings, which have no token types, and in its pooler, which has ReLU instead of tanh.
+mask is (..., 1, 1, L), True for tokens and False for padding, or True for a text alone.
+"""
+
+from npformer.plain.formulas import embedding, encoder_layer, layer_norm, linear, relu
+from npformer.plain.heads import classify_tokens, find_answer, hidden_states, predict_words
+
+
+def embed(ids, positions, eps, token, position, norm):
+    """Normalize(token + position): ids (..., L), positions (L,) -> (..., L, D). Devlin et al., 2019, figure 2."""
+    total = embedding(ids, **token) + embedding(positions, **position)
+    return layer_norm(total, **norm, eps=eps)
+
+
+def distilbert(ids, positions, mask, n_heads, activation, eps, embeddings, layers):
+    """The rows of the last layer, (..., L, D)."""
+    x = embed(ids, positions, eps, **embeddings)
+    for layer in layers:
+        x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
+    return x
+
+
+def classify(x, pooler, head):
+    """Logits of a text's labels from its first row, (..., C)."""
+    pooled = relu(linear(x[..., 0, :], **pooler))
+    logits = linear(pooled, **head["output"])
+    return {"logits": logits}
+
+
+MODEL = distilbert
+HEADS = {
+    "base": hidden_states,
+    "sequence-classification": classify,
+    "multiple-choice": classify,
+    "token-classification": classify_tokens,
+    "question-answering": find_answer,
+    "masked-lm": predict_words,
+}

@@ -1,0 +1,216 @@
+"""The formulas of a Transformer, from a linear layer to the layers of an encoder and a decoder, in plain NumPy.
+
+x is (..., L, D): a row for each of L tokens, in one text or in a padded batch. H heads have K columns each, and a
+feed-forward network has F hidden units. Weights are dicts passed by `**`. A mask is True where a query may attend to a
+key. Vaswani et al., 2017, Attention Is All You Need, unless a docstring names another paper.
+"""
+
+import math
+
+import numpy as np
+
+erf = np.vectorize(math.erf, otypes=[float])  # NumPy has none; this one is slow
+
+
+def linear(x, weight, bias=0.0):
+    """y = x W + b. x (..., in), weight (in, out), the transpose of torch's, bias (out,) -> (..., out).
+
+    >>> linear(np.array([1.0, 2.0]), np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0]]), np.array([0.5, 0.0, 0.0]))
+    array([1.5, 2. , 6. ])
+    """
+    return x @ weight + bias
+
+
+def embedding(ids, weight):
+    """The rows of a table. ids (..., L), weight (V, D) -> (..., L, D). Section 3.4.
+
+    >>> embedding(np.array([2, 0]), np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    array([[5., 6.],
+           [1., 2.]])
+    """
+    return weight[ids]
+
+
+def layer_norm(x, weight=1.0, bias=0.0, eps=1e-12):
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis, (..., D). Ba et al., 2016, section 3.
+
+    >>> layer_norm(np.array([1.0, 2.0, 3.0, 6.0])).round(4)
+    array([-1.069 , -0.5345,  0.    ,  1.6036])
+    """
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(variance + eps) * weight + bias
+
+
+def rms_norm(x, weight=1.0, eps=1e-6):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, (..., D). Zhang and Sennrich, 2019, section 3.
+
+    >>> rms_norm(np.array([1.0, 2.0, 2.0, 4.0])).round(4)
+    array([0.4, 0.8, 0.8, 1.6])
+    """
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weight
+
+
+def relu(x):
+    """max(x, 0).
+
+    >>> relu(np.array([-1.0, 0.0, 2.0]))
+    array([0., 0., 2.])
+    """
+    return np.maximum(x, 0)
+
+
+def gelu(x):
+    """x Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2. Hendrycks and Gimpel, 2016, section 2.
+
+    >>> gelu(np.array([-1.0, 0.0, 2.0])).round(4)
+    array([-0.1587,  0.    ,  1.9545])
+    """
+    return (x * (1 + erf(x / math.sqrt(2))) / 2).astype(x.dtype)
+
+
+def gelu_tanh(x):
+    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, close to GELU. Hendrycks and Gimpel, 2016, section 2.
+
+    >>> gelu_tanh(np.array([-1.0, 0.0, 2.0])).round(4)
+    array([-0.1588,  0.    ,  1.9546])
+    """
+    return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def silu(x):
+    """x / (1 + exp(-x)), also called swish. Hendrycks and Gimpel, 2016, section 2.
+
+    >>> silu(np.array([-1.0, 0.0, 2.0])).round(4)
+    array([-0.2689,  0.    ,  1.7616])
+    """
+    return x / (1 + np.exp(-x))
+
+
+def softmax(x):
+    """exp(x_i) / sum_j exp(x_j) over the last axis. Subtracting the maximum changes nothing and prevents overflow.
+
+    >>> softmax(np.array([0.0, math.log(3.0), 0.0]))
+    array([0.2, 0.6, 0.2])
+    """
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def split_heads(x, n_heads):
+    """(..., L, D) -> (..., H, L, K): head h has columns h K to (h + 1) K - 1. Section 3.2.2.
+
+    >>> split_heads(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), n_heads=2).tolist()
+    [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
+    """
+    *lead, length, width = x.shape
+    return x.reshape(*lead, length, n_heads, width // n_heads).swapaxes(-2, -3)
+
+
+def combine_heads(x):
+    """(..., H, L, K) -> (..., L, D), the inverse of `split_heads`. Section 3.2.2.
+
+    >>> combine_heads(np.array([[[1, 2], [5, 6]], [[3, 4], [7, 8]]])).tolist()
+    [[1, 2, 3, 4], [5, 6, 7, 8]]
+    """
+    *lead, n_heads, length, width = x.shape
+    return x.swapaxes(-2, -3).reshape(*lead, length, n_heads * width)
+
+
+def causal_mask(n_queries, n_keys):
+    """True where a key is not later than the query, (L, S). The last query sees every key. Section 3.2.3.
+
+    >>> causal_mask(2, 3).astype(int).tolist()
+    [[1, 1, 0], [1, 1, 1]]
+    """
+    return np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool)
+
+
+def scaled_dot_product_attention(q, k, v, mask=True):
+    """softmax(q k^T / sqrt(K)) v. q (..., L, K), k and v (..., S, K), mask (..., L, S) -> (..., L, K). Equation 1.
+
+    A query that may attend to no key gets zeros.
+    >>> values = np.array([[1.0], [3.0]])
+    >>> scaled_dot_product_attention(np.eye(2), np.eye(2), values, causal_mask(2, 2)).round(4).tolist()
+    [[1.0], [2.3395]]
+    """
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    weights = masked_softmax(scores, mask)
+    context = weights @ v
+    return context
+
+
+def masked_softmax(scores, mask):
+    """softmax over the keys that the mask allows, scores and mask (..., L, S). Other weights are 0. Section 3.2.3.
+
+    >>> masked_softmax(np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([[True, False], [False, False]])).tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+    """
+    lowest = np.finfo(scores.dtype).min
+    return softmax(np.where(mask, scores, lowest)) * mask
+
+
+def multi_head_attention(x, source, mask, n_heads, query, key, value, output):
+    """Concat(head_1, ..., head_H) W_O, where rows x (..., L, D) attend to rows source (..., S, D). Section 3.2.2.
+
+    In self-attention, source is x. mask is True, (L, S), or (..., 1, L or 1, S).
+    """
+    q, k, v = linear(x, **query), linear(source, **key), linear(source, **value)
+    query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L or S, K)
+    context = scaled_dot_product_attention(query_heads, key_heads, value_heads, mask)
+    combined = combine_heads(context)  # (..., L, D)
+    return linear(combined, **output)
+
+
+def feed_forward(x, activation, hidden, output):
+    """act(x W_1 + b_1) W_2 + b_2 for each row, (..., D) -> (..., F) -> (..., D). Section 3.3.
+
+    >>> feed_forward(np.array([-1.0, 2.0]), relu, {"weight": np.eye(2)}, {"weight": np.eye(2)})
+    array([0., 2.])
+    """
+    h = linear(x, **hidden)  # (..., F)
+    activated = activation(h)
+    return linear(activated, **output)
+
+
+def gated_feed_forward(x, activation, gate, up, output):
+    """(act(x W_gate + b) * (x W_up + c)) W_output + d: SwiGLU if act is SiLU. Shazeer, 2020, GLU Variants, section 2.
+
+    >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
+    >>> gated_feed_forward(np.array([-1.0, 3.0]), relu, gate=identity, up=doubled, output=identity)
+    array([ 0., 18.])
+    """
+    activated = activation(linear(x, **gate))  # (..., F)
+    gated = activated * linear(x, **up)
+    return linear(gated, **output)
+
+
+def rotary_angles(positions, frequencies, magnitude=1.0):
+    """cos and sin of position * frequency, positions (..., L) and frequencies (K / 2,) -> (..., L, K / 2) twice.
+
+    Su et al., 2021, RoFormer, section 3.2.2; `rotary.py` has the frequencies. Texts beyond those in training may have
+    a magnitude other than 1.
+    """
+    angles = positions[..., None] * frequencies.astype(np.float64)
+    return magnitude * np.cos(angles), magnitude * np.sin(angles)
+
+
+def rotate(x, cos, sin):
+    """Turns columns i and i + K / 2 of each head by an angle, x (..., L, K), cos and sin (L, K / 2). Equation 34.
+
+    Scores of rotated queries and keys depend on distances only. Su et al., 2021, RoFormer, section 3.4.2.
+    >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])).tolist()
+    [[-3.0, 2.0, 1.0, 4.0]]
+    """
+    first, second = np.split(x, 2, axis=-1)  # (..., L, K / 2)
+    rotated = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)). (..., L, D) -> (..., L, D). Section 3.1."""
+    attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)
+    y = layer_norm(attention_residual, **attention_norm, eps=eps)
+    ffn_residual = y + feed_forward(y, activation, **ffn)
+    z = layer_norm(ffn_residual, **ffn_norm, eps=eps)
+    return z

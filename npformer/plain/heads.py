@@ -1,0 +1,63 @@
+"""Heads: answers from the rows of a model's last layer, x (..., L, D). Each returns a dict of answers by name.
+
+A model has one of them. A pooler is a linear layer and an activation on one row of each text.
+"""
+
+import numpy as np
+
+from npformer.plain.formulas import layer_norm, linear
+
+
+def hidden_states(x):
+    """The rows themselves."""
+    return {"last_hidden_state": x}
+
+
+def pooled_states(x, pooler_activation, pooler):
+    """The rows, and act(x_0 W + b) of the first row x_0 of each text, (..., D). Devlin et al., 2019, section 3."""
+    pooled = pooler_activation(linear(x[..., 0, :], **pooler))
+    return {"last_hidden_state": x, "pooler_output": pooled}
+
+
+def classify_first(x, pooler_activation, pooler, head):
+    """Logits of a text's labels from its first row, (..., C). Devlin et al., 2019, section 4.1."""
+    pooled = pooler_activation(linear(x[..., 0, :], **pooler))
+    logits = linear(pooled, **head["output"])
+    return {"logits": logits}
+
+
+def classify_last(x, ids, pad_id, head):
+    """Logits of a text's labels from the row of its last token that is not padding, (..., C)."""
+    last = ((ids != pad_id) * np.arange(ids.shape[-1])).max(axis=-1)
+    row = np.take_along_axis(x, last[..., None, None], axis=-2)[..., 0, :]
+    logits = linear(row, **head["output"])
+    return {"logits": logits}
+
+
+def classify_tokens(x, head):
+    """Logits of every token's labels, (..., L, C). Devlin et al., 2019, section 5.3."""
+    logits = linear(x, **head["output"])
+    return {"logits": logits}
+
+
+def find_answer(x, head):
+    """Logits of every token as the start and as the end of an answer, (..., L). Devlin et al., 2019, section 4.2."""
+    start_logits, end_logits = np.moveaxis(linear(x, **head["output"]), -1, 0)
+    return {"start_logits": start_logits, "end_logits": end_logits}
+
+
+def predict_words(x, head_activation, eps, head):
+    """Logits of every word of the vocabulary at each place: Normalize(act(x W + b)) E^T + c, (..., L, V).
+
+    E is usually the token table. Devlin et al., 2019, section 3.1.
+    """
+    activated = head_activation(linear(x, **head["hidden"]))
+    y = layer_norm(activated, **head["norm"], eps=eps)
+    logits = linear(y, **head["output"])
+    return {"logits": logits}
+
+
+def predict_next(x, head):
+    """Logits of the token after each token: x E^T, (..., L, V). Radford et al., 2018, section 3.1."""
+    logits = linear(x, **head["output"])
+    return {"logits": logits}

@@ -1,0 +1,47 @@
+"""Finds the page of a model, and computes a loaded model's answers by its page."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from npformer.plain import heads
+from npformer.plain.sizes import bind
+
+#: model_type -> its page, where the page has another name.
+PAGES = {"xlm-roberta": "roberta", "camembert": "roberta", "deberta-v2": "deberta", "gemma3_text": "gemma3"}
+
+
+def page(model_type: str) -> ModuleType:
+    """The page of a family: a module with the formulas of its model, and HEADS, the function of each head."""
+    return import_module(f"npformer.plain.{PAGES.get(model_type, model_type)}")
+
+
+def run(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `model(*args, **kwargs)` returns, computed by the model's page: one text after another, and slowly."""
+
+    class Page(type(model)):  # type: ignore[misc]
+        """The model, with its page in place of the engine."""
+
+        def run(self, texts: Any) -> list[dict[str, np.ndarray]]:
+            return [answers(page(self.config.model_type), self.config, self.weights, text) for text in texts]
+
+    reader = copy.copy(model)
+    reader.__class__ = Page
+    return reader(*args, **kwargs)
+
+
+def answers(on: ModuleType, config: Any, weights: Mapping[str, Any], text: Any) -> dict[str, np.ndarray]:
+    """The answers of a model for one text, or one pair of source and target, computed on a page."""
+    rows = bind(on.MODEL, config, weights, text)()
+    head = on.HEADS[config.head]
+    if "pooler" in inspect.signature(head).parameters and "pooler" not in weights:
+        head = heads.hidden_states  # a base model whose file has no pooler
+    found: dict[str, np.ndarray] = bind(head, config, weights, text)(rows[0] if isinstance(rows, tuple) else rows)
+    return found

@@ -1,0 +1,78 @@
+"""The arguments of pages, from a model's config and a text, under the names of the pages' parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from npformer.plain import formulas, rotary
+from npformer.plain.roberta import padded_positions
+
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "gelu": formulas.gelu,
+    "gelu_tanh": formulas.gelu_tanh,
+    "relu": formulas.relu,
+    "silu": formulas.silu,
+    "tanh": np.tanh,
+}
+
+
+def bind(function: Callable[..., Any], config: Any, weights: Mapping[str, Any], text: Any) -> Callable[..., Any]:
+    """The function of a page with the arguments that a config, weights and a text give. Other arguments stay open."""
+    names = inspect.signature(function).parameters
+    sizes = {name: SIZES[name](config, weights, text) for name in names if name in SIZES}
+    return partial(function, **sizes, **{name: weights[name] for name in names if name in weights})
+
+
+def _positions(config: Any, text: Any) -> np.ndarray:
+    """The row of the position table for each token, or the position by which its queries and keys are rotated."""
+    if text.positions is None and config.uncounted is not None:
+        return padded_positions(text.ids, config.uncounted)
+    return config.positions.first + (np.arange(len(text.ids)) if text.positions is None else text.positions)
+
+
+def _no_past(config: Any, weights: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """No keys and no values, for each layer."""
+    none = np.zeros((config.kv_heads, 0, config.d_head), weights["embeddings"]["token"]["weight"].dtype)
+    return [(none, none)] * config.n_layers
+
+
+def _rotary(config: Any, layer: int = 0) -> Any:
+    return next(each for each in config.mechanisms_of(layer) if hasattr(each, "theta"))
+
+
+def _frequencies(rotation: Any, config: Any, length: int) -> np.ndarray:
+    frequencies = rotary.rotary_frequencies(getattr(rotation, "columns", 0) or config.d_head, rotation.theta)
+    scaling = rotation.scaling
+    return frequencies if scaling is None else SCALINGS[type(scaling).__name__](frequencies, scaling, length)
+
+
+#: Class of a scaling in a config -> the frequencies of a text of some length.
+SCALINGS: Mapping[str, Callable[[np.ndarray, Any, int], np.ndarray]] = {
+    "Linear": lambda f, s, length: rotary.linear_scaling(f, s.factor),
+    "Llama3": lambda f, s, length: rotary.llama3_scaling(f, s.factor, s.low, s.high, s.original),
+}
+
+#: Name of a parameter -> its value for one text.
+SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
+    "ids": lambda config, weights, text: text.ids,
+    "positions": lambda config, weights, text: _positions(config, text),
+    "token_type_ids": lambda config, weights, text: (
+        np.zeros_like(text.ids) if text.token_type_ids is None else text.token_type_ids
+    ),
+    "mask": lambda config, weights, text: formulas.causal_mask(len(text), len(text)) if config.causal else True,
+    "past": lambda config, weights, text: _no_past(config, weights),
+    "n_heads": lambda config, weights, text: config.n_heads,
+    "heads": lambda config, weights, text: (config.n_heads, config.kv_heads),
+    "eps": lambda config, weights, text: config.eps,
+    "activation": lambda config, weights, text: ACTIVATIONS[config.activation],
+    "head_activation": lambda config, weights, text: ACTIVATIONS[config.below_head],
+    "pooler_activation": lambda config, weights, text: ACTIVATIONS[config.pooler],
+    "pad_id": lambda config, weights, text: config.pad_id,
+    "frequencies": lambda config, weights, text: _frequencies(_rotary(config), config, len(text)),
+    "magnitude": lambda config, weights, text: 1.0 if (s := _rotary(config).scaling) is None else s.magnitude,
+}

@@ -1,0 +1,68 @@
+"""Every page of `npformer.plain` computes what the engine computes, stage by stage, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer import plain
+from npformer.families import FAMILIES
+from npformer.transformer import stages
+from tests.support import tiny
+from tests.support.page_stages import Page
+
+# The page and the engine sum in different orders. In float64 and tiny models, that changes about 1e-14.
+TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
+#: Sizes of which no two are equal, so that an exchanged axis shows.
+ODD = {"d_model": 24, "n_heads": 4, "n_layers": 3, "d_ffn": 40}
+TEXTS = [[5, 6, 7, 8, 9, 4, 1], [3, 2], [8, 1, 11, 7]]
+
+
+def cases() -> list[Any]:
+    """Every head of every family that has a page."""
+    found = []
+    for model_type in FAMILIES:
+        try:
+            known = plain.page(model_type)
+        except ModuleNotFoundError:
+            continue
+        found += [pytest.param(model_type, head, id=f"{model_type}-{head}") for head in known.HEADS]
+    return found
+
+
+def model_of(model_type: str, head: str, **fields: Any) -> Any:
+    """A tiny random model in float64."""
+    causal = {"causal": True} if head == "causal-lm" else {}
+    return tiny.model(model_type, head, dtype=np.float64, **{**ODD, **causal, **fields})
+
+
+def assert_same_stages(model: Any, text: Any) -> None:
+    """Asserts that the page has every stage of the engine, with the same numbers."""
+    trace = npformer.trace(model, [text])
+    page = Page(model.config.model_type).run(model, text)
+    page.setdefault("embeddings.sum", page["embeddings.token"])  # the sum of a single table
+    for stage in stages(model.weights, model.config):
+        expected, got = trace[stage.name], page[stage.name]
+        if got.shape != expected.shape:  # the engine rotates rows, a page rotates heads
+            got = got.swapaxes(-2, -3).reshape(expected.shape)
+        np.testing.assert_allclose(got, expected, err_msg=stage.name, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("model_type", "head"), cases())
+def test_a_page_has_the_stages_of_the_engine(model_type: str, head: str) -> None:
+    model = model_of(model_type, head)
+    types = np.array([0, 0, 0, 0, 1, 1, 1]) if model.config.reads_token_types else None
+    assert_same_stages(model, npformer.Text(np.array(TEXTS[0]), types))
+
+
+@pytest.mark.parametrize(("model_type", "head"), cases())
+def test_a_page_gives_the_answers_of_a_model(model_type: str, head: str) -> None:
+    model = model_of(model_type, head)
+    ids = [[[5, 6, 7, 8], [3, 4, 9, 9]]] if head == "multiple-choice" else TEXTS
+    expected, got = model(ids), plain.run(model, ids)
+    assert list(got) == list(expected)
+    for name, answer in expected.items():
+        np.testing.assert_allclose(got[name], answer, err_msg=name, **TOLERANCE)

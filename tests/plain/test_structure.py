@@ -1,0 +1,78 @@
+"""Pages can be read: NumPy and other pages only, short functions, no options, docstrings with a formula."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import io
+import tokenize
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer import plain
+
+FOLDER = Path(plain.__file__).parent
+#: Modules that find pages and call them; they are not pages.
+NO_PAGES = {"__init__", "pages", "sizes"}
+PAGES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in NO_PAGES)
+LONGEST_FUNCTION, LONGEST_FILE, LONGEST_DOCSTRING = 15, 100, 6  # lines; of code, but for docstrings
+
+
+def code_lines(path: Path) -> set[int]:
+    """The numbers of the lines with code, without docstrings, comments and empty lines."""
+    source = path.read_text(encoding="utf-8")
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in skipped:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node):
+            first = node.body[0]
+            lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return lines
+
+
+def functions(path: Path) -> list[ast.FunctionDef]:
+    return [each for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(each, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_imports_numpy_and_pages(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported = [each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names]
+    assert set(imported) <= {"math", "numpy"}
+    of = [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert all(name.startswith("npformer.plain.") and name.rpartition(".")[2] not in NO_PAGES for name in of)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_is_short(path: Path) -> None:
+    lines = code_lines(path)
+    assert len(lines) <= LONGEST_FILE
+    for node in functions(path):
+        own = [line for line in lines if node.lineno <= line <= (node.end_lineno or 0)]
+        assert len(own) <= LONGEST_FUNCTION, node.name
+        docstring = ast.get_docstring(node)
+        assert docstring, f"{node.name} has no docstring"
+        assert len(docstring.splitlines()) <= LONGEST_DOCSTRING, node.name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_has_no_options(path: Path) -> None:
+    """No `if`, and no argument that is None unless given: another option is another function, or another page."""
+    for node in functions(path):
+        inside = list(ast.walk(node))
+        assert not any(isinstance(each, ast.If | ast.IfExp | ast.Try) for each in inside), node.name
+        defaults = [*node.args.defaults, *(each for each in node.args.kw_defaults if each)]
+        assert not any(isinstance(each, ast.Constant) and each.value is None for each in defaults), node.name
+        assert not {"out", "config"} & {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}, node.name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_examples_of_a_page_are_right(path: Path) -> None:
+    module = import_module(f"npformer.plain.{path.stem}")
+    assert doctest.testmod(module, extraglobs={"np": np}).failed == 0
