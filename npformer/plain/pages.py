@@ -15,7 +15,13 @@ from npformer.plain import heads
 from npformer.plain.sizes import bind
 
 #: model_type -> its page, where the page has another name.
-PAGES = {"xlm-roberta": "roberta", "camembert": "roberta", "deberta-v2": "deberta", "gemma3_text": "gemma3"}
+PAGES = {
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "deberta-v2": "deberta",
+    "gemma3_text": "gemma3",
+    "mt5": "t5",
+}
 
 
 def page(model_type: str) -> ModuleType:
@@ -39,9 +45,12 @@ def run(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def answers(on: ModuleType, config: Any, weights: Mapping[str, Any], text: Any) -> dict[str, np.ndarray]:
     """The answers of a model for one text, or one pair of source and target, computed on a page."""
-    rows = bind(on.MODEL, config, weights, text)()
+    alone = hasattr(on, "ALONE") and not config.decoder  # one stack of an encoder-decoder
+    rows = bind(on.ALONE if alone else on.MODEL, config, weights, text)()
     head = on.HEADS[config.head]
     if "pooler" in inspect.signature(head).parameters and "pooler" not in weights:
         head = heads.hidden_states  # a base model whose file has no pooler
-    found: dict[str, np.ndarray] = bind(head, config, weights, text)(rows[0] if isinstance(rows, tuple) else rows)
+    x, *others = rows if isinstance(rows, tuple) else (rows,)
+    source = {"source": others[0]} if "source" in inspect.signature(head).parameters else {}
+    found: dict[str, np.ndarray] = bind(head, config, weights, text)(x, **source)
     return found
