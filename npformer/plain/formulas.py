@@ -217,19 +217,9 @@ def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, 
 
 
 def decoder_layer(
-    x,
-    source,
-    mask,
-    n_heads,
-    activation,
-    eps,
-    attention,
-    attention_norm,
-    cross_attention,
-    cross_attention_norm,
-    ffn,
-    ffn_norm,
-):
+    x, source, mask, n_heads, activation, eps,
+    attention, attention_norm, cross_attention, cross_attention_norm, ffn, ffn_norm,
+):  # fmt: skip
     """An encoder layer whose rows also attend to the rows of a source, between attention and FFN. Section 3.1.
 
     x (..., L, D), source (..., S, D) -> (..., L, D). mask: True where a row of x may attend to a row of x.

@@ -13,9 +13,8 @@ from npformer.plain.transformer import transformer
 def sinusoidal_halves(length, width):
     """sin(pos / 10000^(2i / D)) in column i and cos(pos / 10000^(2i / D)) in column D / 2 + i, (length, D).
 
-    >>> sinusoidal_halves(2, 4).round(4)
-    array([[0.    , 0.    , 1.    , 1.    ],
-           [0.8415, 0.01  , 0.5403, 0.9999]])
+    >>> sinusoidal_halves(2, 4).round(4).tolist()
+    [[0.0, 0.0, 1.0, 1.0], [0.8415, 0.01, 0.5403, 1.0]]
     """
     angles = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2) / width)  # (length, D / 2)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)[:, :width]

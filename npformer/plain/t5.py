@@ -66,20 +66,9 @@ def t5_encoder_layer(x, bias, n_heads, ffn_function, activation, eps, attention,
 
 
 def t5_decoder_layer(
-    x,
-    source,
-    bias,
-    n_heads,
-    ffn_function,
-    activation,
-    eps,
-    attention,
-    attention_norm,
-    cross_attention,
-    cross_attention_norm,
-    ffn,
-    ffn_norm,
-):
+    x, source, bias, n_heads, ffn_function, activation, eps,
+    attention, attention_norm, cross_attention, cross_attention_norm, ffn, ffn_norm,
+):  # fmt: skip
     """As in the encoder, with attention to the source in between, which has no bias. (..., L, D) -> (..., L, D)."""
     normed, mask = rms_norm(x, **attention_norm, eps=eps), causal_mask(x.shape[-2], x.shape[-2])
     attention_residual = x + biased_attention(normed, normed, bias, mask, n_heads, **attention)

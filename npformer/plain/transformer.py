@@ -12,9 +12,8 @@ from npformer.plain.heads import translate
 def sinusoidal_positions(length, width):
     """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / D)), (length, D). Section 3.5.
 
-    >>> sinusoidal_positions(2, 4).round(4)
-    array([[0.    , 1.    , 0.    , 1.    ],
-           [0.8415, 0.5403, 0.01  , 0.9999]])
+    >>> sinusoidal_positions(2, 4).round(4).tolist()
+    [[0.0, 1.0, 0.0, 1.0], [0.8415, 0.5403, 0.01, 1.0]]
     """
     angles = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2) / width)  # (length, D / 2)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)[:, :width]

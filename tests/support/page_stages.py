@@ -91,6 +91,9 @@ class Page:
             self.stages[of_function or (name if name in WHOLE else ".".join([*self._scope, stage]))] = value
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        own = str(getattr(function, "__module__", "")).startswith("npformer.plain.")
+        if own:  # a function that came as an argument, such as a feed-forward network
+            function = getattr(self._load(function.__module__), function.__name__)
         with self._in(name):
             value = function(*args, **kwargs)
             found = value[0] if isinstance(value, tuple) else value
