@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from npformer import plain
+from npformer.plain.pages import names
 
 FOLDER = Path(plain.__file__).parent
-#: Modules that find pages and call them; they are not pages.
-NO_PAGES = {"__init__", "pages", "sizes"}
-PAGES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in NO_PAGES)
+PAGES = [FOLDER / f"{name}.py" for name in names()]
 #: Functions that branch on their data: on the kind of node of a tree.
 DATA = {"mapped"}
 LONGEST_FUNCTION, LONGEST_FILE, LONGEST_DOCSTRING = 15, 100, 6  # lines; of code, but for docstrings
@@ -48,7 +47,7 @@ def test_a_page_imports_numpy_and_pages(path: Path) -> None:
     imported = [each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names]
     assert set(imported) <= {"math", "numpy"}
     of = [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert all(name.startswith("npformer.plain.") and name.rpartition(".")[2] not in NO_PAGES for name in of)
+    assert all(name.startswith("npformer.plain.") and name.rpartition(".")[2] in names() for name in of)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
