@@ -1,8 +1,7 @@
 """npformer: the Transformer in NumPy that you can read.
 
-The maths: `functions`, `activations`, `masks`, `attention`, `embeddings`, `encoder_layers`, `decoder_layers`,
-`output_heads`. Models and tasks: `load`, `pipeline`. Vectors: `search`. Looking inside: `trace`, `edit`, `golden`,
-`view`. Training: `training`. A course in which you write your own Transformer: `learn`.
+The maths, on pages to be read: `plain`. Models and tasks: `load`, `pipeline`. Vectors: `search`. Looking inside:
+`trace`, `edit`, `golden`, `view`. Training: `training`. A course in which you write your own Transformer: `learn`.
 
 Every name is imported when it is first used. The command `npformer` can thus set up its process before it imports
 NumPy.
@@ -19,35 +18,50 @@ if TYPE_CHECKING:
 
     from npformer import golden as golden
     from npformer import learn as learn
+    from npformer import plain as plain
     from npformer import training as training
     from npformer import view as view
-    from npformer.activations import gelu, relu, silu
-    from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
-    from npformer.blocks.attention import self_attention
-    from npformer.blocks.ffn import feed_forward
     from npformer.common.errors import NpformerError, NpformerWarning
     from npformer.common.limits import Limits
     from npformer.config import Config
-    from npformer.decoder_layers import decoder, decoder_layer, shift_right
-    from npformer.embeddings import sinusoidal_positions
-    from npformer.encoder_layers import encoder, encoder_layer
-    from npformer.functions import (
-        cross_entropy,
-        embedding,
-        layer_norm,
-        linear,
-        log_softmax,
-        rms_norm,
-        softmax,
-    )
+    from npformer.decoder_layers import shift_right
+    from npformer.functions import cross_entropy, log_softmax
     from npformer.generation.likelihood import perplexity
     from npformer.interpret.direct_attribution import logit_attribution
     from npformer.interpret.edits import edit
     from npformer.interpret.patching import ablate_heads, patch
     from npformer.interpret.traces import Trace, trace
     from npformer.loading import load
-    from npformer.masks import causal_mask, padding_mask
+    from npformer.masks import padding_mask
     from npformer.model import Model
+    from npformer.plain.formulas import (
+        causal_mask,
+        combine_heads,
+        decoder,
+        decoder_layer,
+        embedding,
+        encoder,
+        encoder_layer,
+        feed_forward,
+        gated_feed_forward,
+        gelu,
+        gelu_tanh,
+        layer_norm,
+        linear,
+        multi_head_attention,
+        relu,
+        rms_norm,
+        rotary_angles,
+        rotate,
+        scaled_dot_product_attention,
+        self_attention,
+        silu,
+        softmax,
+        split_heads,
+    )
+    from npformer.plain.llama import grouped_query_attention
+    from npformer.plain.rotary import rotary_frequencies
+    from npformer.plain.transformer import sinusoidal_positions
     from npformer.runtime.packing import Text
     from npformer.taps import scope, tap
     from npformer.tasks.typed_pipeline import pipeline
@@ -74,20 +88,28 @@ __all__ = [
     "encoder",
     "encoder_layer",
     "feed_forward",
+    "gated_feed_forward",
     "gelu",
+    "gelu_tanh",
     "golden",
+    "grouped_query_attention",
     "layer_norm",
     "learn",
     "linear",
     "load",
     "log_softmax",
     "logit_attribution",
+    "multi_head_attention",
     "padding_mask",
     "patch",
     "perplexity",
     "pipeline",
+    "plain",
     "relu",
     "rms_norm",
+    "rotary_angles",
+    "rotary_frequencies",
+    "rotate",
     "scaled_dot_product_attention",
     "scope",
     "search",
@@ -105,23 +127,23 @@ __all__ = [
 
 #: Module -> the public names that it defines.
 _NAMES = {
-    "activations": "gelu relu silu",
-    "blocks.attention": "self_attention",
-    "blocks.ffn": "feed_forward",
-    "attention": "combine_heads scaled_dot_product_attention split_heads",
+    "plain.formulas": "causal_mask combine_heads decoder decoder_layer embedding encoder encoder_layer feed_forward "
+    "gated_feed_forward gelu gelu_tanh layer_norm linear multi_head_attention relu rms_norm rotary_angles rotate "
+    "scaled_dot_product_attention self_attention silu softmax split_heads",
+    "plain.llama": "grouped_query_attention",
+    "plain.rotary": "rotary_frequencies",
+    "plain.transformer": "sinusoidal_positions",
     "runtime.packing": "Text",
     "config": "Config",
-    "decoder_layers": "decoder decoder_layer shift_right",
+    "decoder_layers": "shift_right",
     "interpret.edits": "edit",
     "interpret.direct_attribution": "logit_attribution",
     "interpret.patching": "ablate_heads patch",
-    "embeddings": "sinusoidal_positions",
-    "encoder_layers": "encoder encoder_layer",
     "common.errors": "NpformerError NpformerWarning",
-    "functions": "cross_entropy embedding layer_norm linear log_softmax rms_norm softmax",
+    "functions": "cross_entropy log_softmax",
     "loading": "load",
     "common.limits": "Limits",
-    "masks": "causal_mask padding_mask",
+    "masks": "padding_mask",
     "model": "Model",
     "generation.likelihood": "perplexity",
     "tasks.vector_search": "search",
@@ -139,11 +161,17 @@ def __getattr__(name: str) -> Any:
     from importlib.util import find_spec
 
     if name in _MODULE_OF:
-        from npformer.common.arraylike import takes_array_likes
-        from npformer.common.other_libraries import answering
-
         value = getattr(import_module(f"npformer.{_MODULE_OF[name]}"), name)
-        globals()[name] = value = answering(takes_array_likes(value))
+        if _MODULE_OF[name].startswith("plain."):
+            from npformer.common.public_formulas import public
+
+            value = public(value)
+        else:
+            from npformer.common.arraylike import takes_array_likes
+            from npformer.common.other_libraries import answering
+
+            value = answering(takes_array_likes(value))
+        globals()[name] = value
         return value
     if not name.startswith("_") and find_spec(f"npformer.{name}"):
         return import_module(f"npformer.{name}")

@@ -112,9 +112,9 @@ def _converter(function: str, name: str, annotation: str) -> Convert | None:
     keeps = name in _KEPT or function in _REARRANGE
     convert: Convert
     if name in _COUNTS and annotation.startswith("int"):
-        convert = functools.partial(_count, where)
+        convert = functools.partial(as_count, where)
     elif annotation == "Activation":
-        convert = functools.partial(_activation, where)
+        convert = functools.partial(as_function, where)
     elif name in ("lengths", "source_lengths"):
         convert = functools.partial(_lengths, where)
     elif annotation.startswith("Sequence[Mapping"):
@@ -146,7 +146,7 @@ def _plain(value: Any) -> Any:
     return inspect.unwrap(value) if ours else value
 
 
-def _count(where: str, value: Any) -> int:
+def as_count(where: str, value: Any) -> int:
     try:
         count = operator.index(value)
     except TypeError:
@@ -156,7 +156,7 @@ def _count(where: str, value: Any) -> int:
     return count
 
 
-def _activation(where: str, value: Any) -> Any:
+def as_function(where: str, value: Any) -> Any:
     if not callable(value):
         raise NpformerError(f"{where}: expected a function, such as npformer.gelu, got {shown(value)}")
     return _plain(value)

@@ -132,7 +132,6 @@ ARGUMENTS: dict[str, Mapping[str, str]] = {
     "load": _LOAD,
     "log_softmax": {"dim": "write axis="},
     "search": {"top_k": "write k=", "query_chunk_size": "leave it out", "corpus_chunk_size": "leave it out"},
-    "softmax": {"dim": "write axis="},
     "Model.__call__": _CALL,
 }
 

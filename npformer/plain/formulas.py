@@ -31,7 +31,7 @@ def embedding(ids, weight):
     return weight[ids]
 
 
-def layer_norm(x, weight=1.0, bias=0.0, eps=1e-12):
+def layer_norm(x, weight=1.0, bias=0.0, eps=1e-5):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis, (..., D). Ba et al., 2016, section 3.
 
     >>> layer_norm(np.array([1.0, 2.0, 3.0, 6.0])).round(4)
@@ -78,6 +78,7 @@ def gelu_tanh(x):
     return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
 
 
+@np.errstate(over="ignore")  # exp(-x) may be infinite, and x / inf is 0
 def silu(x):
     """x / (1 + exp(-x)), also called swish. Hendrycks and Gimpel, 2016, section 2.
 
@@ -87,14 +88,14 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-def softmax(x):
-    """exp(x_i) / sum_j exp(x_j) over the last axis. Subtracting the maximum changes nothing and prevents overflow.
+def softmax(x, axis=-1):
+    """exp(x_i) / sum_j exp(x_j) along an axis, (..., D). Subtracting the maximum changes nothing and prevents overflow.
 
-    >>> softmax(np.array([0.0, math.log(3.0), 0.0]))
+    >>> softmax(np.log([1.0, 3.0, 1.0]))
     array([0.2, 0.6, 0.2])
     """
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
 
 
 def split_heads(x, n_heads):
@@ -117,12 +118,13 @@ def combine_heads(x):
     return x.swapaxes(-2, -3).reshape(*lead, length, n_heads * width)
 
 
-def causal_mask(n_queries, n_keys):
-    """True where a key is not later than the query, (L, S). The last query sees every key. Section 3.2.3.
+def causal_mask(n_queries, n_keys=0):
+    """True where a key is not later than the query, (L, S), S at least L. The last query sees every key. Section 3.2.3.
 
     >>> causal_mask(2, 3).astype(int).tolist()
     [[1, 1, 0], [1, 1, 1]]
     """
+    n_keys = max(n_queries, n_keys)
     return np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool)
 
 
@@ -160,6 +162,11 @@ def multi_head_attention(x, source, mask, n_heads, query, key, value, output):
     context = scaled_dot_product_attention(query_heads, key_heads, value_heads, mask)
     combined = combine_heads(context)  # (..., L, D)
     return linear(combined, **output)
+
+
+def self_attention(x, mask, n_heads, query, key, value, output):
+    """Multi-head attention among rows x (..., L, D), with mask (L, L) or (..., 1, 1 or L, L). Section 3.2.3."""
+    return multi_head_attention(x, x, mask, n_heads, query, key, value, output)
 
 
 def feed_forward(x, activation, hidden, output):
@@ -209,11 +216,18 @@ def rotate(x, cos, sin):
 
 def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
     """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)). (..., L, D) -> (..., L, D). Section 3.1."""
-    attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)
+    attention_residual = x + self_attention(x, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     ffn_residual = y + feed_forward(y, activation, **ffn)
     z = layer_norm(ffn_residual, **ffn_norm, eps=eps)
     return z
+
+
+def encoder(x, mask, n_heads, activation, eps, layers):
+    """The layers one after another, (..., L, D) -> (..., L, D). Section 3.1, "Encoder"."""
+    for layer in layers:
+        x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
+    return x
 
 
 def decoder_layer(
@@ -224,9 +238,16 @@ def decoder_layer(
 
     x (..., L, D), source (..., S, D) -> (..., L, D). mask: True where a row of x may attend to a row of x.
     """
-    attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)
+    attention_residual = x + self_attention(x, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     cross_attention_residual = y + multi_head_attention(y, source, True, n_heads, **cross_attention)
     y = layer_norm(cross_attention_residual, **cross_attention_norm, eps=eps)
     ffn_residual = y + feed_forward(y, activation, **ffn)
     return layer_norm(ffn_residual, **ffn_norm, eps=eps)
+
+
+def decoder(x, source, mask, n_heads, activation, eps, layers):
+    """The layers one after another, x (..., L, D), source (..., S, D) -> (..., L, D). Section 3.1, "Decoder"."""
+    for layer in layers:
+        x = decoder_layer(x, source, mask, n_heads, activation, eps, **layer)
+    return x

@@ -314,7 +314,7 @@ def _contents(name: str) -> Contents:
             of = str(node.module).removeprefix(PACKAGE)
             imported |= {each.asname or each.name: (of, each.name) for each in node.names}
         elif isinstance(node, ast.FunctionDef | ast.Assign):
-            first = node.lineno - 1
+            first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))]) - 1
             while lines[first - 1].startswith("#"):
                 first -= 1
             own = "".join(lines[first : node.end_lineno])

@@ -1,0 +1,165 @@
+"""Public functions of `npformer` from the formulas of its pages, with array-likes and with errors that explain.
+
+A formula computes with arrays and says in its docstring which shapes they have. Its public form calls it as it is
+if its first argument is an array of float32 or float64. Otherwise, or if NumPy refuses, the arguments are converted
+first: lists and whole numbers to float64, float16 to float32 and back. If NumPy still refuses, the error shows the
+shapes that came and those that the docstring declares.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from npformer.common.arraylike import as_count, as_function, as_numbers, in_float32
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
+
+#: Errors of NumPy and Python for arguments with which a formula cannot compute.
+REFUSALS = (TypeError, ValueError, IndexError, KeyError, AttributeError)
+FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
+MASKS = frozenset({np.dtype(bool)})
+#: Parameters with whole numbers in an array, with one whole number, and with a value that is not converted.
+KEPT = ("ids", "positions")
+COUNTS = ("n_heads", "n_queries", "n_keys", "length", "width", "d_head")
+NUMBERS = ("eps", "axis", "magnitude", "theta", "heads", "past", "angles")
+#: Formulas that only rearrange numbers, of any kind.
+REARRANGE = ("split_heads", "combine_heads", "embedding")
+#: Argument that formulas of pages do not have -> the line to write.
+INSTEAD = {
+    "lengths": "x is one text (L, D), or a padded batch (B, L, D) with mask=npformer.padding_mask(lengths)",
+    "source_lengths": "source is one text (S, D), or a batch (B, S, D)",
+    "row_indices": "take the rows of the result: z[..., 0, :]",
+    "norm_first": "npformer.plain.gpt2.gpt2_layer has its norms before the blocks",
+    "norm": "write npformer.layer_norm(x, **norm)",
+    "out": "assign the result: room[...] = ...",
+    "dim": "write axis=",
+    "is_causal": "write mask=npformer.causal_mask(n_queries, n_keys)",
+    "attn_mask": "write mask=, with True for keys that may be seen",
+    "scale": "the scores are divided by sqrt(K); for another scale s, pass q * s * sqrt(K)",
+    "gate": "npformer.gated_feed_forward computes a network with gate and up",
+    "up": "npformer.gated_feed_forward computes a network with gate and up",
+}
+
+
+def public(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The public form of a formula. Its source, signature and docstring are those of the formula.
+
+    All its lines are the formula's first line, so a debugger that steps into it shows the formula, and its next step is
+    in the formula.
+    """
+    code, parameters = inspect.unwrap(function).__code__, [*inspect.signature(function).parameters]
+    masked = "mask" in parameters
+    tree = ast.parse(_FORM_WITH_MASK if masked else _FORM)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt | ast.expr | ast.ExceptHandler | ast.arg | ast.keyword):
+            node.lineno = node.end_lineno = code.co_firstlineno
+    names = {
+        "formula": function,
+        "converted": functools.partial(converted, function),
+        "place": parameters.index("mask") if masked else 0,
+        "FLOATS": FLOATS,
+        "MASKS": MASKS,
+        "REFUSALS": REFUSALS,
+    }
+    exec(compile(tree, code.co_filename, "exec"), names)
+    form: Callable[..., Any] = functools.wraps(function)(names["form"])
+    form.__module__ = "npformer"  # for pickle
+    return form
+
+
+_FORM = """
+def form(*args, **kwargs):
+    if args and getattr(args[0], "dtype", None) in FLOATS:
+        try:
+            return formula(*args, **kwargs)
+        except REFUSALS:
+            pass
+    return converted(args, kwargs)
+"""
+_FORM_WITH_MASK = _FORM.replace(
+    "in FLOATS:",
+    "in FLOATS and getattr(args[place] if len(args) > place else kwargs.get('mask'), 'dtype', None) in MASKS:",
+)
+
+
+def converted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The result of a formula for array-likes. Raises NpformerError if it cannot compute with the arguments."""
+    name, signature = function.__name__, inspect.signature(function)
+    for argument in kwargs.keys() - signature.parameters.keys():
+        if argument in INSTEAD:
+            raise NpformerError(f"{name}: no argument {argument!r}: {INSTEAD[argument]}")
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise NpformerError(f"{name}: {error}; its arguments are {signature}") from None
+    values = {}
+    for argument, value in given.items():
+        if value is None and signature.parameters[argument].default is not inspect.Parameter.empty:
+            continue  # a linear layer without a bias
+        values[argument] = _value(name, argument, value)
+    try:
+        return in_float32(function)(**values)
+    except REFUSALS as error:
+        raise NpformerError(_explained(function, values, error)) from None
+
+
+def _value(function: str, name: str, value: Any) -> Any:
+    """The value of an argument, converted as its name says."""
+    where = f"{function}: {name}"
+    if name in COUNTS:
+        return as_count(where, value)
+    if name == "activation":
+        return as_function(where, value)
+    if name in NUMBERS:
+        return value
+    if name == "layers":
+        if not isinstance(value, list | tuple):
+            raise NpformerError(f"{where}: expected a list of layers, each a dict of weights, got {shown(value)}")
+        return [_tree(f"{where}.{i}", each) for i, each in enumerate(value)]
+    if name == "mask":
+        return _mask(where, value)
+    return _tree(where, value, keeps=name in KEPT or function in REARRANGE)
+
+
+def _tree(where: str, value: Any, keeps: bool = False) -> Any:
+    """The array, or the nested dict of weights with every array converted. A missing bias is left out."""
+    if isinstance(value, Mapping):
+        return {key: _tree(f"{where}.{key}", each) for key, each in value.items() if each is not None}
+    if value is None:
+        raise NpformerError(f"{where}: expected an array, or a dict of weights, got None")
+    return value if type(value) is np.ndarray and value.dtype.kind == "f" else as_numbers(where, value, keeps)
+
+
+def _mask(where: str, value: Any) -> Any:
+    if value is True or value is None:
+        return True
+    mask = as_numbers(where, value, keeps=True)
+    if mask.dtype.kind == "f":
+        raise NpformerError(
+            f"{where}: expected booleans, True for keys that may be seen, got {mask.dtype}; write mask == 0"
+        )
+    return mask.astype(bool)
+
+
+def _explained(function: Callable[..., Any], values: Mapping[str, Any], error: Exception) -> str:
+    """The shapes of the arguments, NumPy's error, and the first line of the docstring, which declares the shapes."""
+    said = str(error)
+    line = next((f"; {each}" for name, each in INSTEAD.items() if f"argument '{name}'" in said), "")
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray | Mapping)}
+    got = ", ".join(f"{name} {_shape(value)}" for name, value in arrays.items())
+    declared = (inspect.getdoc(function) or "").splitlines()[0]
+    return f"{function.__name__}: got {got}: {said}{line}; expected {declared}"
+
+
+def _shape(value: Any) -> str:
+    """The shape of an array, or those of a dict of arrays; of a dict of dicts only the names."""
+    if isinstance(value, np.ndarray):
+        return str(value.shape)
+    nested = any(isinstance(each, Mapping) for each in value.values())
+    return "{" + ", ".join(name if nested else f"{name} {_shape(each)}" for name, each in value.items()) + "}"
