@@ -95,7 +95,7 @@ def scaled_dot_product_attention(
     Examples
     --------
     >>> values = np.array([[1.0], [3.0]])
-    >>> npformer.scaled_dot_product_attention(np.eye(2), np.eye(2), values, is_causal=True)
+    >>> scaled_dot_product_attention(np.eye(2), np.eye(2), values, is_causal=True)
     array([[1.    ],
            [2.3395]])
     """

@@ -102,7 +102,8 @@ def decoder_layer(
     >>> layer = {"attention": attention, "cross_attention": attention, "ffn": {"hidden": identity, "output": identity}}
     >>> layer |= {f"{name}_norm": {} for name in layer}  # norms without weight and bias
     >>> x, source = np.eye(4)[:2], np.eye(4)[1:]
-    >>> npformer.decoder_layer(x, np.array([2]), source, np.array([3]), 2, npformer.relu, **layer)
+    >>> from npformer.activations import relu
+    >>> decoder_layer(x, np.array([2]), source, np.array([3]), 2, relu, **layer)
     array([[ 1.732 , -0.5928, -0.5696, -0.5696],
            [-0.5096,  1.7306, -0.6105, -0.6105]])
     """
@@ -165,7 +166,8 @@ def decoder(
     >>> layer = {"attention": attention, "cross_attention": attention, "ffn": {"hidden": identity, "output": identity}}
     >>> layer |= {f"{name}_norm": {} for name in layer}  # norms without weight and bias
     >>> x, source = np.eye(4)[:2], np.eye(4)[1:]
-    >>> npformer.decoder(x, np.array([2]), source, np.array([3]), 2, npformer.relu, [layer, layer]).shape
+    >>> from npformer.activations import relu
+    >>> decoder(x, np.array([2]), source, np.array([3]), 2, relu, [layer, layer]).shape
     (2, 4)
     """
     if len(lengths) != len(source_lengths):

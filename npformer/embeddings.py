@@ -49,7 +49,7 @@ def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halv
 
     Examples
     --------
-    >>> npformer.sinusoidal_positions(2, 4)
+    >>> sinusoidal_positions(2, 4)
     array([[0.    , 1.    , 0.    , 1.    ],
            [0.8415, 0.5403, 0.01  , 0.9999]], dtype=float32)
     """

@@ -63,7 +63,8 @@ def encoder_layer(
     --------
     >>> model = npformer.load("distilbert-sst2")
     >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
-    >>> npformer.encoder_layer(x, np.array([3, 2]), 12, npformer.gelu, **model.weights["layers"][0]).shape
+    >>> from npformer.activations import gelu
+    >>> encoder_layer(x, np.array([3, 2]), 12, gelu, **model.weights["layers"][0]).shape
     (5, 384)
     """
     weights = {"attention": attention, "attention_norm": attention_norm, "ffn": ffn, "ffn_norm": ffn_norm}
@@ -108,7 +109,8 @@ def encoder(
     --------
     >>> model = npformer.load("distilbert-sst2")
     >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
-    >>> npformer.encoder(x, np.array([3, 2]), 12, npformer.gelu, model.weights["layers"]).shape
+    >>> from npformer.activations import gelu
+    >>> encoder(x, np.array([3, 2]), 12, gelu, model.weights["layers"]).shape
     (5, 384)
     """
     of_layers = tuple([_layer(n_heads, activation, each, eps, norm_first) for each in layers])

@@ -50,7 +50,13 @@ def test_the_examples_of_a_module(path: Path, tmp_path: Path, monkeypatch: pytes
     assert found.failed == 0
 
 
-@pytest.mark.parametrize("name", [each for each in npformer.__all__ if not inspect.ismodule(getattr(npformer, each))])
+FORMULAS = {name for name, module in npformer._MODULE_OF.items() if module.startswith("plain.")}
+WITH_SECTIONS = [
+    each for each in npformer.__all__ if not inspect.ismodule(getattr(npformer, each)) and each not in FORMULAS
+]
+
+
+@pytest.mark.parametrize("name", WITH_SECTIONS)
 def test_a_public_name_has_an_example_and_describes_every_parameter(name: str) -> None:
     public = getattr(npformer, name)
     doc = inspect.getdoc(public) or ""
@@ -59,3 +65,12 @@ def test_a_public_name_has_an_example_and_describes_every_parameter(name: str) -
     described = {name for line in section.splitlines() for name in re.findall(r"\w+", line.partition(":")[0])}
     given = [] if public is npformer.NpformerError else list(inspect.signature(public).parameters)
     assert set(given) <= described
+
+
+@pytest.mark.parametrize("name", sorted(FORMULAS))
+def test_a_formula_declares_its_shapes(name: str) -> None:
+    """Its docstring has shapes, unless it works on any array, and an example, unless its arguments are many weights."""
+    doc = inspect.getdoc(getattr(npformer, name)) or ""
+    assert name in ("relu", "gelu", "gelu_tanh", "silu") or re.search(r"\(\.\.\., |\([A-Z]|\(length", doc)
+    weights = {"query", "attention", "layers"} & set(inspect.signature(getattr(npformer, name)).parameters)
+    assert weights or name == "rotary_angles" or "\n>>> " in doc

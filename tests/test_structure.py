@@ -241,7 +241,7 @@ def test_exported_names_are_imported_from_where_type_checkers_see_them() -> None
     found = {name: f"npformer.{module}" for name, module in npformer._MODULE_OF.items()}
     stubs = {"pipeline": "npformer.tasks.typed_pipeline"}
     assert found | stubs == seen
-    assert sorted([*found, "golden", "learn", "training", "view"]) == sorted(npformer.__all__)
+    assert sorted([*found, "golden", "learn", "plain", "training", "view"]) == sorted(npformer.__all__)
 
 
 @pytest.mark.parametrize("package", [npformer.blocks, npformer.mechanisms])
@@ -264,7 +264,7 @@ def test_no_module_has_a_public_name() -> None:
 
     Exempt are files of the command, which have the names of its subcommands, and pages, which have those of subjects.
     """
-    rooms = {"npformer.golden", "npformer.learn", "npformer.training", "npformer.view"}  # public as modules
+    rooms = {f"npformer.{each}" for each in ("golden", "learn", "plain", "training", "view")}  # public as modules
     modules = {
         name.split(".")[-1]: name
         for name in MODULES.keys() - rooms
@@ -277,8 +277,8 @@ def test_modules_are_found_by_their_names() -> None:
     code = """
 import npformer.decoder_layers
 import npformer
-print(npformer.functions.linear is npformer.linear.__wrapped__, npformer.golden.__name__, hasattr(npformer, "nothing"))
-print(npformer.decoder_layers.decoder is npformer.decoder.__wrapped__)
+print(npformer.plain.formulas.linear is npformer.linear.__wrapped__, npformer.golden.__name__, hasattr(npformer, "nothing"))
+print(npformer.decoder_layers.shift_right is npformer.shift_right)
 """
     assert python(code) == "True npformer.golden False\nTrue\n"
 

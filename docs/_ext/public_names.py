@@ -22,13 +22,12 @@ from npformer import mechanisms
 
 #: Room -> the modules that define its names.
 ROOMS = {
-    "maths": "functions activations masks attention blocks.attention blocks.ffn embeddings encoder_layers "
-    "decoder_layers",
+    "maths": "plain.formulas plain.rotary plain.llama plain.transformer functions masks decoder_layers",
     "models": "loading model config text.inputs runtime.packing common.limits common.errors generation.likelihood",
     "tasks": "tasks.pipelines tasks.vector_search",
     "inside": "interpret.traces interpret.edits interpret.patching interpret.direct_attribution taps",
 }
-MODULES = ("golden", "training", "view", "learn", "dataset", "serve")
+MODULES = ("plain", "golden", "training", "view", "learn", "dataset", "serve")
 #: Room -> classes and functions that users call by their full names.
 FURTHER = {
     "mechanisms": ("npformer.mechanisms", " ".join(each for each in mechanisms.__all__ if each != "Mechanism")),

@@ -209,7 +209,7 @@ def self_attention(
     --------
     >>> model = npformer.load("distilbert-sst2")
     >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
-    >>> npformer.self_attention(x, np.array([3, 2]), 12, **model.weights["layers"][0]["attention"]).shape
+    >>> self_attention(x, np.array([3, 2]), 12, **model.weights["layers"][0]["attention"]).shape
     (5, 384)
     """
     block = Attention(n_heads, (Causal(),) if is_causal else ())

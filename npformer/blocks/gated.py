@@ -69,7 +69,8 @@ def gated_feed_forward(x: np.ndarray, activation: Activation, gate: Linear, up: 
     Examples
     --------
     >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
-    >>> gated_feed_forward(np.array([[-1.0, 3.0]]), npformer.relu, gate=identity, up=doubled, output=identity)
+    >>> relu = ACTIVATIONS["relu"]
+    >>> gated_feed_forward(np.array([[-1.0, 3.0]]), relu, gate=identity, up=doubled, output=identity)
     array([[ 0., 18.]])
     """
     h, v = linears(x, gate, up)

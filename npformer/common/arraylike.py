@@ -9,39 +9,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 
 Convert = Callable[[Any], Any]
 
-#: Arguments that keep their dtype: whole numbers, masks, and the array of `tap`.
-_KEPT = frozenset({"ids", "targets", "row_indices", "mask", "array"})
-_REARRANGE = frozenset({"split_heads", "combine_heads", "embedding", "tap"})  # functions that only rearrange numbers
+#: Arguments that keep their dtype: whole numbers and the array of `tap`.
+_KEPT = frozenset({"ids", "targets", "array"})
 #: Function and argument -> minimum number of axes.
-_AXES = {
-    ("softmax", "x"): 1,
-    ("log_softmax", "x"): 1,
-    ("layer_norm", "x"): 1,
-    ("cross_entropy", "logits"): 1,
-    ("split_heads", "x"): 2,
-    ("combine_heads", "x"): 3,
-}
-_COUNTS = frozenset({"n_heads", "queries", "keys", "length", "width"})
-_PACKED = (("x", "lengths"), ("source", "source_lengths"))  # packed rows and the lengths of their texts
+_AXES = {("log_softmax", "x"): 1, ("cross_entropy", "logits"): 1}
 
 
 def takes_array_likes(function: Any) -> Any:
     """Wraps a function to convert its array arguments with np.asarray, and integers and booleans to float64.
 
-    Annotations determine which arguments are arrays. `_KEPT` and `_REARRANGE` list the exceptions to float64. In nested
-    dicts and lists of weights, every array is converted. Counts and activations are checked. A class, or a function
+    Annotations determine which arguments are arrays; `_KEPT` lists the exceptions to float64. A class, or a function
     without such arguments, is returned unchanged.
     """
     parameters = inspect.signature(function).parameters if isinstance(function, FunctionType) else {}
@@ -50,14 +37,13 @@ def takes_array_likes(function: Any) -> Any:
     if not converters:
         return function
     names = tuple(parameters)
-    compute = function if function.__name__ in _REARRANGE else in_float32(function)
+    compute = function if function.__name__ == "tap" else in_float32(function)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         named = zip(names, args, strict=False)
-        converted = [converters[name](value) if name in converters else _plain(value) for name, value in named]
-        others = {name: converters[name](each) if name in converters else _plain(each) for name, each in kwargs.items()}
-        _check_packed(function.__name__, {**dict(zip(names, converted, strict=False)), **others})
+        converted = [converters[name](value) if name in converters else value for name, value in named]
+        others = {name: converters[name](each) if name in converters else each for name, each in kwargs.items()}
         return compute(*converted, *args[len(converted) :], **others)
 
     wrapper.__module__ = "npformer"  # for pickle
@@ -83,7 +69,7 @@ def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
                 out[...] = made
                 return out
             is_half = np.result_type(*[dtype for dtype in read if dtype.kind == "f"]) == np.float16
-            return made.astype(np.float16) if is_half else made
+            return _narrowed(made) if is_half else made
 
     return wrapper
 
@@ -106,60 +92,22 @@ def _widened(value: Any) -> Any:
     return [_widened(each) for each in value] if isinstance(value, list) else value
 
 
+def _narrowed(value: Any) -> Any:
+    """The array in float16, or each array of a tuple."""
+    return tuple(map(_narrowed, value)) if isinstance(value, tuple) else value.astype(np.float16)
+
+
 def _converter(function: str, name: str, annotation: str) -> Convert | None:
     """The function that checks and converts an argument, or None for arguments of other types."""
     where = f"{function}: {name}"
-    keeps = name in _KEPT or function in _REARRANGE
     convert: Convert
-    if name in _COUNTS and annotation.startswith("int"):
-        convert = functools.partial(as_count, where)
-    elif annotation == "Activation":
-        convert = functools.partial(as_function, where)
-    elif name in ("lengths", "source_lengths"):
+    if name == "lengths":
         convert = functools.partial(_lengths, where)
-    elif annotation.startswith("Sequence[Mapping"):
-        convert = functools.partial(_layers, where)
-    elif annotation.startswith(("Linear", "Mapping[str, Any]", "Mapping[str, Linear]")):
-        convert = functools.partial(_weights, where)
     elif annotation.startswith("np.ndarray") and name != "out":
-        convert = functools.partial(_array, where, keeps, _AXES.get((function, name), 0))
+        convert = functools.partial(_array, where, name in _KEPT, _AXES.get((function, name), 0))
     else:
         return None
     return (lambda value: None if value is None else convert(value)) if "None" in annotation else convert
-
-
-def _check_packed(function: str, arguments: Mapping[str, Any]) -> None:
-    """Checks that packed rows are (T, D), where T is the sum of the lengths."""
-    for rows, lengths in _PACKED:
-        if rows in arguments and lengths in arguments:
-            shape, total = arguments[rows].shape, int(arguments[lengths].sum())
-            if len(shape) != 2 or shape[0] != total or not total:
-                raise NpformerError(
-                    f"{function}: {rows}: expected the concatenated rows of all texts, (T, D), where T is the sum of "
-                    f"{lengths}, {total}; got shape {shape}"
-                )
-
-
-def _plain(value: Any) -> Any:
-    """Unwraps a function, because the table of backward functions lists unwrapped ones. Other values are unchanged."""
-    ours = isinstance(value, FunctionType) and value.__module__ == "npformer"
-    return inspect.unwrap(value) if ours else value
-
-
-def as_count(where: str, value: Any) -> int:
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise NpformerError(f"{where}: expected a whole number of at least 0, got {shown(value)}")
-    return count
-
-
-def as_function(where: str, value: Any) -> Any:
-    if not callable(value):
-        raise NpformerError(f"{where}: expected a function, such as npformer.gelu, got {shown(value)}")
-    return _plain(value)
 
 
 def _lengths(where: str, value: Any) -> np.ndarray:
@@ -170,26 +118,6 @@ def _lengths(where: str, value: Any) -> np.ndarray:
             f"{array.shape}"
         )
     return array
-
-
-def _layers(where: str, value: Any) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise NpformerError(f"{where}: expected a list of layers, each a dict of weights, got {shown(value)}")
-    return [_weights(f"{where}.{i}", each) for i, each in enumerate(value)]
-
-
-def _weights(where: str, value: Any) -> Any:
-    """Converts every array in a nested dict of weights."""
-    if not isinstance(value, Mapping):
-        raise NpformerError(f"{where}: expected a dict of weights, got {shown(value)}")
-    return {key: _tree(f"{where}.{key}", each) for key, each in value.items()}
-
-
-def _tree(where: str, value: Any) -> Any:
-    """Converts an array, or every array in a dict."""
-    if value is None:  # a linear layer without a bias
-        return None
-    return _weights(where, value) if isinstance(value, Mapping) else _array(where, False, 0, value)
 
 
 def _array(where: str, keeps: bool, least: int, value: Any) -> np.ndarray:

@@ -45,7 +45,7 @@ class NpformerError(ValueError):
     --------
     >>> npformer.linear(np.ones(2), np.ones((3, 4)))
     Traceback (most recent call last):
-    npformer.common.errors.NpformerError: linear: weight must be (in, out) for x (..., in), got (3, 4) and (2,)
+    npformer.common.errors.NpformerError: linear: got x (2,), weight (3, 4): ...
     """
 
     def __init__(self, message: object) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from npformer.common.arraylike import as_count, as_function, as_numbers, in_float32
+from npformer.common.arraylike import as_numbers, in_float32
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 
@@ -68,7 +69,7 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
         "REFUSALS": REFUSALS,
     }
     exec(compile(tree, code.co_filename, "exec"), names)
-    form: Callable[..., Any] = functools.wraps(function)(names["form"])
+    form: Callable[..., Any] = functools.update_wrapper(names["form"], function)  # type: ignore[arg-type]
     form.__module__ = "npformer"  # for pickle
     return form
 
@@ -113,9 +114,9 @@ def _value(function: str, name: str, value: Any) -> Any:
     """The value of an argument, converted as its name says."""
     where = f"{function}: {name}"
     if name in COUNTS:
-        return as_count(where, value)
+        return _count(where, value)
     if name == "activation":
-        return as_function(where, value)
+        return _function(where, value)
     if name in NUMBERS:
         return value
     if name == "layers":
@@ -125,6 +126,22 @@ def _value(function: str, name: str, value: Any) -> Any:
     if name == "mask":
         return _mask(where, value)
     return _tree(where, value, keeps=name in KEPT or function in REARRANGE)
+
+
+def _count(where: str, value: Any) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise NpformerError(f"{where}: expected a whole number of at least 0, got {shown(value)}")
+    return count
+
+
+def _function(where: str, value: Any) -> Any:
+    if not callable(value):
+        raise NpformerError(f"{where}: expected a function, such as npformer.gelu, got {shown(value)}")
+    return value
 
 
 def _tree(where: str, value: Any, keeps: bool = False) -> Any:

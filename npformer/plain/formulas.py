@@ -181,7 +181,7 @@ def feed_forward(x, activation, hidden, output):
 
 
 def gated_feed_forward(x, activation, gate, up, output):
-    """(act(x W_gate + b) * (x W_up + c)) W_output + d: SwiGLU if act is SiLU. Shazeer, 2020, GLU Variants, section 2.
+    """(act(x W_gate) * x W_up) W_output, (..., D) -> (..., D): SwiGLU if act is SiLU. Shazeer, 2020, GLU Variants, 2.
 
     >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
     >>> gated_feed_forward(np.array([-1.0, 3.0]), relu, gate=identity, up=doubled, output=identity)

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def rotary_frequencies(d_head, theta):
-    """theta^(-2 i / K) for i = 0 ... K / 2 - 1. Section 3.2.2.
+    """theta^(-2 i / K) for i = 0 ... K / 2 - 1, -> (K / 2,). Section 3.2.2.
 
     >>> rotary_frequencies(4, 10000.0)
     array([1.  , 0.01], dtype=float32)

@@ -91,7 +91,6 @@ CALLS = {
     "load": lambda **given: npformer.load("distilbert-sst2", **given),
     "log_softmax": lambda **given: npformer.log_softmax([1.0, 2.0], **given),
     "search": lambda **given: npformer.search(np.eye(2), np.eye(2), **given),
-    "softmax": lambda **given: npformer.softmax([1.0, 2.0], **given),
     "Model.__call__": lambda **given: CLASSIFIER([[2, 3]], **given),
 }
 
@@ -107,7 +106,7 @@ def test_an_argument_of_another_library_is_answered(function):
 
 
 def test_functions_that_answer_keep_their_signature_and_are_pickled():
-    for name in ("load", "softmax", "search"):
+    for name in ("load", "log_softmax", "search"):
         function = getattr(npformer, name)
         assert not set(inspect.signature(function).parameters) & set(other_libraries.ARGUMENTS[name])
         assert pickle.loads(pickle.dumps(function)) is function

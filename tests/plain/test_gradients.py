@@ -65,7 +65,7 @@ ELEMENTWISE = [
     (formulas.gelu, gradients.gelu_backward),
     (formulas.gelu_tanh, gradients.gelu_tanh_backward),
     (formulas.softmax, lambda grad, x: gradients.softmax_backward(grad, formulas.softmax(x))),
-    (formulas.layer_norm, lambda grad, x: gradients.layer_norm_backward(grad, x)[0]),
+    (formulas.layer_norm, lambda grad, x: gradients.layer_norm_backward(grad, x, eps=1e-5)[0]),
 ]
 
 
