@@ -8,6 +8,7 @@ names a model by its id on the hub, it gets a tiny model of the same family and 
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -22,6 +23,7 @@ import pytest
 
 import npformer
 from npformer.cli.main import COMMANDS, find
+from npformer.plain import source
 from tests.support import chatters, hub_server, sentence_folders, seq2seq_models, service, tiny, writers
 from tests.support.slow import slow_after
 
@@ -249,6 +251,15 @@ def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
     assert clone == "git clone https://github.com/npformer/npformer && cd npformer"
     assert install.startswith("pip install . && npformer classify ")
     assert test == 'pip install ".[test]" && pytest'
+
+
+def test_the_layer_in_the_readme_is_the_page_s() -> None:
+    """Without its docstring."""
+    tree = ast.parse(source("formulas"))
+    [layer] = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "encoder_layer"]
+    layer.body = layer.body[1:]
+    [listed] = [block.code for block in blocks("README.md") if block.code.startswith("def ")]
+    assert ast.dump(ast.parse(listed).body[0]) == ast.dump(layer)
 
 
 def test_the_maths_is_named_in_order_with_its_lines() -> None:

@@ -219,8 +219,7 @@ def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, 
     attention_residual = x + self_attention(x, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     ffn_residual = y + feed_forward(y, activation, **ffn)
-    z = layer_norm(ffn_residual, **ffn_norm, eps=eps)
-    return z
+    return layer_norm(ffn_residual, **ffn_norm, eps=eps)
 
 
 def encoder(x, mask, n_heads, activation, eps, layers):
