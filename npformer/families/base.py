@@ -134,6 +134,8 @@ class PieceOrder(NamedTuple):
 
 
 AS_IN_THE_FILE = PieceOrder()
+#: In `Family.stages`, for a module of a layer: its last stage, a sum or a norm, as the config chooses.
+LAYER_OUTPUT = "layers.*"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -148,7 +150,7 @@ class Family:
     architectures: Mapping[str, str]  # class -> npformer's head; the first class of a head is written
     constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config that are the same for all checkpoints
     prefix: str = ""  # prefix of the encoder's tensor names if there is a head; optional without one
-    stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> npformer's stage
+    stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> its stage, or LAYER_OUTPUT
     reads: frozenset[str] = frozenset()  # fields of `unsupported.py` that this family supports
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
     single: str = "cls $A sep"  # special tokens around a text; ":1" means token type 1

@@ -64,7 +64,7 @@ class EncoderTable(Family):
     """
 
     sizes: Mapping[str, str]  # npformer's field -> required field of config.json
-    activation: str  # field of config.json with the activation
+    activation: str  # field of config.json with the activation; "" means always the usual one
     usual_activation: str = "gelu"  # default of that field
     eps: str = ""  # field of config.json with the eps of norms; "" means always 1e-12
     token_types: str = ""  # field of config.json with the number of token types; "" means no token type table
@@ -96,6 +96,8 @@ class EncoderTable(Family):
         checks.whole("vocab_size", config.vocab_size, 1, MOST)
         most = MOST if "embeddings.segment" in self.encoder else 0
         checks.whole("n_token_types", config.n_token_types, 1 if self.token_types else 0, most)
+        if not self.activation:
+            checks.one_of("activation", config.activation, (ACTIVATIONS[self.usual_activation],))
         return super().check(config)
 
     @property
@@ -141,7 +143,7 @@ class EncoderTable(Family):
         return self.config(
             head,
             **fields | self.own_fields(data, head, fields["n_layers"]),
-            activation=read_activation(self.activation, data, self.usual_activation),
+            activation=read_activation(self.activation, data if self.activation else {}, self.usual_activation),
             labels=read_labels(head, data),
             problem_type=data.get("problem_type"),
             tied=checks.boolean("tie_word_embeddings", tied),
@@ -178,7 +180,8 @@ class EncoderTable(Family):
             data |= {self.layer_groups: config.sharing.groups, self.group_layers: config.sharing.layers}
         for ours, theirs in self.sizes.items():
             data[theirs] = sizes.get(ours) or getattr(config, ours)
-        data[self.activation] = first(ACTIVATIONS, config.activation)
+        if self.activation:
+            data[self.activation] = first(ACTIVATIONS, config.activation)
         data["tie_word_embeddings"] = config.tied
         if self.eps:
             data[self.eps] = config.eps

@@ -13,7 +13,7 @@ from typing import Any
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
 from npformer.embeddings import Embeddings
-from npformer.families.base import read_padding
+from npformer.families.base import LAYER_OUTPUT, read_padding
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.token_projections import ProjectedStack, ProjectedTokens
@@ -114,7 +114,7 @@ OPT = Opt(
     unbiased=frozenset({"causal-lm", "sequence-classification"}),
     stages={
         "model.decoder.layers.*.activation_fn": "layers.*.ffn.activation",
-        "model.decoder.layers.*": "layers.*.ffn_residual",
+        "model.decoder.layers.*": LAYER_OUTPUT,
     },
     dropped=("layers.*.attention.output", "layers.*.ffn.output"),
 )  # fmt: skip

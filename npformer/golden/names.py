@@ -8,7 +8,7 @@ this module.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,9 +52,10 @@ def read(
     at_end: padded texts are at the end of their rows. Raises NpformerError if no name is recognized, two names of the
     map mean one stage, or the token ids differ from the golden file's.
     """
-    known, weights, ids = stage_names(golden), weight_names(golden.config), _ids(golden)
+    weights, ids = weight_names(golden.config), _ids(golden)
     sources = layout.sources(golden.config)
     arrays, names = fused.cut(golden.config, _by_text(arrays), names or {})
+    known = stage_names(golden, arrays)
     for theirs, meant in names.items():
         if meant not in golden.stages and meant not in weights.values():
             raise NpformerError(f"name map: {theirs!r}: {table.unknown(str(meant), list(golden.stages))}")
@@ -99,21 +100,32 @@ def _by_text(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return single
 
 
-def stage_names(golden: Golden) -> dict[str, str]:
-    """Returns each known name of a stage in the golden file -> the stage."""
+def stage_names(golden: Golden, arrays: Iterable[str] = ()) -> dict[str, str]:
+    """Returns each known name of a stage in the golden file -> the stage, for a program with arrays of these names.
+
+    "pooler" is a stage and, in BERT, a module that outputs the stage "pooled". It means the module if other names are
+    those of modules.
+    """
     config = golden.config
-    prefix = family_of(config).prefix
-    names = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
-    if set(table.COLUMNS.get(config.head, ())) & set(golden.stages):
-        names[str(module_path(config, "head.output"))] = "columns"
-    names |= {path.removeprefix(prefix): stage for path, stage in names.items()}
+    modules = _module_names(golden)
+    names = dict(modules)
     for stack, count in graph.stacks(config).items():
         outputs = _outputs(config, stack, count)
         names |= {name: stage for name, stage in outputs.items() if stage in golden.stages}
     for stage in golden.stages:
         row = table.find(stage)
         names |= {row.hook: stage, stage: stage} if row and row.hook else {stage: stage}
-    return names
+    inner = {plain for each in arrays if "." in (plain := each.rpartition("/")[2])}
+    return names | (modules if inner & (modules.keys() - golden.stages.keys()) else {})
+
+
+def _module_names(golden: Golden) -> dict[str, str]:
+    """Returns the paths of Hugging Face's modules, with and without the encoder's prefix -> the stages they output."""
+    config = golden.config
+    names = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
+    if set(table.COLUMNS.get(config.head, ())) & set(golden.stages):
+        names[str(module_path(config, "head.output"))] = "columns"
+    return names | {path.removeprefix(family_of(config).prefix): stage for path, stage in names.items()}
 
 
 def _outputs(config: Config, stack: str, count: int) -> dict[str, str]:

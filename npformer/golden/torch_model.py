@@ -15,7 +15,7 @@ import numpy as np
 from npformer.checkpoint.tree import module_path
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
-from npformer.families import family_of
+from npformer.families import family_of, parts_of
 from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers, split_ending
 from npformer.golden.names import weight_names
@@ -83,7 +83,8 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
             model.eval()
         with torch.no_grad():
             if _takes_no_batch(golden):
-                for i, text in enumerate(golden.texts):
+                # Transformers keeps the frequencies of rotations from a longer text, so shorter texts run first.
+                for i, text in sorted(enumerate(golden.texts), key=lambda each: len(each[1])):
                     _run(model, golden, [text], each := dict[str, np.ndarray]())
                     heard |= {f"{i}/{name}": array for name, array in each.items()}
             else:
@@ -104,11 +105,13 @@ def _reads_last(golden: Golden) -> bool:
 def _takes_no_batch(golden: Golden) -> bool:
     """Returns whether texts must run one by one.
 
-    They must if the head cannot find padding, or in encoder-decoders, where all texts in a batch need the same number
-    of end tokens.
+    They must if the head cannot find padding, if rotations depend on a text's length, or in encoder-decoders, where all
+    texts in a batch need the same number of end tokens.
     """
     config = golden.config
-    return (_reads_last(golden) and config.pad_id is None) or (bool(config.decoder) and config.head in POOLED_HEADS)
+    by_length = any(each.same_until(1) is not None for each in parts_of(config).stack.mechanisms)
+    unpadded = _reads_last(golden) and config.pad_id is None
+    return unpadded or by_length or (bool(config.decoder) and config.head in POOLED_HEADS)
 
 
 def _run(

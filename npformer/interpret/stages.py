@@ -28,7 +28,8 @@ from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.descriptions.stage import Stage, within
 from npformer.embeddings import embeddings_stages
-from npformer.families import encoders, family_of
+from npformer.families import encoders, family_of, parts_of
+from npformer.families.base import LAYER_OUTPUT
 from npformer.families.marian import LAYER as MARIAN_LAYER
 from npformer.families.marian import Marian
 from npformer.families.token_projections import project_stage
@@ -169,7 +170,7 @@ def module_runs(config: Config) -> dict[str, list[str]]:
         return {}
     completed = family.completed(config) if isinstance(family, Marian) else ()
     found: dict[str, list[str]] = {}
-    of_model = names(config)
+    of_model, layers = names(config), parts_of(config).stack.layers
     for name in of_model:
         path = module_path(config, _group(config, name))
         if path is not None and not name.endswith(completed):
@@ -178,7 +179,8 @@ def module_runs(config: Config) -> dict[str, list[str]]:
         for layer in range(config.n_layers) if "*" in stage else [0]:
             path = family.in_layer(pattern, config, layer)
             path = path.removeprefix(family.prefix) if config.head == "base" else path
-            if (name := stage.replace("*", str(layer))) in of_model:
+            of_layer = f"{stage}.{layers[layer].output}" if stage == LAYER_OUTPUT else stage
+            if (name := of_layer.replace("*", str(layer))) in of_model:
                 found[path] = list(dict.fromkeys([*found.get(path, []), name]))
     return found
 
@@ -263,7 +265,8 @@ def resolve(name: str) -> tuple[str, ...]:
     """Returns npformer's stages (or patterns) for a TransformerLens hook or a Hugging Face path; () for other names.
 
     A layer's number may be a pattern. A path may omit the encoder's prefix, as in a base model. A path in BART's
-    decoder means two stages: decoder.layers..., and layers... if the decoder is the whole model.
+    decoder means two stages: decoder.layers..., and layers... if the decoder is the whole model. The path of OPT's
+    layers means the last norm or the last sum.
 
     >>> resolve("blocks.3.attn.hook_pattern"), resolve("distilbert.transformer.layer.*.attention.q_lin")
     (('layers.3.attention.weights',), ('layers.*.attention.query',))
@@ -276,7 +279,8 @@ def resolve(name: str) -> tuple[str, ...]:
     if template in known:
         ours = known[template]
         alone = ours.removeprefix("decoder.")
-        found = [ours, alone] if alone in _BY_NAME else [ours]
+        both = (ours, alone) if alone in _BY_NAME else (ours,)
+        found = list(_ends_of_layer("*") if ours == LAYER_OUTPUT else both)
     else:
         found = [ours for theirs, ours in known.items() if is_hook and fnmatch.fnmatchcase(theirs, template)]
     if is_hook:
@@ -285,7 +289,7 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
-    """Returns what `resolve` does, or for the hook of a layer's input the stage that the layer reads.
+    """Returns what `resolve` does, or for the hook of a layer's input, or OPT's module of a layer, the stage it means.
 
     `fired` are the stages that have fired so far, in order. A layer ends with the later of its FFN's residual sum and
     norm, so its last stage is known when both have fired. The last stage of the embeddings is known when the first
@@ -296,14 +300,22 @@ def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
     """
     before = _BEFORE_A_LAYER.fullmatch(name)
     if before is None:
-        return resolve(name)
-    layer = int(before[1])
-    if layer:
-        ends = (f"layers.{layer - 1}.ffn_norm", f"layers.{layer - 1}.ffn_residual")
-        both = [each for each in fired if each in ends]
-        return tuple(both[1:])
+        found = resolve(name)
+        return _last_of(found, fired) if found == _ends_of_layer(_template(name)[1]) else found
+    if layer := int(before[1]):
+        return _last_of(_ends_of_layer(str(layer - 1)), fired)
     embedded = [each for each in fired if each.startswith("embeddings.")]
     return (embedded[-1],) if embedded and embedded[-1] != fired[-1] else ("embeddings.norm",)
+
+
+def _ends_of_layer(number: str) -> tuple[str, ...]:
+    """A layer ends with the later of these two stages. Its number may be a pattern."""
+    return f"layers.{number}.ffn_norm", f"layers.{number}.ffn_residual"
+
+
+def _last_of(ends: tuple[str, ...], fired: Sequence[str]) -> tuple[str, ...]:
+    """The later of a layer's two ends; () until both have fired."""
+    return tuple([end for each in fired for end in ends if fnmatch.fnmatchcase(each, end)][1:2])
 
 
 def ours_in(known: Sequence[str], name: str) -> str:

@@ -34,6 +34,14 @@ def test_older_and_newer_names() -> None:
         read(apply_residual_connection_post_layernorm=True)
 
 
+def test_the_activation_is_fixed() -> None:
+    """As in transformers, a field of config.json does not change it."""
+    assert read(activation_function="relu", hidden_act="relu") == read()
+    assert "activation_function" not in write_config(read())
+    with pytest.raises(NpformerError, match="activation: expected one of gelu_tanh, got 'relu'"):
+        tiny.config("bloom", "base", activation="relu")
+
+
 def test_slopes_of_powers_of_two_and_of_other_numbers() -> None:
     """Eight heads have the paper's slopes. Twelve heads add the 1st, 3rd, 5th and 7th slope of sixteen heads."""
     eight = [2.0**-h for h in range(1, 9)]
