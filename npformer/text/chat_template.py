@@ -21,7 +21,8 @@ from typing import Any
 
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_text
-from npformer.text.tokenizer import SETTINGS, read_settings, token_text
+from npformer.text.special_tokens import template_tokens
+from npformer.text.tokenizer_class import SETTINGS, read_settings
 
 FILE = "chat_template.jinja"
 ROLES = ("system", "query", "document")
@@ -97,7 +98,7 @@ def pair_template(
     empty = dict.fromkeys(roles, "")
     placed = {role: PLACEHOLDERS[role] for role in roles}
     conversations = [_messages(each, structured) for each in (placed, empty)]
-    rendered, of_empty = render(where, template, conversations, {**special_tokens(folder), **variables})
+    rendered, of_empty = render(where, template, conversations, {**template_tokens(folder), **variables})
     changed = [role for role, each in placed.items() if rendered.count(each) != 1]
     if changed:
         raise NpformerError(
@@ -169,13 +170,6 @@ def _waiting_process() -> subprocess.Popen[str] | None:
 def _started() -> subprocess.Popen[str]:
     command, pipe = [sys.executable, "-P", "-c", PROGRAM], subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8")
-
-
-def special_tokens(folder: Path) -> dict[str, str]:
-    """A folder's special tokens, such as bos_token, from its settings, as variables for a template."""
-    settings = read_settings(folder)
-    texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
-    return {name: text for name, text in texts.items() if text}
 
 
 def read_template(folder: Path) -> tuple[str, str]:
