@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Class, without "Tokenizer", with the settings add_bos_token and add_eos_token -> their defaults.
 ASKING = {
-    **dict.fromkeys(("Llama", "CodeLlama", "Gemma", "Cohere"), {"bos": True, "eos": False}),
+    **{each: {"bos": True, "eos": False} for each in ("Llama", "CodeLlama", "Gemma", "Cohere")},
     "GPTNeoX": {"bos": False, "eos": False},
 }
 
@@ -61,7 +61,7 @@ def add_asked(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> 
             asked[role] = usual[role] and tokenizer.token_to_id(named.get(f"{role}_token", "")) is not None
         else:
             boolean(f"{path.with_name(SETTINGS)}: add_{role}_token", value)
-    bos, eos = (f"{role} " * value for role, value in asked.items())
+    bos, eos = (f"{role} " * bool(value) for role, value in asked.items())
     forms = f"{bos}$A {eos}", f"{bos}$A {eos}" + f"{bos}$B {eos}".replace(" ", ":1 ")
     tokens = {role: named.get(role, "") for role in _roles(forms)}
     tokenizer.post_processor = _around(tokenizer, path, forms, tokens)
