@@ -20,7 +20,7 @@ from npformer.base_model import BaseModel
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.text.chat_template import read_template, render
-from npformer.text.inputs import as_text
+from npformer.text.inputs import as_text, check_nested
 from npformer.text.special_tokens import template_tokens
 
 BLANK = re.compile(r"[\s▁]*")  # added tokens that are runs of spaces are not control tokens
@@ -40,6 +40,7 @@ def as_messages(value: Sequence[Any]) -> list[dict[str, Any]]:
     for i, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise NpformerError(f'messages[{i}]: expected {{"role": ..., "content": ...}}, got {shown(message)}')
+        check_nested(f"messages[{i}]", {name: each for name, each in message.items() if name != "content"})
         found.append({**message, "content": _content(f"messages[{i}].content", message.get("content"))})
     return found
 
