@@ -3,8 +3,7 @@
 The result is a `SafeTokenizer` that returns the same ids as Transformers, without truncation or padding.
 `text/encoding.py` truncates texts.
 
-There is one deliberate difference: the normalizer in a tokenizer.json of RoBERTa is applied, as in Transformers 4.
-Version 5 ignores it, which changes the vectors of a sentence encoder saved with do_lower_case=True.
+docs/reference/transformers-versions.md lists where versions 4 and 5 of Transformers differ, and which one is followed.
 """
 
 from __future__ import annotations
