@@ -177,6 +177,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     from npformer.checkpoint.modules import home
     from npformer.checkpoint.read import WEIGHTS, config_of, read_description
     from npformer.checkpoint.tied import drawn
+    from npformer.common.other_libraries import TRANSFORMERS_VERSIONS
     from npformer.families import family_of, ignored
     from npformer.loading import find_folder
     from npformer.tasks.logit_score import is_logit_score
@@ -207,6 +208,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
         "vocabulary": f"{config.vocab_size} pieces",
         "longest text": f"{longest_text(folder, config)} tokens",
         "parameters": f"{numbers / 1e6:.1f} million",
+        "Transformers": f"results of version 4 or 5; where they differ, see {TRANSFORMERS_VERSIONS}",
         "weights": weights,
         "memory": _memory(drawn(config).values(), args.dtype, args.keep),
         "tasks": ", ".join(name for name in tasks_of(config, data) if not (problem and name == "sentence-embedding")),

@@ -14,6 +14,9 @@ from npformer.common.errors import NpformerError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: The page that lists where versions 4 and 5 of Transformers differ, and what npformer does.
+TRANSFORMERS_VERSIONS = "https://github.com/npformer/npformer/blob/main/docs/reference/transformers-versions.md"
+
 _CPU = "everything runs on the CPU; leave it out"
 _DTYPE = "use dtype= of npformer.load and pipeline, float32 or float64"
 _SAVE = "npformer.training.save(model, folder) writes it; `npformer convert --to torch`, for transformers"

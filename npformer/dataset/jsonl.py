@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
+from npformer.dataset.invalid_rows import checked
 from npformer.dataset.sizes import DEPTH
 
 KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
@@ -23,7 +24,10 @@ TYPES = {"": pa.null(), "true or false": pa.bool_(), "text": pa.string()}
 
 
 def objects(lines: Iterable[tuple[int, str]], where: object) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yields the line number, the length in characters and the object of each line that is not blank."""
+    """Yields the line number, the length in characters and the object of each line that is not blank.
+
+    An object with a lone surrogate has `PROBLEM`.
+    """
     for number, line in lines:
         if not line.strip():
             continue
@@ -35,7 +39,7 @@ def objects(lines: Iterable[tuple[int, str]], where: object) -> Iterator[tuple[i
             raise NpformerError(f"{where}:{number}: not JSON: {error!s:.200}") from None
         if not isinstance(value, dict):
             raise NpformerError(f"{where}:{number}: expected a JSON object, got {KINDS.get(type(value), 'null')}")
-        yield number, len(line), value
+        yield number, len(line), checked(f"{where}:{number}", line, value)
 
 
 def _float(digits: str) -> float:
@@ -75,11 +79,6 @@ class Seen:
             self.kind = kind
         if kind == "a number":
             self._number(value, where)
-        elif kind == "text":
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise self._refused(where, "a lone surrogate, which is not valid text") from None
         elif kind == "a list":
             if self.items is None:
                 self.items = self._inner(f"{self.name}[]", where)

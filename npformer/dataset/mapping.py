@@ -15,6 +15,7 @@ from npformer.common.files import written_whole
 from npformer.common.progress import bar
 from npformer.dataset.columns import check_names, schema_of, together
 from npformer.dataset.formats import checksum, explained
+from npformer.dataset.invalid_rows import refused
 from npformer.dataset.manifest import Manifest
 from npformer.dataset.sinks import PartTables, Sink, write
 from npformer.dataset.sources import Dataset, File, check_text_column, parts, survey
@@ -208,6 +209,7 @@ class _Run:
             yield place, inputs, results, bits
 
     def _write(self, place: Place, inputs: Any, results: Any, bits: str) -> None:
+        inputs, results = refused(self.task, inputs, results)
         table = together(inputs, results, self.prefix)
         name = self._name(place)
         path = self.sink.part(name)

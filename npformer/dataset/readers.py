@@ -22,6 +22,7 @@ import pyarrow.parquet
 from npformer.common.errors import NpformerError
 from npformer.common.files import as_given, csv_rows, open_file
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, format_of
+from npformer.dataset.invalid_rows import with_problem
 from npformer.dataset.jsonl import objects
 from npformer.dataset.sizes import BYTES, MISSING, grouped, width
 
@@ -211,7 +212,8 @@ def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterato
 
 
 def _jsonl(lines: Iterable[tuple[int, str]], where: Path, schema: Any) -> Iterator[Any]:
-    yield pa.RecordBatch.from_pylist([], schema)
     nulls = MISSING * width(pa.struct(list(schema)))  # a field takes memory in all rows
+    schema = with_problem(schema)
+    yield pa.RecordBatch.from_pylist([], schema)
     for block in grouped(((size + nulls, row) for _, size, row in objects(lines, where)), BLOCK):
         yield pa.RecordBatch.from_struct_array(pa.array(block, pa.struct(list(schema))))

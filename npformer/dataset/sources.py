@@ -22,6 +22,7 @@ from npformer.common.checks import listed, shown, unknown
 from npformer.common.errors import NpformerError
 from npformer.common.files import as_given, open_file
 from npformer.dataset.formats import KNOWN, checksum, explained
+from npformer.dataset.invalid_rows import PROBLEM, problems_kept
 from npformer.dataset.jsonl import Seen, objects
 from npformer.dataset.readers import batches, carried, conform, form_of, opened_lines, plain
 from npformer.dataset.sizes import DEPTH, MISSING, Cuts, depth, row_sizes
@@ -111,7 +112,7 @@ def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tu
                 held.append(taken)
         if wanted(number):
             with explained(file.path):
-                table = conform(held, schema)
+                table = problems_kept(conform(held, schema), held)
             yield number, table
 
 
@@ -162,6 +163,7 @@ def _look(path: Path, seen: Seen, cuts: Cuts) -> None:
 
     def sizes(rows: Iterator[tuple[int, int, Any]]) -> Iterator[int]:
         for number, size, row in rows:
+            row.pop(PROBLEM, None)
             seen.add(row, f"{path}:{number}")
             yield size + MISSING * seen.width
 

@@ -341,18 +341,28 @@ def read_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def read_text_ids(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The start token, the end tokens of generated texts, and the padding token. Each may be missing."""
-    start = data.get("bos_token_id")
-    if start is not None:
-        checks.whole("bos_token_id", start, 0, MOST)
-    pad = read_padding(data)
-    return {"start_id": start, "end_ids": read_ids("eos_token_id", data.get("eos_token_id")), "pad_id": pad}
+    """The start token, the end tokens of generated texts, and the padding token.
+
+    Each may be missing. An id without a row in the embedding table counts as missing: a small GPT2Config keeps the ids
+    of the large vocabulary, and Llama's first checkpoints have a padding token of -1.
+    """
+    start = _tokens("bos_token_id", data)
+    return {"start_id": next(iter(start), None), "end_ids": _tokens("eos_token_id", data), "pad_id": read_padding(data)}
 
 
 def read_padding(data: Mapping[str, Any]) -> int | None:
     """The padding token in config.json, if any."""
-    pad = data.get("pad_token_id")
-    return None if pad is None else checks.whole("pad_token_id", pad, 0, MOST)
+    return next(iter(_tokens("pad_token_id", data)), None)
+
+
+def _tokens(name: str, data: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids in a field of config.json that have a row in the embedding table."""
+    value, rows = data.get(name), data.get("vocab_size")
+    several = value if isinstance(value, list) and name == "eos_token_id" else [] if value is None else [value]
+    for each in several:
+        if type(each) is not int:
+            checks.whole(name, each, 0, MOST)
+    return tuple(each for each in several if 0 <= each < (rows if type(rows) is int else MOST))
 
 
 def write_text_ids(config: Config) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class EncoderTable(Family):
     encoder: Mapping[str, str]  # group -> module
     heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; heads without a class cannot be written
     ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding
+    usual: Mapping[str, Any] = field(default_factory=dict)  # required fields that may be missing -> their values then
     in_out: tuple[str, ...] = ()  # suffixes of modules whose weights are (in, out)
     modules: Mapping[str, str] = field(default_factory=dict)  # group -> module in Transformers, if files differ
     settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED that are also written
@@ -110,7 +111,7 @@ class EncoderTable(Family):
         `tie_weights_` is ignored, because in Transformers only `tie_word_embeddings` has an effect.
         `sinusoidal_pos_embds` is ignored, because a checkpoint stores sinusoidal positions like learned ones.
         """
-        head = head or self.head_of(data)
+        head, data = head or self.head_of(data), {**self.usual, **data}
         reject_other(data, {**SUPPORTED, **self.settings, **self.supported.get(head, {})})
         causal = self._is_causal(data, head)
         if data.get("pruned_heads"):
@@ -290,6 +291,11 @@ def decoder_classes(name: str, answers: bool = True) -> dict[str, str]:
     heads = {"Model": "base", "ForCausalLM": "causal-lm", "ForSequenceClassification": "sequence-classification"}
     heads |= {"ForTokenClassification": "token-classification", "ForQuestionAnswering": "question-answering"}
     return {name + end: head for end, head in heads.items() if answers or head != "question-answering"}
+
+
+def usual_length(positions: int) -> dict[str, int]:
+    """The longest text of a config.json that does not say it, as in Transformers. No table has this size."""
+    return {SIZES["max_length"]: positions}
 
 
 def _layer(group: str) -> str:

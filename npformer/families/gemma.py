@@ -16,7 +16,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import MOST, ROUNDED, Config, Local
 from npformer.families.base import write_text_ids
 from npformer.families.building import with_output_norms
-from npformer.families.encoder_table import decoder_classes
+from npformer.families.encoder_table import decoder_classes, usual_length
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
 from npformer.families.llama import READS, Llama, kin_of_llama, window_of, window_size
 from npformer.families.rope import read_rotary, write_rotary
@@ -198,7 +198,9 @@ SHARED: dict[str, Any] = {"ids": IDS, "usual_activation": TANH, "reads": READS |
 CONSTANTS: dict[str, Any] = {"tied": True, "scale_embedding": True, "scale_dtype": "float32", "activation": "gelu_tanh"}
 
 
-GEMMA = kin_of_llama(Gemma, "gemma", decoder_classes("Gemma", answers=False), CONSTANTS, **SHARED)
+GEMMA = kin_of_llama(
+    Gemma, "gemma", decoder_classes("Gemma", answers=False), CONSTANTS, usual=usual_length(8192), **SHARED
+)
 ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
 #: Group -> module, for norms with a new name, or with a name that Llama uses for a different norm.
 NORMS = {
@@ -218,6 +220,7 @@ GEMMA2 = kin_of_llama(
     },
     NORMS,
     activation="hidden_activation",
+    usual=usual_length(8192),
     **SHARED,
 )
 GEMMA3 = kin_of_llama(
@@ -235,6 +238,7 @@ GEMMA3 = kin_of_llama(
     },
     NORMS,
     activation="hidden_activation",
+    usual=usual_length(131_072),
     **SHARED,
     settings={"attn_logit_softcapping": None},
 )

@@ -14,7 +14,7 @@ from npformer.blocks import Attention, FeedForward
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
 from npformer.families.building import mechanisms_of
-from npformer.families.encoder_table import DECODER_HEADS, SIZES, decoder_classes
+from npformer.families.encoder_table import DECODER_HEADS, SIZES, decoder_classes, usual_length
 from npformer.families.interleaved import Interleaved
 from npformer.families.rope import longest, read_partial_rotary, write_partial_rotary
 from npformer.layers.layer import Layer
@@ -91,6 +91,7 @@ GPT_NEOX = GptNeoX(
     activation="hidden_act",
     eps="layer_norm_eps",
     ids={"bos_token_id": 0, "eos_token_id": 2},
+    usual=usual_length(2048),
     architectures=decoder_classes("GPTNeoX"),
     prefix="gpt_neox.",
     encoder={

@@ -17,7 +17,7 @@ from npformer.common import checks
 from npformer.config import MOST, Config, Local, Positions
 from npformer.families.base import read_padding
 from npformer.families.building import mechanisms_of
-from npformer.families.encoder_table import DECODER_HEADS, SIZES, EncoderTable, decoder_classes
+from npformer.families.encoder_table import DECODER_HEADS, SIZES, EncoderTable, decoder_classes, usual_length
 from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.rope import longest, read_rotary, write_rotary
 from npformer.layers.layer import Layer
@@ -264,8 +264,14 @@ def kin_of_llama(
 
 
 WITHOUT_BIAS = {"mlp_bias": False}
-IDS = {"bos_token_id": 1, "eos_token_id": 2}
-LLAMA = kin_of_llama(Llama, "llama", decoder_classes("Llama"), ids=IDS, settings=WITHOUT_BIAS)
-MISTRAL = kin_of_llama(Mistral, "mistral", decoder_classes("Mistral"), ids=IDS, settings={"attention_bias": False})
-QWEN2 = kin_of_llama(Qwen2, "qwen2", decoder_classes("Qwen2"), {"bias": True})
-QWEN3 = kin_of_llama(Qwen3, "qwen3", decoder_classes("Qwen3"), {"mechanisms": (HeadNorm(), Rotary(10_000.0))})
+IDS, LONG = {"bos_token_id": 1, "eos_token_id": 2}, usual_length(32_768)
+LLAMA = kin_of_llama(Llama, "llama", decoder_classes("Llama"), ids=IDS, settings=WITHOUT_BIAS, usual=usual_length(2048))
+MISTRAL = kin_of_llama(
+    *(Mistral, "mistral", decoder_classes("Mistral")),
+    ids=IDS,
+    settings={"attention_bias": False},
+    usual=usual_length(131_072),
+)
+QWEN2 = kin_of_llama(Qwen2, "qwen2", decoder_classes("Qwen2"), {"bias": True}, usual=LONG)
+NORMED = {"mechanisms": (HeadNorm(), Rotary(10_000.0))}
+QWEN3 = kin_of_llama(Qwen3, "qwen3", decoder_classes("Qwen3"), NORMED, usual=LONG)

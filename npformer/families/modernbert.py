@@ -15,7 +15,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Local, Positions
 from npformer.families.base import ACTIVATIONS, first, read_activation, read_padding
 from npformer.families.building import stack_of
-from npformer.families.encoder_table import SIZES, EncoderTable
+from npformer.families.encoder_table import SIZES, EncoderTable, usual_length
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
 from npformer.families.rope import check_even_heads
 from npformer.layers.stack import Stack
@@ -124,6 +124,7 @@ MODERNBERT = ModernBert(
     },
     pair="cls $A sep $B sep",
     sizes=SIZES,
+    usual=usual_length(8192),
     activation="hidden_activation",
     eps="norm_eps",
     architectures={

@@ -12,6 +12,7 @@ from typing import Any
 
 from npformer.config import Config
 from npformer.families.building import with_output_norms
+from npformer.families.encoder_table import usual_length
 from npformer.families.llama import STAGES, Llama, kin_of_llama
 from npformer.layers.stack import Stack
 from npformer.mechanisms import Mechanism, Rotary, RowNorm
@@ -50,6 +51,7 @@ OLMO2 = kin_of_llama(
         "layers.*.ffn.output_norm": "model.layers.*.post_feedforward_layernorm",
     },
     ids={"eos_token_id": 50_279, "pad_token_id": 1},
+    usual=usual_length(2048),
     stages={
         **STAGES,
         "model.layers.*.self_attn.q_norm": "layers.*.attention.query_normed",

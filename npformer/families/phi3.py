@@ -12,7 +12,7 @@ from typing import Any
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.families.encoder_table import decoder_classes
+from npformer.families.encoder_table import decoder_classes, usual_length
 from npformer.families.llama import Mistral, kin_of_llama
 from npformer.families.rope import ORIGINAL, SETTINGS, read_partial_rotary, write_partial_rotary
 from npformer.mechanisms import Mechanism, PartialRotary, Rotary, Window
@@ -58,5 +58,6 @@ PHI3 = kin_of_llama(
         "layers.*.ffn.up": GATED,
     },
     ids={"bos_token_id": 1, "eos_token_id": 32000, "pad_token_id": 32000},
+    usual=usual_length(4096),
     stages={"model.layers.*.mlp.activation_fn": "layers.*.ffn.activation", "model.layers.*": "layers.*.ffn_residual"},
 )

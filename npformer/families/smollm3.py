@@ -14,7 +14,7 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Local
 from npformer.descriptions.mistake import Mistake, Ways
-from npformer.families.encoder_table import decoder_classes
+from npformer.families.encoder_table import decoder_classes, usual_length
 from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.llama import WITHOUT_BIAS, Llama, kin_of_llama, window_of, window_size
 from npformer.families.rope import read_rotary
@@ -107,5 +107,6 @@ SMOLLM3 = kin_of_llama(
     decoder_classes("SmolLM3"),
     {"tied": True, "local": Local((), ()), "mechanisms": (Rotary(THETA),)},
     ids={"bos_token_id": 128_000, "eos_token_id": 128_001, "pad_token_id": 128_004},
+    usual=usual_length(32_768),
     settings=WITHOUT_BIAS,
 )

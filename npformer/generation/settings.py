@@ -182,6 +182,8 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     min_length, which include these tokens, are accepted. As in Transformers, a minimum above the maximum is kept.
     """
     path, stored = stored_settings(folder)
+    if not config.decoder:
+        stored = _with_rows(stored, config.n_outputs)
     given = {name: _plain(value) for name, value in given.items() if value is not None}
     try:
         result = _settings(config, merged(stored, given), prompt or 1)
@@ -191,6 +193,15 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
         name = str(error).partition(":")[0].strip("'")
         raise NpformerError(f"{path}: {error}") if name in stored and name not in given else error from None
     return result
+
+
+def _with_rows(stored: dict[str, Any], rows: int) -> dict[str, Any]:
+    """The settings of a folder without end tokens that no text can have, because they have no row in the table."""
+    ends = stored.get("eos_token_id")
+    several: list[Any] = ends if isinstance(ends, list) else [ends]
+    if ends is None or not all(type(each) is int for each in several):
+        return stored
+    return {**stored, "eos_token_id": [each for each in several if 0 <= each < rows]}
 
 
 def _settings(config: Config, values: dict[str, Any], prompt: int) -> Settings:

@@ -21,7 +21,7 @@ from npformer.tasks.task import InputError, Request
 from npformer.tasks.writing import Writing, WritingOptions, pieces
 from npformer.text.chat import Chat, as_messages, is_chat
 from npformer.text.encoding import Encoded, was_cut
-from npformer.text.inputs import as_text, as_texts
+from npformer.text.inputs import as_text, as_texts, check_nested
 from npformer.text.stop_strings import StopStrings
 
 NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default numbers of new tokens, if the model has room for them
@@ -53,6 +53,7 @@ class TextGenerationOptions(WritingOptions):
         if not isinstance(self.chat_template_kwargs, Mapping):
             got = shown(self.chat_template_kwargs)
             raise NpformerError(f"chat_template_kwargs: expected a dict of the template's variables, got {got}")
+        check_nested("chat_template_kwargs", self.chat_template_kwargs)
         for name in ("messages", "add_generation_prompt"):
             if name in self.chat_template_kwargs:
                 raise NpformerError(f"chat_template_kwargs: {name!r} follows from the conversation; leave it out")

@@ -5,13 +5,17 @@ The text is the premise, and the template filled with each label is a hypothesis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from npformer.checkpoint.read import CONFIG
+from npformer.common.checks import shown
 from npformer.common.errors import NpformerError, warn
+from npformer.common.files import read_json
+from npformer.common.other_libraries import TRANSFORMERS_VERSIONS
 from npformer.model import Model
 from npformer.output_heads.formulas import probabilities
 from npformer.tasks.declaration import Form
@@ -84,6 +88,7 @@ class ZeroShotClassification(Task):
             names = ", ".join(model.config.labels)
             warn(f"expected a label that begins with 'entail', got {names}; using the last label")
         self.entailment = found[0] if found else len(model.config.labels) - 1
+        _warn_of_other_ids(model, self.entailment)
         self.contradiction = len(model.config.labels) - 1 if self.entailment == 0 else 0
 
     def __call__(self, inputs: Any = None, candidate_labels: Any = None, **options: Any) -> Any:
@@ -131,3 +136,17 @@ class ZeroShotClassification(Task):
             {"sequence": request.item, "labels": [labels[i] for i in order], "scores": row[order].tolist()}
             for request, row, order in zip(requests, scores, orders, strict=True)
         ]
+
+
+def _warn_of_other_ids(model: Model, entailment: int) -> None:
+    """Issues a warning if label2id in config.json contradicts id2label, because Transformers then uses label2id."""
+    path = model.folder and model.folder / CONFIG
+    ids = read_json(path).get("label2id") if path and path.exists() else None
+    if not isinstance(ids, Mapping):
+        return
+    other = next((i for label, i in ids.items() if label.lower().startswith("entail")), entailment)
+    if other != entailment:
+        warn(
+            f"{path}: label2id gives entailment the id {shown(other)}, and id2label gives it {entailment}; using "
+            f"id2label; see {TRANSFORMERS_VERSIONS}"
+        )

@@ -19,8 +19,9 @@ import numpy as np
 from npformer.base_model import BaseModel
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
-from npformer.text.chat_template import read_template, render, special_tokens
-from npformer.text.inputs import as_text
+from npformer.text.chat_template import read_template, render
+from npformer.text.inputs import as_text, check_nested
+from npformer.text.special_tokens import template_tokens
 
 BLANK = re.compile(r"[\s▁]*")  # added tokens that are runs of spaces are not control tokens
 TAG = re.compile(r"</?\w+>")  # tags such as <think>, which a template may look for in an answer
@@ -39,6 +40,7 @@ def as_messages(value: Sequence[Any]) -> list[dict[str, Any]]:
     for i, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise NpformerError(f'messages[{i}]: expected {{"role": ..., "content": ...}}, got {shown(message)}')
+        check_nested(f"messages[{i}]", {name: each for name, each in message.items() if name != "content"})
         found.append({**message, "content": _content(f"messages[{i}].content", message.get("content"))})
     return found
 
@@ -71,7 +73,7 @@ class Chat:
         if model.folder is None:
             raise NpformerError("chat: a model without a folder has no chat template; give the prompt as a text")
         self.where, self.template = read_template(model.folder)
-        self.variables = {**special_tokens(model.folder), "tools": None, "documents": None}
+        self.variables = {**template_tokens(model.folder), "tools": None, "documents": None}
         self.tokenizer, self.limits = model.tokenizer, model.limits
         added = self.tokenizer.get_added_tokens_decoder()
         added = {i: each for i, each in added.items() if not BLANK.fullmatch(each.content)}

@@ -1,6 +1,7 @@
 """Reads and renders the chat template in a folder. `PairTemplate` is a template for a query and a text, for rerankers.
 
-A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory.
+A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory. In
+case it leaves the sandbox, the process has no variables of the environment, no open files, and cannot open any.
 For pairs, the template is rendered in advance with placeholders, and `PairTemplate` inserts the texts of each pair.
 `chat.py` renders conversations.
 """
@@ -8,6 +9,8 @@ For pairs, the template is rendered in advance with placeholders, and `PairTempl
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,30 +18,42 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_text
-from npformer.text.tokenizer import SETTINGS, read_settings, token_text
+from npformer.text.special_tokens import template_tokens
+from npformer.text.tokenizer_class import SETTINGS, read_settings
 
 FILE = "chat_template.jinja"
 ROLES = ("system", "query", "document")
 SECONDS, MEMORY = 20, 2**30  # maximum time for rendering, and maximum bytes of memory on Unix
 MOST = 2**20  # maximum characters of a template, and of the rendered texts
+JINJA2 = (3, 1, 6)  # templates can leave the sandbox of older versions (CVE-2025-27516)
+PACKAGES = ("jinja2", "markupsafe")  # which the process imports
+#: Variables of the environment that the process gets: Python may need them to start, and the date depends on TZ.
+KEPT = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "TZ")
 #: Texts that a template must insert without changes. Their spaces reveal a template that strips texts.
 PLACEHOLDERS = {role: f" <<{role} 7d1>> \n" for role in ROLES}
 
-#: A program that renders a template for each conversation, with the jinja2 settings of Transformers.
+#: A program that renders a template for each conversation, with the jinja2 settings of Transformers. Its arguments are
+#: the folders of `PACKAGES`. It imports all that jinja2 imports later, because then it can open no file.
 PROGRAM = f"""
-import datetime, json, sys
-try:
-    import resource
-    resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
-    resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
-except (ImportError, ValueError, OSError):
-    pass
+import datetime, json, pprint, random, sys, textwrap
+sys.path += sys.argv[1:]
+def limit(name, most):
+    try:
+        import resource
+        resource.setrlimit(getattr(resource, name), (most, most))
+    except (ImportError, AttributeError, ValueError, OSError):
+        pass
+limit("RLIMIT_AS", {MEMORY})
+limit("RLIMIT_CPU", {SECONDS})
+import jinja2.debug
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension
@@ -51,12 +66,15 @@ class Generation(Extension):  # marks the assistant's texts for training, and ch
 def refuse(message): raise TemplateError(message)
 def explain(kind, error, _): print(f"{{kind.__name__}}:", *str(error)[:200].split(), file=sys.stderr)
 sys.excepthook = explain  # the message may be a text of a gigabyte
-given = json.load(sys.stdin)
 extensions = ["jinja2.ext.loopcontrols", Generation]
 made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
 made.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
 made.globals["raise_exception"] = refuse
 made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+made.from_string("{{{{ 'a' | wordwrap }}}}").render()  # imports codecs
+datetime.datetime.now().astimezone()  # reads the file of the time zone
+limit("RLIMIT_NOFILE", 3)  # standard input, output and error
+given = json.load(sys.stdin)
 template = made.from_string(given["template"])
 texts = [template.render(messages=each, **given["variables"]) for each in given["conversations"]]
 if sum(map(len, texts)) > {MOST}: raise TemplateError("the text is too long")
@@ -97,7 +115,7 @@ def pair_template(
     empty = dict.fromkeys(roles, "")
     placed = {role: PLACEHOLDERS[role] for role in roles}
     conversations = [_messages(each, structured) for each in (placed, empty)]
-    rendered, of_empty = render(where, template, conversations, {**special_tokens(folder), **variables})
+    rendered, of_empty = render(where, template, conversations, {**template_tokens(folder), **variables})
     changed = [role for role, each in placed.items() if rendered.count(each) != 1]
     if changed:
         raise NpformerError(
@@ -118,8 +136,7 @@ def render(
     where: str, template: str, conversations: Sequence[Sequence[Mapping[str, Any]]], variables: Mapping[str, Any]
 ) -> list[str]:
     """Renders a template for each conversation, in a process with limits. where: the template's path, for errors."""
-    if find_spec("jinja2") is None:
-        raise NpformerError(f'{where}: a chat template needs jinja2: pip install "npformer[chat]"')
+    _check_jinja2(where)
     try:
         given = json.dumps({"template": template, "conversations": conversations, "variables": variables})
     except (TypeError, ValueError) as error:
@@ -167,15 +184,33 @@ def _waiting_process() -> subprocess.Popen[str] | None:
 
 
 def _started() -> subprocess.Popen[str]:
-    command, pipe = [sys.executable, "-P", "-c", PROGRAM], subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8")
+    """Starts a process without the parent's environment and open files. It finds only `PACKAGES` and Python's own."""
+    found = [find_spec(each) for each in PACKAGES]
+    folders = [str(Path(each.origin).parents[1]) for each in found if each and each.origin]
+    command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", "-c", PROGRAM, *dict.fromkeys(folders)]
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8", env=kept, close_fds=True)
 
 
-def special_tokens(folder: Path) -> dict[str, str]:
-    """A folder's special tokens, such as bos_token, from its settings, as variables for a template."""
-    settings = read_settings(folder)
-    texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
-    return {name: text for name, text in texts.items() if text}
+def _check_jinja2(where: str) -> None:
+    """Raises NpformerError if jinja2 is not installed, or is a version with a hole in its sandbox."""
+    if find_spec("jinja2") is None:
+        raise NpformerError(f'{where}: a chat template needs jinja2: pip install "npformer[chat]"')
+    found = _version("jinja2")
+    if tuple(map(int, re.findall(r"\d+", found)[:3])) < JINJA2:
+        raise NpformerError(
+            f"{where}: a chat template needs jinja2 {'.'.join(map(str, JINJA2))} or newer, because templates can leave "
+            f'the sandbox of older versions, got {found}: pip install -U "npformer[chat]"'
+        )
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "an unknown version"
 
 
 def read_template(folder: Path) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from npformer.common.checks import shown, unknown
 from npformer.common.errors import NpformerError
 
+DEEPEST = 100  # maximum levels of nested lists and dicts
 LONG = ("truncate", "window", "error")  # ways to treat a text that is too long for the model
 
 
@@ -60,6 +61,21 @@ def as_text(value: Any, name: str = "") -> str:
                 f"{where}character {error.start} is a lone surrogate, which is not valid text"
             ) from None
     return value
+
+
+def check_nested(name: str, value: Any) -> None:
+    """Checks nested lists and dicts for a chat template: their depth, and their texts, as in `as_text`."""
+    waiting = [(value, 0)]
+    while waiting:
+        each, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise NpformerError(f"{name}: expected at most {DEEPEST} levels of lists and dicts, got more")
+        if isinstance(each, str):
+            as_text(each, name)
+        elif isinstance(each, Mapping):
+            waiting += [(inner, depth + 1) for pair in each.items() for inner in pair]
+        elif isinstance(each, list | tuple):
+            waiting += [(inner, depth + 1) for inner in each]
 
 
 def as_texts(values: Any, name: str) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ from npformer.text.sentencepiece_file import (
 MERGES, MERGES_VOCABULARY = "merges.txt", "vocab.json"
 FAIRSEQ, ALBERT, DEBERTA = "sentencepiece.bpe.model", "spiece.model", "spm.model"
 LLAMA = "tokenizer.model"
-MOST_MERGES = 1 << 22  # Gemma's 256,000 pieces have about 600,000
+MOST_MERGES = 1 << 20  # pairs; Gemma's 256,000 pieces have about 600,000
+MOST_TRIED = 1 << 26  # characters; Gemma's pieces have about 20 million in all splits
 
 
 def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
@@ -126,21 +126,28 @@ def describe_llama(path: Path, file: SentencePiece, limits: Limits) -> tuple[dic
 
 
 def _merges(path: Path, pieces: Sequence[Piece], limits: Limits) -> list[tuple[str, str]]:
-    """The pairs of pieces that make another piece: best score first, then the pair with the shortest first piece."""
+    """The pairs of pieces that make another piece: best score first, then the pair with the shortest first piece.
+
+    Raises NpformerError for more than MOST_TRIED splits of pieces, or more than MOST_MERGES pairs.
+    """
     limits.check("piece", max(len(piece.text) for piece in pieces), f"{path}: characters of a piece")
     known = {piece.text: piece for piece in pieces if piece.type in (NORMAL, USER_DEFINED)}
-    pairs = (
-        (-piece.score, at, piece.text)
-        for piece in known.values()
-        for at in range(1, len(piece.text))
-        if piece.text[:at] in known and piece.text[at:] in known
-    )
-    found = list(islice(pairs, MOST_MERGES + 1))
-    if len(found) > MOST_MERGES:
-        raise NpformerError(f"{path}: expected at most {MOST_MERGES} pairs of pieces that make another piece")
+    tried = sum(len(text) ** 2 for text in known)  # each split of a piece takes time for all its characters
+    if tried > MOST_TRIED:
+        raise NpformerError(
+            f"{path}: expected at most {MOST_TRIED} characters in the splits of all pieces, got {tried}, because "
+            "pieces are long"
+        )
     order = {piece.text: i for i, piece in enumerate(pieces)}
-    found.sort(key=lambda each: (each[0], order[each[2]], each[1]))
-    return [(text[:at], text[at:]) for _, at, text in found]
+    found: list[tuple[float, int, int, str]] = []
+    for piece in known.values():
+        text = piece.text
+        splits = (at for at in range(1, len(text)) if text[:at] in known and text[at:] in known)
+        found += [(-piece.score, order[text], at, text) for at in splits]
+        if len(found) > MOST_MERGES:
+            raise NpformerError(f"{path}: expected at most {MOST_MERGES} pairs of pieces that make another piece")
+    found.sort()
+    return [(text[:at], text[at:]) for _, _, at, text in found]
 
 
 def _never_split(pieces: Sequence[Piece]) -> list[dict[str, Any]]:

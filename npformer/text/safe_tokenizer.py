@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,11 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import read_bytes
 from npformer.common.limits import LIMITS, Limits, how_to_allow_more
 from npformer.common.other_libraries import TOKENIZER, missing
+from npformer.config import MOST
 from npformer.text.tokenizer_checks import NORMAL_FORMS, check_rows, read_parts
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
 
 #: Texts on which a tokenizer is tried: empty, words, combining accents, scripts, symbols, control characters, spaces.
 TRIED = (
@@ -61,15 +62,22 @@ class SafeTokenizer(Uncalled):
     """A wrapper around a `tokenizers.Tokenizer`. Its methods raise NpformerErrors whose messages begin with `where`.
 
     growth: as in `check_growth`, which refuses texts that would become too long. side: where tokenizer.json truncates.
+    rows: rows of the embedding table; a text with a token of a higher id is refused.
     """
 
     truncation_side: str
 
     def __init__(
-        self, tokenizer: Tokenizer, where: str, growth: int = 1, limits: Limits = LIMITS, side: str = "right"
+        self,
+        tokenizer: Tokenizer,
+        where: str,
+        growth: int = 1,
+        limits: Limits = LIMITS,
+        side: str = "right",
+        rows: int = MOST,
     ) -> None:
         own = {"_tokenizer": tokenizer, "_where": where, "_growth": growth, "_limits": limits, "truncation_side": side}
-        self.__dict__.update(own)
+        self.__dict__.update(own, _rows=rows, _added={}, _names={})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # copy and pickle look up such names before __init__ has run
@@ -79,10 +87,18 @@ class SafeTokenizer(Uncalled):
         value = getattr(self._tokenizer, name)
         if not callable(value):
             return value
+        self._forget(name)
         return partial(self._encode if name.startswith("encode") else self._call, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        self._forget(name)
         setattr(self._tokenizer, name, value)
+
+    def _forget(self, name: str) -> None:
+        """Forgets the names of tokens before an attribute is set or a method is called that may change them."""
+        if name == "model" or name.startswith(("add_", "train")):
+            self._added.clear()
+            self._names.clear()
 
     def encode(self, sequence: Any, pair: Any = None, **options: Any) -> Any:
         """Encodes a text or a pair. Long texts go through encode_batch, which releases the GIL."""
@@ -93,7 +109,50 @@ class SafeTokenizer(Uncalled):
     def _encode(self, function: Callable[..., Any], *texts: Any, **options: Any) -> Any:
         made_of = partial(self._call, self._made_of)
         check_growth(self._where, strings([*texts, *options.values()]), self._growth, self._limits, made_of)
-        return self._call(function, *texts, **options)
+        found = self._call(function, *texts, **options)
+        if self._rows < MOST:
+            for each in found if isinstance(found, list) else [found]:
+                self._check_rows(each.ids)
+        return found
+
+    def _check_rows(self, ids: Sequence[int]) -> None:
+        """Refuses tokens without a row in the embedding table."""
+        if (highest := max(ids, default=0)) >= self._rows:
+            raise NpformerError(
+                f"{self._where}: the text has the token {shown(self.id_to_token(highest))} with the id {highest}, but "
+                f"the embedding table of the model has {self._rows} rows; remove the token from the text"
+            )
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Converts ids to a text.
+
+        Whether a token is special is decided by its id. tokenizers 0.23 decides it by the normalized text of the token,
+        and does not find the special tokens of Llama's folders of 2023.
+        """
+        with safely(f"{self._where}: the tokenizer failed"):
+            added = self._added_tokens()
+            kept = [i for i in ids if not (skip_special_tokens and i in added and added[i].special)]
+            names = [name for name in map(self.id_to_token, kept) if name is not None]
+            decoder = self._tokenizer.decoder
+            return " ".join(names) if decoder is None else str(decoder.decode(names))
+
+    def decode_batch(self, sequences: Iterable[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Converts lists of ids to texts."""
+        return [self.decode(each, skip_special_tokens) for each in sequences]
+
+    def id_to_token(self, id: int) -> str | None:
+        """The token with an id, or None. In tokenizers 0.23, an added token may have its normalized text."""
+        if id not in self._names:
+            added = self._added_tokens().get(id)
+            self._names[id] = self._call(self._tokenizer.id_to_token, id) if added is None else added.content
+        name: str | None = self._names[id]
+        return name
+
+    def _added_tokens(self) -> dict[int, AddedToken]:
+        if not self._added:
+            self._added.update(self._tokenizer.get_added_tokens_decoder())
+        added: dict[int, AddedToken] = self._added
+        return added
 
     def _made_of(self, text: str) -> int:
         """The number of characters of a text after normalization and pre-tokenization."""
@@ -151,6 +210,7 @@ class Read(NamedTuple):
     has_regex: bool = False
     growth: int = 1  # maximum factor by which it can lengthen a text
     truncation_side: str = "right"
+    highest: int = 0  # highest id that tokenizer.json gives a piece
 
 
 def read_tokenizer(
@@ -171,7 +231,7 @@ def read_tokenizer(
     truncation = tokenizer.truncation
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    check_rows(str(path), tokenizer.get_vocab_size(), rows)
+    check_rows(str(path), tokenizer.get_vocab_size(False), rows)
     model = tokenizer.model
     unknown = getattr(model, "unk_token", None)
     if unknown is not None and model.token_to_id(unknown) is None:
@@ -184,18 +244,20 @@ def read_tokenizer(
             pieces = [(piece, score) for piece, score in json.loads(content)["model"]["vocab"]]
             tokenizer.model = models.Unigram(pieces, index, False)
         limits.check("piece", max(map(len, tokenizer.get_vocab())), f"{path}: characters of a piece")
-    return Read(tokenizer, parts["has_regex"], parts["growth"], truncation["direction"] if truncation else "right")
+    side = truncation["direction"] if truncation else "right"
+    return Read(tokenizer, parts["has_regex"], parts["growth"], side, parts["highest"])
 
 
 def tried(read: Read, path: Path, rows: int, limits: Limits) -> SafeTokenizer:
     """Tries a tokenizer on a few texts and wraps it. Raises NpformerError if it fails on one of them."""
-    tokenizer, has_regex, growth, side = read
+    tokenizer, has_regex, growth, side, highest = read
+    highest = max(highest, tokenizer.get_vocab_size() - 1, *tokenizer.get_added_tokens_decoder())
     result = SafeTokenizer(tokenizer, str(path))
     for text in TRIED:
         for ids in (result.encode(text).ids, result.encode(text, text).ids):
-            if max(ids, default=0) >= rows:
+            if not text and max(ids, default=0) >= rows:
                 raise NpformerError(
-                    f"{path}: {text!r:.40} has the id {max(ids)}, but the model's embedding table has {rows} rows"
+                    f"{path}: a special token has the id {max(ids)}, but the model's embedding table has {rows} rows"
                 )
             result.decode(ids, skip_special_tokens=False)
     for text in REPEATED if has_regex else ():
@@ -205,7 +267,7 @@ def tried(read: Read, path: Path, rows: int, limits: Limits) -> SafeTokenizer:
             if all(_seconds(result, given) > SECONDS for _ in range(TRIES)):
                 raise NpformerError(f"{path}: its regular expressions take too long on {length} characters")
             length *= 2
-    return SafeTokenizer(tokenizer, str(path), growth, limits, side)
+    return SafeTokenizer(tokenizer, str(path), growth, limits, side, rows if highest >= rows else MOST)
 
 
 def _seconds(tokenizer: SafeTokenizer, text: str) -> float:

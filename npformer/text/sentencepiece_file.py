@@ -30,6 +30,7 @@ CHARSMAP, DUMMY_PREFIX, REMOVES_SPACES = 2, 3, 4  # fields of a normalizer
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
 MOST_FIELDS = 1 << 21  # maximum fields of a message; a model has one field per piece, up to about 250,000
+MOST_CHARACTERS = 1 << 23  # of all pieces; the 900,000 pieces of XLM-V have about six million
 MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "words", 4: "characters"}
 
 
@@ -69,6 +70,8 @@ def read_sentencepiece(path: Path, model_type: int, limits: Limits = LIMITS) -> 
             trainer |= dict(fields(path, value))
         elif number == NORMALIZER:
             normalizer |= dict(fields(path, value))
+    if (size := sum(len(piece.text) for piece in pieces)) > MOST_CHARACTERS:
+        raise NpformerError(f"{path}: expected pieces of at most {MOST_CHARACTERS} characters in all, got {size}")
     if not pieces:
         raise NpformerError(f"{path}: not a SentencePiece model: it has no pieces")
     found = trainer.get(MODEL_TYPE, UNIGRAM)

@@ -3,8 +3,7 @@
 The result is a `SafeTokenizer` that returns the same ids as Transformers, without truncation or padding.
 `text/encoding.py` truncates texts.
 
-There is one deliberate difference: the normalizer in a tokenizer.json of RoBERTa is applied, as in Transformers 4.
-Version 5 ignores it, which changes the vectors of a sentence encoder saved with do_lower_case=True.
+docs/reference/transformers-versions.md lists where versions 4 and 5 of Transformers differ, and which one is followed.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from npformer.common.checks import boolean, one_of, shown, whole
 from npformer.common.errors import NpformerError
-from npformer.common.files import read_json, read_text
+from npformer.common.files import read_text
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families import FAMILIES, Family, family_of
 from npformer.families.base import SPECIAL_TOKENS
+from npformer.text.around_texts import add_asked, template
 from npformer.text.legacy_files import (
     ALBERT,
     DEBERTA,
-    FAIRSEQ,
     LLAMA,
     MERGES,
     albert_clean_up,
@@ -36,21 +35,23 @@ from npformer.text.legacy_files import (
 )
 from npformer.text.safe_tokenizer import Read, SafeTokenizer, Uncalled, read_tokenizer, safely, tried
 from npformer.text.sentencepiece_file import BPE, read_sentencepiece
+from npformer.text.special_tokens import added_token, added_tokens, special_tokens, token_text
 from npformer.text.tokenizer_checks import check_rows
+from npformer.text.tokenizer_class import (
+    CLASSES,
+    FILE,
+    FILES,
+    OF_NO_FAMILY,
+    SETTINGS,
+    VOCABULARY,
+    class_of,
+    file_to_read,
+    read_settings,
+    stem,
+)
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
-
-FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
-FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA, LLAMA)  # the first one found is read
-
-SPECIAL_TOKENS_FILES = SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-
-#: The roles of special tokens, in the order in which they are added to a vocabulary.
-ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-#: Values of tokenizer_class for which Transformers uses a tokenizer.json unchanged.
-OF_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 MOST_SENTINELS = 10_000  # maximum number of T5's sentinels <extra_id_0>, ...
 
@@ -72,8 +73,8 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
     table, a file that exceeds the limits, and a tokenizer that fails on a trial text.
     """
     settings, rows = read_settings(folder), config.vocab_size
-    family = _family(config, settings)
-    name = next((name for name in FILES if (folder / name).exists()), None)
+    family = _family(config, folder, settings)
+    name = file_to_read(folder, settings)
     if name is None:
         raise NpformerError(f"{folder}: no tokenizer; looked for {', '.join(FILES)}; copy one from the original model")
     path = folder / name
@@ -81,11 +82,14 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
         unknown = family.special_tokens["unk_token"]
         read = read_tokenizer(path, rows, limits, unknown_piece=unknown)
         _complete(read.tokenizer, path, settings)
+        named = added_tokens(folder, settings, special_tokens(folder, settings))
+        missing = [each for each in named if read.tokenizer.token_to_id(each.content) is None]
+        _add(read.tokenizer, folder, missing, limits)  # as in Transformers
     else:
         llama = read_sentencepiece(path, BPE, limits) if name == LLAMA else None
         if llama:
             family = replace(family, special_tokens=llama.special)
-        special = _special_tokens(folder, settings, family)
+        special = special_tokens(folder, settings, family)
         added: list[dict[str, Any]] = []
         if name == VOCABULARY:
             read = Read(_from_vocabulary(folder, settings, special, limits))
@@ -95,18 +99,16 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
             )
             content = json.dumps(described, ensure_ascii=False).encode()
             read = read_tokenizer(path, rows, limits, content)._replace(has_regex=False)  # its expressions are fast
-        _add(read.tokenizer, folder, [*_added_tokens(folder, settings, special), *map(_added_token, added)], limits)
+        _add(read.tokenizer, folder, [*added_tokens(folder, settings, special), *map(added_token, added)], limits)
         settings = {**settings, **special}
     tokenizer = read.tokenizer
     if tokenizer.post_processor is None:
-        tokenizer.post_processor = _template(tokenizer, path, settings, family)
-    check_rows(str(path), tokenizer.get_vocab_size(), rows)  # again, with the added tokens
+        tokenizer.post_processor = template(tokenizer, path, settings, family)
+    if name == FILE:
+        with safely(f"{path}: the tokenizer failed"):
+            add_asked(tokenizer, path, settings)
+    check_rows(str(path), tokenizer.get_vocab_size(False), rows)
     return tried(read, path, rows, limits)
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json, or {} if it does not exist."""
-    return read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
 
 
 def longest_text(folder: Path | None, config: Config) -> int:
@@ -139,13 +141,16 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
     if folder is None:
         return family_of(config).special_tokens[role]
     settings = read_settings(folder)
-    return token_text(_special_tokens(folder, settings, _family(config, settings))[role])
+    return token_text(special_tokens(folder, settings, _family(config, folder, settings))[role])
 
 
-def _family(config: Config, settings: Mapping[str, Any]) -> Family:
-    """The family of the tokenizer, from tokenizer_class, because some BERT models have the tokenizer of XLM-RoBERTa."""
-    name = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer").lower()
-    return next((FAMILIES[key] for key in FAMILIES if key.replace("-", "") == name), family_of(config))
+def _family(config: Config, folder: Path, settings: Mapping[str, Any]) -> Family:
+    """The family of the tokenizer, from its class, because some BERT models have the tokenizer of XLM-RoBERTa."""
+    name = stem(class_of(folder, settings))
+    own = next((key for key in FAMILIES if key.replace("-", "") == name.lower()), "")
+    if not own and name in CLASSES[VOCABULARY]:  # such as LayoutLMTokenizer
+        own = "bert"
+    return FAMILIES[own] if own else family_of(config)
 
 
 def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:
@@ -239,122 +244,6 @@ def _pieces(path: Path, limits: Limits) -> dict[str, int]:
     lines = read_text(path, limits, "vocabulary").removesuffix("\n").split("\n")
     limits.check("piece", max(map(len, lines)), f"{path}: characters of a piece")
     return {line.rstrip(SPACES): number for number, line in enumerate(lines)}
-
-
-def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
-    """The post-processor that adds the family's special tokens to a text or a pair (Devlin et al., 2019, figure 2).
-
-    Byte-level pieces, and MPNet's mask token, include the space before them. Offsets are trimmed to begin after the
-    space.
-    """
-    from tokenizers import pre_tokenizers, processors
-
-    forms = [[each.partition(":") for each in form.split()] for form in _forms(path, special, family)]
-    roles = dict.fromkeys(f"{part}_token" for form in forms for part, *_ in form if not part.startswith("$"))
-    tokens = {role: token_text(special.get(role) or family.special_tokens[role]) for role in roles}
-    for token in tokens.values():
-        if token.startswith("$") or ":" in token:  # these have a special meaning in a template
-            raise NpformerError(f"{path}: the special token {shown(token)} must not begin with $ or contain :")
-        if tokenizer.token_to_id(token) is None:
-            raise NpformerError(f"{path}: the special token {shown(token)} is not in the vocabulary")
-    single, pair = (
-        [tokens.get(f"{part}_token", part) + (colon + number) for part, colon, number in form] for form in forms
-    )
-    ids = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(tokens.values())]
-    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
-    splits = tokenizer.pre_tokenizer
-    if "cls_token" in tokens and isinstance(splits, pre_tokenizers.ByteLevel):
-        trim = _boolean(path.with_name(SETTINGS), special, "trim_offsets", True)
-        trimmed = processors.ByteLevel(trim_offsets=trim, add_prefix_space=splits.add_prefix_space)
-    elif family.mask_takes_space and isinstance(splits, pre_tokenizers.BertPreTokenizer):
-        trimmed = processors.ByteLevel(trim_offsets=True, add_prefix_space=False)
-    else:
-        return template
-    return processors.Sequence([trimmed, template])
-
-
-def _forms(path: Path, settings: Mapping[str, Any], family: Family) -> tuple[str, str]:
-    """The special tokens around a text and around a pair, as in `Family`.
-
-    Without a tokenizer.json, a decoder's tokenizer also adds the start and end tokens that its settings ask for. OPT's
-    published folders name GPT-2's tokenizer, with add_bos_token.
-    """
-    if path.name == FILE or not {"$A", "bos"}.issuperset(family.single.split()):
-        return family.single, family.pair
-
-    def asked(role: str, default: bool) -> str:
-        value, token = settings.get(f"add_{role}_token"), settings.get(f"{role}_token")
-        wanted = default if value is None else boolean(f"{path.with_name(SETTINGS)}: add_{role}_token", value)
-        return f"{role} " if wanted and (token or f"{role}_token" in family.special_tokens) else ""
-
-    bos, eos = asked("bos", "bos" in family.single or path.name == LLAMA), asked("eos", False)
-    return f"{bos}$A {eos}", f"{bos}$A {eos}{bos}$B {eos}"
-
-
-def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The special token of each role, a string or an object.
-
-    special_tokens_map.json overrides tokenizer_config.json, but is ignored if the latter has added_tokens_decoder.
-    """
-    path = folder / SPECIAL_TOKENS_MAP
-    map_ = read_json(path) if path.exists() and "added_tokens_decoder" not in settings else {}
-    found = {role: map_.get(role) or settings.get(role) or family.special_tokens.get(role) for role in ROLES}
-    special = {role: token for role, token in found.items() if token}
-    more = map_.get("additional_special_tokens") or settings.get("additional_special_tokens") or []
-    if not isinstance(more, list) or not all(token_text(each) for each in (*special.values(), *more)):
-        raise NpformerError(f"{path if map_ else folder / SETTINGS}: expected strings as special tokens")
-    if family.mask_takes_space and isinstance(special["mask_token"], str):
-        special["mask_token"] = {"content": special["mask_token"], "lstrip": True}
-    return special | {f"additional {i}": each for i, each in enumerate(more)}
-
-
-def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
-    """The tokens that are never split: added_tokens_decoder or added_tokens.json in order of id, then special tokens.
-
-    Special tokens that are already among the added tokens are not repeated.
-    """
-    path = folder / ADDED_TOKENS
-    names = [token_text(each) for each in special.values()]
-    by_id: dict[int, Any] = {}
-    try:
-        if "added_tokens_decoder" in settings:
-            path = folder / SETTINGS
-            by_id = {int(i): each for i, each in settings["added_tokens_decoder"].items()}
-        elif path.exists():
-            stated = _stated(folder, settings)  # as in Transformers, other tokens are matched after normalization
-            by_id = {
-                int(i): {"content": each, "special": each in names, "normalized": each not in stated}
-                for each, i in read_json(path).items()
-            }
-        tokens = [_added_token(by_id[i]) for i in sorted(by_id)]
-        known = {token.content for token in tokens}
-        return tokens + [_added_token(each, special=True) for each in special.values() if token_text(each) not in known]
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise NpformerError(f"{path}: invalid added tokens: {error!s:.200}") from None
-
-
-def _stated(folder: Path, settings: Mapping[str, Any]) -> set[str]:
-    """The special tokens named in the files of a folder."""
-    path = folder / SPECIAL_TOKENS_MAP
-    files = [settings, read_json(path) if path.exists() else {}]
-    return {token_text(each.get(role)) for each in files for role in ROLES}
-
-
-def _added_token(token: Any, **flags: bool) -> AddedToken:
-    from tokenizers import AddedToken
-
-    if isinstance(token, str):
-        return AddedToken(token, **flags)
-    names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-    if not token_text(token):
-        raise TypeError(f"{shown(token)} has no content")
-    return AddedToken(**{name: token[name] for name in names if name in token} | flags)
-
-
-def token_text(token: Any) -> str:
-    """The text of a special token, which is a string or an object. Other values give ""."""
-    text = token.get("content") if isinstance(token, Mapping) else token
-    return text if isinstance(text, str) else ""
 
 
 def _boolean(path: Path, settings: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from npformer.common.checks import shown, unknown, whole
 from npformer.common.errors import NpformerError
 from npformer.common.limits import Limits
+from npformer.config import MOST
 
 Part = Mapping[str, Any]
 
@@ -53,14 +54,14 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
         raise NpformerError(f"{where}: not a readable tokenizer: {error!s:.200}") from None
     if not isinstance(data, dict):
         raise NpformerError(f"{where}: not a readable tokenizer: expected an object, got {shown(data)}")
-    for table in tables:
-        ids = IDS.findall(table)
-        check_rows(where, len(ids), rows)
-        longest = max(map(len, ids), default=0)
-        if longest > 18 or (ids and max(map(int, ids)) >= rows):
-            raise NpformerError(f"{where}: vocab: expected ids below {rows}, the number of rows of the embedding table")
+    highest = max([_highest_id(where, IDS.findall(table), rows) for table in tables], default=0)
     reader = _Reader(where, rows, limits)
     reader.check_model(data.get("model"))
+    unusual = data["model"].get("vocab")  # a table in a form that `TABLES` does not match
+    if isinstance(unusual, Mapping):
+        highest = max(
+            highest, _highest_id(where, [b"%d" % each for each in unusual.values() if type(each) is int], rows)
+        )
     growth = reader.growth("normalizer", data.get("normalizer"))
     before = growth * reader.growth("pre_tokenizer", data.get("pre_tokenizer"))
     after = reader.growth("decoder", data.get("decoder"))
@@ -69,7 +70,19 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
         limits.check("growth", times, f"{where}: {names}: growth of a text")
     added = growth * reader.added_tokens(data.get("added_tokens"))  # normalized when the library reads the file
     limits.check("characters", added, f"{where}: added_tokens: characters")
-    return {**data, "has_regex": reader.has_regex, "growth": before}
+    return {**data, "has_regex": reader.has_regex, "growth": before, "highest": highest}
+
+
+def _highest_id(where: str, ids: Sequence[bytes], rows: int) -> int:
+    """The highest id of a vocabulary, in decimal digits. Refuses ids far above the rows of the embedding table."""
+    check_rows(where, len(ids), rows)
+    most = rows + spare(rows)
+    highest = most if max(map(len, ids), default=0) > 18 else max(map(int, ids), default=0)
+    if highest >= most:
+        raise NpformerError(
+            f"{where}: vocab: expected ids below {most}; the embedding table of the model has {rows} rows"
+        )
+    return highest
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -83,9 +96,17 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return read
 
 
+def spare(rows: int) -> int:
+    """The number of pieces that may lack a row of the embedding table, such as a blank last line of vocab.txt.
+
+    A tokenizer with more such pieces belongs to a different model. Added tokens do not count.
+    """
+    return max(8, rows // 100)
+
+
 def check_rows(where: str, pieces: int, rows: int) -> None:
-    """Refuses a vocabulary with more pieces than the embedding table has rows."""
-    if pieces > rows:
+    """Refuses a vocabulary with many more pieces than the embedding table has rows."""
+    if pieces > rows + spare(rows):
         raise NpformerError(
             f"{where}: expected at most {rows} pieces, one per row of the embedding table, got {pieces}; the tokenizer "
             "belongs to a different model"
@@ -253,7 +274,7 @@ class _Reader:
         if not isinstance(tokens, list) or not all(isinstance(each, Mapping) for each in tokens):
             raise NpformerError(f"{self.where}: added_tokens: expected a list of objects, got {shown(tokens)}")
         for token in tokens:
-            whole(f"{self.where}: added_tokens: id", token.get("id"), 0, self.rows - 1)
+            whole(f"{self.where}: added_tokens: id", token.get("id"), 0, MOST)
         return sum(len(self.text(f"{self.where}: added_tokens", token, "content")) for token in tokens)
 
     def check_model(self, model: Any) -> None:

@@ -19,9 +19,10 @@ from npformer.config import Config
 from npformer.families import family_of
 from npformer.text.safe_tokenizer import TRIED, SafeTokenizer, Uncalled, check_growth, read_tokenizer, safely, tried
 from npformer.text.sentencepiece_file import charsmaps
-from npformer.text.tokenizer import FILES, SETTINGS, read_settings, token_text
+from npformer.text.special_tokens import token_text
 from npformer.text.tokenizer import load_tokenizer as of_text
 from npformer.text.tokenizer_checks import check_charsmap
+from npformer.text.tokenizer_class import FILES, SETTINGS, read_settings
 from npformer.text.words import byte_level_text
 
 PIECES = ("source.spm", "target.spm", "vocab.json")

@@ -23,7 +23,9 @@ from npformer.families.distilbert import DISTILBERT
 from npformer.generation.settings import FILE as GENERATION
 from npformer.runtime.narrow import NarrowWeight
 from npformer.text.legacy_files import MERGES_VOCABULARY
-from npformer.text.tokenizer import FILES, SETTINGS, SPECIAL_TOKENS_FILES, longest_text, read_settings
+from npformer.text.special_tokens import SPECIAL_TOKENS_FILES
+from npformer.text.tokenizer import longest_text
+from npformer.text.tokenizer_class import FILES, SETTINGS, read_settings
 from npformer.training.initialize import initialize
 
 TOKENIZER = (SETTINGS, *SPECIAL_TOKENS_FILES, *FILES, MERGES_VOCABULARY)

@@ -74,7 +74,7 @@ def test_the_config_has_the_decoder_s_sizes() -> None:
         ({"decoder_layers": 0}, "decoder_layers: expected a whole number from 1"),
         ({"decoder_attention_heads": 5}, "n_heads: 5 does not divide d_model 32"),
         ({"normalize_before": True}, "normalize_before: True is not supported"),
-        ({"bos_token_id": -1}, "bos_token_id: expected a whole number"),
+        ({"bos_token_id": "1"}, "bos_token_id: expected a whole number"),
         ({"pad_token_id": "x"}, "pad_token_id: expected a whole number"),
         ({"activation_function": "mish"}, "activation_function: expected one of"),
     ],

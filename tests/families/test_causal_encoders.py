@@ -91,7 +91,7 @@ def test_ids_that_are_not_in_the_file_match_transformers(family: str) -> None:
         ({"is_decoder": "yes"}, "is_decoder: expected true or false, got 'yes'"),
         ({"is_decoder": 1}, "is_decoder: expected true or false, got 1"),
         ({"add_cross_attention": True}, "add_cross_attention: True is not supported"),
-        ({"eos_token_id": -1}, "eos_token_id: expected a whole number from 0"),
+        ({"eos_token_id": "2"}, "eos_token_id: expected a whole number"),
         ({"bos_token_id": "a"}, "bos_token_id: expected a whole number from 0"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_tensor_that_is_missing_is_named_with_its_part(tmp_path: Path) -> None
         ("add_cross_attention", True),
         ("activation_function", "gelu_pytorch_tanhh"),
         ("n_inner", 0),
-        ("eos_token_id", -1),
+        ("eos_token_id", "2"),
         ("bos_token_id", "x"),
         ("pad_token_id", 1.5),
         ("position_embedding_type", "relative_key"),

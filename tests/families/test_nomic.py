@@ -96,7 +96,7 @@ def test_missing_features_are_refused_by_name(changes: dict[str, Any], message: 
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters: partial_rotary_factor: 0.5 is not"),
         ({"rope_parameters": [3]}, "rope_parameters: expected an object"),
         ({"head_dim": 16}, "head_dim: expected 8, which is hidden_size / num_attention_heads, got 16"),
-        ({"pad_token_id": -1}, "pad_token_id"),
+        ({"pad_token_id": "0"}, "pad_token_id"),
     ],
 )
 def test_unsupported_values_in_transformers_form_are_refused_by_name(changes: dict[str, Any], message: str) -> None:

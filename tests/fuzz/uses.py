@@ -27,7 +27,7 @@ from npformer.loading import load
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.catalogue import TASK_OF
 from npformer.tasks.pipelines import pipeline
-from npformer.text.tokenizer import FILES as TOKENIZER_FILES
+from npformer.text.tokenizer_class import FILES as TOKENIZER_FILES
 from npformer.text.translation_tokenizer import load_tokenizer
 from npformer.training.data import encode, encode_pairs, label_names, read_labelled, read_pairs
 from npformer.training.losses import HeadLoss, TranslationLoss

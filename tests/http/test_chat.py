@@ -108,6 +108,20 @@ def test_a_request_sets_variables_of_the_template(client: openai.OpenAI) -> None
     assert told.prompt_tokens == plain.prompt_tokens + 10  # "no" is one token
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("[" * 986 + "]" * 986, "expected at most 100 levels"), ('"\\ud800"', "character 0 is a lone surrogate")],
+    ids=["deep", "surrogate"],
+)
+def test_variables_that_no_template_can_read(value: str, said: str, server: Server, folder: Path) -> None:
+    request = {"model": "chatter", "messages": ASKED, "max_tokens": 1, "chat_template_kwargs": {"a": "VALUE"}}
+    body = json.dumps(request).replace('"VALUE"', value)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422  # as for any invalid field
+    assert f"chat_template_kwargs: {said}" in answer.text
+    assert str(folder) not in answer.text
+
+
 def test_openai_chat_as_a_stream(client: openai.OpenAI, task: TextGeneration) -> None:
     settings: dict[str, Any] = {"model": "chatter", "messages": ASKED, "seed": 3, "max_tokens": 12, "n": 2}
     whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)

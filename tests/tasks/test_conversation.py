@@ -95,6 +95,34 @@ def test_messages_that_are_refused(task: TextGeneration, folder: Path) -> None:
         npformer.pipeline("text-generation", writers.folder(folder.parent / "plain"))(ASKED)
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [101, 986, 100_000])
+def test_deep_variables_are_refused(depth: int, task: TextGeneration) -> None:
+    with pytest.raises(NpformerError, match=r"^chat_template_kwargs: expected at most 100 levels of lists and dicts"):
+        task(ASKED, chat_template_kwargs={"a": nested(depth)})
+    with pytest.raises(NpformerError, match=r"messages\[0\]: expected at most 100 levels of lists and dicts"):
+        task([{**ASKED[0], "calls": nested(depth)}], **GREEDY)
+
+
+@pytest.mark.parametrize("value", ["\ud800", ["a\udfff"], {"b": {"\ud800": 1}}])
+def test_variables_that_are_not_valid_text_are_refused(value: Any, task: TextGeneration) -> None:
+    said = r"character \d is a lone surrogate, which is not valid text$"
+    with pytest.raises(NpformerError, match=f"^chat_template_kwargs: {said}"):
+        task(ASKED, chat_template_kwargs={"a": value})
+    with pytest.raises(NpformerError, match=rf"messages\[0\]: {said}"):
+        task([{**ASKED[0], "calls": value}], **GREEDY)
+
+
+def test_nested_variables_reach_the_template(task: TextGeneration) -> None:
+    assert task(ASKED, chat_template_kwargs={"a": nested(99), "enable_thinking": False}, **GREEDY)
+
+
 def test_a_conversation_computes_only_new_tokens_and_has_the_same_answers(task: TextGeneration) -> None:
     conversation = Conversation(task, **{**GREEDY, "max_new_tokens": 24}, logprobs=2)
     before: list[int] = []

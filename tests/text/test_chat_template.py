@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 
 import pytest
 
@@ -102,3 +104,80 @@ def test_a_folder_without_a_template_and_an_environment_without_jinja2(folder, m
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(NpformerError, match=r"no chat template; looked for chat_template\.jinja and a text"):
         pair_template(folder, False, {})
+
+
+# --- a template that leaves the sandbox ------------------------------------------------------------------------------
+
+OS = "cycler.__init__.__globals__['os']"
+BUILT_IN = "cycler.__init__.__globals__['__builtins__']"
+
+
+@pytest.fixture
+def without_a_sandbox(monkeypatch):
+    """jinja2 without its sandbox, as if a template had found a hole in it."""
+    own = chat_template.PROGRAM.replace("jinja2.sandbox import Imm", "jinja2 import Environment as Imm")
+    assert own != chat_template.PROGRAM
+    monkeypatch.setattr(chat_template, "PROGRAM", own)
+
+
+def test_the_process_has_no_variable_of_the_environment(without_a_sandbox, monkeypatch):
+    monkeypatch.setenv("KEY", "secret 7d1")
+    monkeypatch.setenv("PYTHONPATH", "/secret 7d1")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    [text] = render("here", f"{{{{ {OS}.environ | list | tojson }}}}", [[]], {})
+    assert set(json.loads(text)) <= {*chat_template.KEPT, "LC_CTYPE"}  # Python sets LC_CTYPE itself
+    assert render("here", f"{{{{ {OS}.environ.TZ }}}} {{{{ strftime_now('%Z') }}}}", [[]], {}) == ["Asia/Tokyo "]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of the operating system")
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "{{ built_in.open('/proc/self/environ').read() }}",
+        "{{ built_in.open('/proc/' ~ os.getppid() ~ '/environ').read() }}",  # of the parent
+        "{{ built_in.open('FOLDER/secret').read() }}",
+        "{{ os.listdir('/proc/self/fd') }}",
+        "{{ os.read(NUMBER, 99) }}",
+        "{{ os.popen('cat FOLDER/secret').read() }}",
+    ],
+)
+def test_the_process_can_open_no_file(attempt, without_a_sandbox, tmp_path, monkeypatch):
+    monkeypatch.setenv("KEY", "secret 7d1")
+    (tmp_path / "secret").write_text("secret 7d1")
+    with open(tmp_path / "secret", "rb") as file:
+        os.set_inheritable(file.fileno(), True)
+        for old, new in (("built_in", BUILT_IN), ("os.", f"{OS}."), ("FOLDER", tmp_path), ("NUMBER", file.fileno())):
+            attempt = attempt.replace(old, str(new))
+        with pytest.raises(NpformerError, match=r"here: the template failed: (OSError|FileNotFoundError)"):
+            render("here", attempt, [[]], {})
+
+
+def test_what_jinja2_imports_late_is_there(folder):
+    """After the imports, the process can open no file."""
+    template = (
+        "{{ {'b': 1} | pprint }} {{ 'a b' | wordwrap(1) }} {{ [3] | random }} {{ 'é' | urlencode }} {{ 'a' | indent }}"
+        " {{ '<' | e }} {{ {'a': 'é'} | tojson }} {{ 'http://example.com' | urlize }} {{ strftime_now('%Y') | length }}"
+    )
+    expected = '{\'b\': 1} a\nb 3 %C3%A9 a &lt; {"a": "é"} <a href="http://example.com" rel="noopener">http://example.com</a> 4'
+    assert render("here", template, [[]], {}) == [expected]
+    with pytest.raises(NpformerError, match=r"here: the template failed: UndefinedError: 'b' is undefined"):
+        render("here", "{{ b.c }}", [[]], {})
+
+
+def test_a_hole_of_older_versions_is_closed(monkeypatch):
+    """CVE-2025-27516: up to jinja2 3.1.5, the filter attr gives a template the format method of a text."""
+    monkeypatch.setenv("KEY", "secret 7d1")
+    hole = "{{ ('{0.__init__.__globals__[os].environ}'|attr('format'))(cycler) }}"
+    with pytest.raises(NpformerError, match="the template failed: SecurityError"):
+        render("here", hole, [[]], {})
+
+
+@pytest.mark.parametrize(("found", "is_refused"), [("3.1.5", True), ("3.0", True), ("3.1.6", False), ("4.0rc1", False)])
+def test_older_versions_of_jinja2_are_refused(found, is_refused, monkeypatch):
+    monkeypatch.setattr(chat_template, "_version", lambda package: found)
+    if is_refused:
+        said = rf"here: a chat template needs jinja2 3\.1\.6 or newer, .* got {found}: pip install -U"
+        with pytest.raises(NpformerError, match=said):
+            render("here", "a", [[]], {})
+    else:
+        assert render("here", "a", [[]], {}) == ["a"]

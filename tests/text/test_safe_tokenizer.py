@@ -119,9 +119,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0]], "byte_fallback": False}}, "unk_id: missing"
     ),
     "a long piece": ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a" * 2000, 0.0]]}}, "limit `piece`"),
-    "an id beyond the table": ({"model": WORD_PIECE | {"vocab": {**WORDS, "z": 100}}}, "ids below 100"),
-    "an id of any length": ({"model": WORD_PIECE | {"vocab": {**WORDS, "z": 10**4000}}}, "ids below 100"),
-    "an added id beyond the table": ({"added_tokens": added("x", 2**32 - 1)}, "from 0 to 99, got 4294967295"),
+    "an id beyond the table": ({"model": WORD_PIECE | {"vocab": {**WORDS, "z": 108}}}, "ids below 108"),
+    "an id of any length": ({"model": WORD_PIECE | {"vocab": {**WORDS, "z": 10**4000}}}, "ids below 108"),
+    "an added id beyond the table": ({"added_tokens": added("x", 2**32 - 1)}, "from 0 to 2147483647, got 4294967295"),
     "[CLS] beyond the table": (
         {"post_processor": template(special_tokens={"[CLS]": {**CLS["[CLS]"], "ids": [100]}})}, "from 0 to 99, got 100"
     ),
@@ -275,7 +275,10 @@ class Failing:
     def encode(self, *_: Any, **__: Any) -> Any:
         raise self.error
 
-    decode = encode_batch = post_process = encode
+    id_to_token = encode_batch = post_process = encode
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
 
 
 @pytest.mark.parametrize("method", ["encode", "decode", "encode_batch", "post_process"])

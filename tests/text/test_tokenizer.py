@@ -260,7 +260,7 @@ def written(path, case, name, content):
         ("merges.txt", b"t h e\n", "expected two pieces"),
         ("merges.txt", b"\xff \xfe\n", "not UTF-8 (byte 0)"),
         ("merges.txt", "щ щ".encode(), "not a readable tokenizer"),
-        ("vocab.json", b'{"<s>": 300}', "expected ids below 300"),
+        ("vocab.json", b'{"<s>": 308}', "expected ids below 308"),
         ("vocab.json", b'{"<s>": -1}', "not a readable tokenizer"),
         ("vocab.json", b"[]", "expected a JSON object"),
         ("tokenizer_config.json", b'{"add_prefix_space": 1}', "add_prefix_space: expected true or false, got 1"),
