@@ -34,6 +34,7 @@ MODEL = {
     **dict.fromkeys(("parameters", "named_parameters", "state_dict"), "model.weights is a nested dict of all arrays"),
     "generation_config": "pass the settings to model.generate(ids, max_new_tokens=20, ...)",
     "get_input_embeddings": 'model.weights["embeddings"]["token"]["weight"] is the token table',
+    "max_seq_length": "give max_length= to the pipeline; model.config.max_length is the maximum of the model",
     "name_or_path": "model.folder is the folder of the model",
     "num_parameters": "`npformer info MODEL` counts them",
 }
@@ -50,6 +51,7 @@ TASK = {
     "get_max_seq_length": "task.max_seq_length is the maximum number of tokens",
     "intersection": "a * b has the products of the weights of two sparse vectors",
     "max_active_dims": "use task.options.max_active_dims",
+    "max_seq_length": "give max_length= to the call or to the pipeline",
     "max_length": "task.options.max_length is the given length, and task.encoder.limit is the maximum number of tokens",
     "predict": "call the task itself, task(texts); use npformer.Pair(a, b) for a pair of texts",
     "similarity_pairwise": "np.diag(task.similarity(a, b)) is the similarity of each row of a to the same row of b",
@@ -146,6 +148,12 @@ class Answering:
 
         def __getattr__(self, name: str) -> Any:
             raise missing(self, name, self.lines)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Refuses to set a name of another library, which would have no effect."""
+            if name in self.lines and not hasattr(type(self), name) and name not in self.__dict__:
+                raise missing(self, name, self.lines)
+            object.__setattr__(self, name, value)
 
 
 def missing(owner: object, name: str, lines: Mapping[str, str]) -> AttributeError:

@@ -116,7 +116,7 @@ class TextRanking(Ranking):
         query, text = (found, "") if isinstance(found, str) else found  # an empty text is ranked too
         if self.template is not None:
             return [self.template.text(self.prompt(options), query, text)]
-        return [Pair(self.prompt(options) + query, text)]
+        return [Pair(self.cased(self.prompt(options) + query), self.cased(text))]
 
     def prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
         if self.template is not None and options.long == "window":

@@ -50,6 +50,18 @@ def test_a_name_of_another_library_is_answered(table, name):
         assert str(error.value).endswith(f": {TABLES[table][name]}")
 
 
+@pytest.mark.parametrize("table", ["MODEL", "TASK"])
+def test_setting_a_name_of_another_library_is_answered_too(table):
+    """It would have no effect: `task.max_length = 8` truncates nothing."""
+    for name, line in TABLES[table].items():
+        without = [each for each in OBJECTS[table] if not hasattr(each, name)]
+        for each in without:
+            with pytest.raises(AttributeError) as error:
+                setattr(each, name, 8)
+            assert str(error.value).endswith(f": {line}")
+            assert not hasattr(each, name)
+
+
 @pytest.mark.parametrize("name", other_libraries.MODULE)
 def test_an_import_from_npformer_is_answered(name):
     with pytest.raises(NpformerError, match=re.escape(f"npformer has no {name}: {other_libraries.MODULE[name]}")):

@@ -117,6 +117,23 @@ def test_an_embedding_heeds_its_folder_s_length_case_and_prompt(folder):
     assert vector.n_tokens == 6
 
 
+def test_the_folder_s_length_replaces_the_tokenizer_s(folder):
+    """As in sentence-transformers, max_seq_length replaces model_max_length; it may be larger, up to the positions."""
+    text = "ice cream " * 12  # 26 tokens
+    whole = embedder(folder)(text)
+    assert whole.n_tokens == 26
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 10}))
+    assert pipeline("sentence-embedding", folder).max_seq_length == 10
+    for length, found in ((40, 40), (1000, 64), (6, 6)):
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+        embed = pipeline("sentence-embedding", folder)
+        assert embed.max_seq_length == embed.limit(embed.options) == found
+        assert found < 26 or np.array_equal(embed(text), whole)
+    embed.max_seq_length = 40  # the user may replace it too
+    assert np.array_equal(embed(text), whole)
+
+
 def test_an_embedding_without_modules_is_the_mean(folder):
     embed = pipeline("sentence-embedding", folder)
     assert embed.recipe == EmbeddingRecipe()
