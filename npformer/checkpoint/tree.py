@@ -141,11 +141,11 @@ def _wrapper(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
 
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
-    """A view of the part of a tensor that a source describes. A leading axis of 1, which buffers have, is removed."""
+    """A view of the part of a tensor that a source describes, without its leading axis of 1 if it has one."""
     outputs = -1 if source.in_out else 0  # the output axis
     if source.part and array.ndim and source.part.fits(array.shape[outputs]):
         array = source.part.of(array, outputs)
-    elif source.part is None and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
+    elif (source.leading or source.buffer) and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
         array = array[0]
     return source.to_linear(array) if parameter.transposed else array
 

@@ -18,6 +18,7 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families.base import Family, Source, TensorPart, label_count
 from npformer.families.encoder_table import EncoderTable
+from npformer.families.layer_types import LAYER_TYPES, check_layer_types
 from npformer.families.parts import Parts
 from npformer.families.text_model import text_config
 from npformer.families.unsupported import find_family, ignored, quantized, refuse_quantized
@@ -150,6 +151,8 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
     limits.check("labels", label_count(data), "labels")
     limits.check("layers", family.layer_count(data), "layers")
     config = family.read_config(data, head)
+    if data.keys() & LAYER_TYPES:
+        check_layer_types(data, config)
     limits.check("layers", config.n_layers + config.decoder.n_layers, "layers")
     if config.positions.table.startswith("sinusoidal"):
         limits.check("positions", config.n_positions * config.table_width, "numbers in the table of positions")

@@ -91,6 +91,7 @@ class Source(NamedTuple):
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # the tensor has a leading axis of size 1 in a new file
     kernel: int = 0  # width of a convolution, whose tensor is (out, in, kernel); 0 means no convolution
+    buffer: bool = False  # the tensor may have a leading axis of size 1, as a buffer of positions has
     apart: tuple[str, ...] = ()  # names of tensors that hold only this array, if those in `names` hold several
 
     @property
