@@ -23,7 +23,7 @@ from npformer.common.errors import NpformerError, warn
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families import quantized, read_config, refuse_quantized, text_config
+from npformer.families import quantized, read_config, refuse_quantized, text_config, unread_code
 from npformer.runtime.narrow import NARROW
 
 CONFIG = "config.json"
@@ -116,6 +116,8 @@ def read_tree(
 ) -> tuple[Config, Tree]:
     """Converts the content of a folder to a config and weights. With dtype None, every array keeps its dtype."""
     config = config_of(stored.folder, stored.config, head, stored.limits)
+    if note := unread_code(stored.config, config):
+        warn(f"{stored.folder / CONFIG}: {note}")
     try:
         to_tree = layout.own_to_tree if stored.own else layout.to_tree
         return config, to_tree(stored.tensors, config, dtype, allow_nonfinite or stored.finite, keep)

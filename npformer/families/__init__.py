@@ -21,7 +21,7 @@ from npformer.families.encoder_table import EncoderTable
 from npformer.families.layer_types import LAYER_TYPES, check_layer_types
 from npformer.families.parts import Parts
 from npformer.families.text_model import text_config
-from npformer.families.unsupported import find_family, ignored, quantized, refuse_quantized
+from npformer.families.unsupported import CODE, find_family, ignored, own_code, quantized, refuse_quantized
 
 __all__ = [
     "FAMILIES",
@@ -39,6 +39,7 @@ __all__ = [
     "read_config",
     "refuse_quantized",
     "text_config",
+    "unread_code",
     "write_config",
 ]
 
@@ -157,6 +158,19 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
     if config.positions.table.startswith("sinusoidal"):
         limits.check("positions", config.n_positions * config.table_width, "numbers in the table of positions")
     return config
+
+
+def unread_code(data: Mapping[str, Any], config: Config) -> str:
+    """A note about a checkpoint's own model class, from which npformer's may differ; "" for other checkpoints.
+
+    Checkpoints such as Phi-3 were published with their code before Transformers had the same model.
+    """
+    code = own_code(data)
+    if not code or CODE in family_of(config).reads:
+        return ""
+    return (
+        f"{CODE}: {code} is never run; npformer computes a {config.model_type} model, as Transformers does without it"
+    )
 
 
 def write_config(config: Config) -> dict[str, Any]:

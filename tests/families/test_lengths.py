@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 
 import numpy as np
@@ -43,7 +42,9 @@ def test_layer_types_fit_the_layers_of_every_family(name):
     assert read_config({**data, "layer_types": kinds}) == plain
     wrong = (kinds[:-1], [*kinds, kinds[-1]], [], "abc", 3, {}, [FULL, "chunked_attention"], [[], {}], [None, None])
     for each in wrong:
-        with pytest.raises(NpformerError, match="layer_types: expected full_attention or .* for each of 2 layers, got"):
+        with pytest.raises(
+            NpformerError, match=r"layer_types: expected full_attention or .* for each of 2 layers, got"
+        ):
             read_config({**data, "layer_types": each})
 
 
@@ -54,7 +55,7 @@ def test_layer_types_that_contradict_the_windows_are_refused(name):
     kinds = kinds_of(read_config(data))
     other = [FULL if each == SLIDING else SLIDING for each in kinds]
     for each in (other, [kinds[0], other[1]]):
-        with pytest.raises(NpformerError, match=f"layer_types: layer [01]: expected {kinds[0]}, .* got {other[0]}"):
+        with pytest.raises(NpformerError, match=rf"layer_types: layer [01]: expected {kinds[0]}, .* got {other[0]}"):
             read_config({**data, "layer_types": each})
 
 
