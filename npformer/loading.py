@@ -56,7 +56,8 @@ def load(
     dtype : float32, or float64 to compute everything in double precision. "auto" means float32, whereas in
         Transformers it means the stored dtype.
     threads, same_bits : as in `Model`
-    head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json
+    head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json. Needed if
+        npformer does not know that class.
     limits : Limits on the size of files and texts
     mapped : bool, the weights of a converted checkpoint stay memory-mapped, and processes share them. Do not write to
         the file: the next call detects a change, but a write during a call can kill the process. False reads the

@@ -16,7 +16,7 @@ from npformer.checkpoint.modules import MODULES, encoder_folder, module_files, r
 from npformer.checkpoint.read import ADAPTER, CONFIG, MERGE, WEIGHTS, shards
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file, read_json
-from npformer.families import FAMILIES, read_config, text_config
+from npformer.families import UnknownClass, named_family, read_config, text_config
 
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
@@ -132,12 +132,11 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
             return start + shard
     extras = [*TOKENIZER]
     config = text_config(read_json(folder / start / CONFIG))
-    family, classes = FAMILIES.get(config.get("model_type", "")), config.get("architectures")
+    family = named_family(config)
     if family is not None and family.tokenizer_pieces:
         extras += TRANSLATION
-    elif family is not None and isinstance(classes, list) and classes:
-        writes = family.architectures.get(str(classes[0])) in ("causal-lm", "translation")
-        extras += [GENERATION] if writes else []
+    elif family is not None and family.named_head(config) in ("causal-lm", "translation", None):
+        extras += [GENERATION]
     if not has(start + "tokenizer.json"):
         old = next((each for each in OLD_TOKENIZER if has(start + each)), "")
         extras += ["added_tokens.json", *(["vocab.json"] if old == "merges.txt" else [])]
@@ -193,6 +192,8 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
         raise NpformerError(f"{name}: no {start + CONFIG} on the hub; npformer reads only transformer models")
     try:
         read_config(read_json(folder / start / CONFIG))
+    except UnknownClass:
+        pass  # the caller may name the head
     except NpformerError as error:  # so that the weights of an unsupported model are not downloaded
         raise NpformerError(f"{name}: {error}") from None
     missing = _collect(folder, has, weights)

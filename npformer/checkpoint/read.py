@@ -143,7 +143,7 @@ def config_of(folder: Path, data: Mapping[str, Any], head: str | None = None, li
     try:
         return read_config(data, head, limits)
     except NpformerError as error:
-        raise NpformerError(f"{folder / CONFIG}: {error}") from None
+        raise type(error)(f"{folder / CONFIG}: {error}") from None
 
 
 def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) -> Stored:

@@ -16,7 +16,7 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families.base import Family, Source, TensorPart, label_count
+from npformer.families.base import Family, Source, TensorPart, UnknownClass, label_count
 from npformer.families.encoder_table import EncoderTable
 from npformer.families.layer_types import LAYER_TYPES, check_layer_types
 from npformer.families.parts import Parts
@@ -29,11 +29,14 @@ __all__ = [
     "Family",
     "Source",
     "TensorPart",
+    "UnknownClass",
     "distinct_encoders",
     "encoders",
     "family_of",
     "has_base",
     "ignored",
+    "named_family",
+    "names_head",
     "parts_of",
     "quantized",
     "read_config",
@@ -110,6 +113,20 @@ def has_base(model_type: str) -> bool:
     if model_type not in FAMILIES or model_type == "transformer":  # torch's own modules are not in Transformers
         return False
     return "base" in FAMILIES[model_type].architectures.values()
+
+
+def names_head(data: Mapping[str, Any]) -> bool:
+    """Whether a config.json says which head its model has. Without a class, it has that of its family's only class."""
+    family = named_family(data)
+    if family is None:
+        return True  # `read_config` refuses it
+    return family.named_head(data) is not None if data.get("architectures") else not has_base(family.model_type)
+
+
+def named_family(data: Mapping[str, Any]) -> Family | None:
+    """The family of a config.json, or None if npformer does not have it."""
+    name = data.get("model_type")
+    return FAMILIES[name] if isinstance(name, str) and name in FAMILIES else None
 
 
 def family_of(config: Config) -> Family:

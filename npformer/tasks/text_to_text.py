@@ -48,6 +48,7 @@ class TextToText(Writing):
 
     options_type = TextToTextOptions
     model: Seq2Seq  # type: ignore[assignment]
+    to: str | None = None  # target language
 
     def __init__(self, model: Model | Seq2Seq, **options: Any) -> None:
         if not isinstance(model, Seq2Seq):
@@ -55,7 +56,7 @@ class TextToText(Writing):
         self.model = model
         self.encoder: Any = SourceEncoder(model)
         self.window = WINDOW
-        self.to: str | None = options.get("to")
+        self.to = options.get("to")
         self.prefixes: dict[str | None, str] = {}
         self.options = self.settle(self.defaults(), options)
 

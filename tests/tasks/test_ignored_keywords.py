@@ -275,6 +275,39 @@ def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
         load(folder, head="masked")
 
 
+@pytest.mark.parametrize("name", ["MyModel", 3, {"a": 1}])
+@pytest.mark.parametrize(
+    ("family", "head", "task"),
+    [
+        ("bert", "masked-lm", "fill-mask"),
+        ("llama", "causal-lm", "text-generation"),
+        ("t5", "base", "feature-extraction"),
+    ],
+)
+def test_an_unknown_class_takes_the_head_that_the_caller_names(family, head, task, name, tmp_path):
+    folder = tiny.folder(tmp_path / "model", family, head)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, "architectures": [name]}))
+    assert pipeline(task, folder).model.config.head == load(folder, head=head).config.head == head
+    got = {"MyModel": "'MyModel'", 3: "3"}.get(name if isinstance(name, str | int) else "", "a dict")
+    with pytest.raises(
+        NpformerError, match=rf"config.json: architectures: expected .*, got {got}; name the head, load"
+    ):
+        load(folder)
+    with pytest.raises(NpformerError, match=f"config.json: cannot infer the task from the class {got}; give the task"):
+        pipeline(model=folder)
+
+
+@pytest.mark.parametrize("prefix", ["TF", "Flax"])
+def test_the_class_of_another_framework_has_the_same_head(prefix, tmp_path):
+    for family, head in (("bert", "masked-lm"), ("bert", "base"), ("gpt2", "causal-lm"), ("marian", "translation")):
+        folder = tiny.folder(tmp_path / f"{family}-{head}", family, head)
+        described = json.loads((folder / "config.json").read_text())
+        [name] = described["architectures"]
+        (folder / "config.json").write_text(json.dumps({**described, "architectures": [prefix + name]}))
+        assert load(folder).config == load(folder, head=head).config
+
+
 # --- pairs -----------------------------------------------------------------------------------------------------------
 
 
