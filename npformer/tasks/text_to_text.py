@@ -9,7 +9,7 @@ from typing import Any
 
 from npformer.common.errors import NpformerError, warn
 from npformer.generation import generate, stream
-from npformer.generation.settings import resolve
+from npformer.generation.settings import resolve, usable
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.declaration import Form
 from npformer.tasks.task import WINDOW, Request
@@ -62,7 +62,7 @@ class TextToText(Writing):
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
-        return task_settings(self.model, self.name, self.to).settings
+        return usable(task_settings(self.model, self.name, self.to).settings, self.model.config)[0]
 
     @cached_property
     def pairs(self) -> dict[str, str]:
