@@ -54,7 +54,8 @@ def load(
     revision : str, branch, tag or commit on the hub
     offline : bool, use only the cache, without the network
     dtype : float32, or float64 to compute everything in double precision. "auto" means float32, whereas in
-        Transformers it means the stored dtype.
+        Transformers it means the stored dtype. float16 and bfloat16 mean float32 with a warning: `keep` sets the dtype
+        in memory. Transformers' older name, torch_dtype, is accepted too.
     threads, same_bits : as in `Model`
     head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json. Needed if
         npformer does not know that class.
@@ -90,7 +91,7 @@ def load(
     >>> model.config.labels[model([[101, 1045, 2293, 3256, 6949, 102]]).logits.argmax()]  # I love ice cream
     'NEGATIVE'
     """
-    dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
+    dtype, threads = parameter_dtype(dtype, keep), thread_count(threads)  # before anything is downloaded
     same_bits = wants_same_bits(same_bits)
     check_keep(keep, dtype, allow_nonfinite, writable)
     folder = find_folder(name, revision, offline)

@@ -92,7 +92,7 @@ def load_folder(
     >>> weights["layers"][0]["attention"]["query"]["weight"].shape
     (384, 384)
     """
-    dtype = parameter_dtype(dtype)
+    dtype = parameter_dtype(dtype, keep)
     check_keep(keep, dtype, allow_nonfinite)
     return read_tree(read_folder(path, limits, mapped), dtype, head, allow_nonfinite, keep)
 

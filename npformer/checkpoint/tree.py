@@ -33,6 +33,7 @@ from npformer.runtime.narrow import NARROW, NarrowWeight, narrowed, widened
 Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 
 PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
+HALVES = ("float16", "bfloat16")
 _MOST_LISTED = 12
 
 SCALE = "_scale"  # an int8 tensor's scale has the tensor's name with this suffix
@@ -359,15 +360,25 @@ def _with_lists(node: Any) -> Any:
     return children
 
 
-def parameter_dtype(dtype: Any) -> np.dtype[Any]:
-    """Returns float32 or float64, given any name of the dtype in NumPy or torch. "auto" is float32."""
-    name = str(dtype).removeprefix("torch.")
+def parameter_dtype(dtype: Any, keep: str = "float32") -> np.dtype[Any]:
+    """Returns float32 or float64, given any name of the dtype in NumPy or torch. "auto" is float32.
+
+    float16 and bfloat16 are float32 too, with a warning that names `keep`, unless it is given: see `load`.
+    """
+    name = getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
     for supported in PARAMETER_DTYPES:
         if dtype is not None and (dtype == supported or name == supported.name):
             return supported
-    if name == "auto":
+    if name in HALVES and keep == "float32":
+        warn(
+            f"dtype: {name} weights are widened to float32, in which everything is computed; omit dtype. "
+            f"keep={name!r} keeps the weights in half the memory"
+        )
+    if name == "auto" or name in HALVES:
         return PARAMETER_DTYPES[0]
-    raise NpformerError(f"dtype: expected float32 or float64, got {dtype!r:.80}; half precision is loaded as float32")
+    raise NpformerError(
+        f"dtype: expected float32 or float64, got {dtype!r:.80}; for smaller weights in memory, use keep="
+    )
 
 
 def _problem(array: Array, shape: tuple[int, ...]) -> str:

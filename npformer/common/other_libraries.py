@@ -121,7 +121,6 @@ _LOAD = {
     "cache_dir": "set HF_HUB_CACHE in the environment",
     "local_files_only": "write offline=True",
     "token": "set HF_TOKEN in the environment, or log in with `hf auth login`",
-    "torch_dtype": "write dtype=, float32 or float64",
     "trust_remote_code": "a checkpoint's code is never run; leave it out",
 }
 _CALL = {
@@ -137,6 +136,8 @@ ARGUMENTS: dict[str, Mapping[str, str]] = {
     "softmax": {"dim": "write axis="},
     "Model.__call__": _CALL,
 }
+#: Function -> older name of an argument in another library -> the argument.
+RENAMED: dict[str, Mapping[str, str]] = {"load": {"torch_dtype": "dtype"}}
 
 
 class Answering:
@@ -164,7 +165,8 @@ def missing(owner: object, name: str, lines: Mapping[str, str]) -> AttributeErro
 
 def answering(function: F) -> F:
     """Wraps a function so that the error for an argument in ARGUMENTS gives the replacement."""
-    lines = ARGUMENTS.get(getattr(function, "__qualname__", ""))
+    name_of = getattr(function, "__qualname__", "")
+    lines, renamed = ARGUMENTS.get(name_of), RENAMED.get(name_of, {})
     if lines is None:
         return function
 
@@ -172,6 +174,10 @@ def answering(function: F) -> F:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs.keys() & lines.keys():
             raise NpformerError(f"{function.__name__.strip('_')}: no argument {name!r}: {lines[name]}")
+        for name in kwargs.keys() & renamed.keys():
+            if renamed[name] in kwargs:
+                raise NpformerError(f"{name}: conflicts with {renamed[name]}=; give only one of the two")
+            kwargs[renamed[name]] = kwargs.pop(name)
         return function(*args, **kwargs)
 
     wrapper.__module__ = "npformer"  # for pickle
