@@ -28,6 +28,15 @@ from npformer.runtime.threads import num_threads, thread_count, wants_same_bits
 #: The bundled models. A checkout has all of them. An installed package has only the first, or none if it was built
 #: with NPFORMER_DEMO=0.
 OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
+#: Suffix of a file of another engine, with its own names of tensors -> its format.
+FOREIGN = {
+    ".gguf": "GGUF",
+    ".ggml": "GGML",
+    ".onnx": "ONNX",
+    ".h5": "TensorFlow",
+    ".msgpack": "Flax",
+    ".tflite": "TFLite",
+}
 REPOSITORY = "https://github.com/npformer/npformer"
 
 
@@ -140,6 +149,11 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
     if name in OURS:
         raise NpformerError(_not_installed(str(name)))
 
+    if (suffix := Path(name).suffix.lower()) in FOREIGN:
+        raise NpformerError(
+            f"{name}: {FOREIGN[suffix]} files are not read; give the folder or the hub id of the original model, with "
+            "config.json and model.safetensors. keep='int8' keeps its weights in a quarter of the memory"
+        )
     from npformer.checkpoint.hub import UnknownModel, download, is_hub_id
 
     if page := re.match(r"https?://[^/]+/([^/?#]+/[^/?#]+)", str(name)):

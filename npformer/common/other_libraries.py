@@ -31,6 +31,8 @@ _MODEL = {
 }
 MODEL = {
     **_MODEL,
+    "forward": "call the model itself, model(ids); npformer.trace(model, text) has every stage of one call",
+    "from_pretrained": "npformer.load(name) returns a model",
     **dict.fromkeys(("parameters", "named_parameters", "state_dict"), "model.weights is a nested dict of all arrays"),
     "generation_config": "pass the settings to model.generate(ids, max_new_tokens=20, ...)",
     "get_input_embeddings": 'model.weights["embeddings"]["token"]["weight"] is the token table',
@@ -40,6 +42,7 @@ MODEL = {
 }
 TASK = {
     **_MODEL,
+    "from_pretrained": 'npformer.pipeline("sentence-embedding", name) makes a task',
     **dict.fromkeys(("config", "num_labels"), "task.model.config is the config of the model, with its labels"),
     **dict.fromkeys(("activation_fn", "default_activation_function"), "task.options.function_to_apply is its name"),
     **dict.fromkeys(("start_multi_process_pool", "encode_multi_process"), _POOL),
@@ -60,6 +63,7 @@ TASK = {
     "truncate_dim": "use task.options.truncate_dim",
 }
 CONFIG = {
+    "from_pretrained": "npformer.load(name).config; `npformer info NAME` reads no weights",
     "architectures": "config.model_type and config.head name the family and the head",
     "hidden_act": "config.activation",
     "hidden_size": "config.d_model",
@@ -81,6 +85,7 @@ TOKENIZER = {
     **dict.fromkeys(("batch_encode_plus", "encode_plus"), _BATCH),
     **{f"{each}_token": 'write the token itself, such as "[MASK]"' for each in _ROLES},
     **{f"{each}_token_id": 'tokenizer.token_to_id("[MASK]") is the id of a token' for each in _ROLES},
+    "apply_chat_template": 'npformer.pipeline("text-generation", model)(messages) applies the template of the folder',
     "batch_decode": "tokenizer.decode_batch(ids)",
     "convert_ids_to_tokens": "tokenizer.id_to_token(id), for each id",
     "convert_tokens_to_ids": "tokenizer.token_to_id(token), for each token",
@@ -140,7 +145,19 @@ ARGUMENTS: dict[str, Mapping[str, str]] = {
 RENAMED: dict[str, Mapping[str, str]] = {"load": {"torch_dtype": "dtype"}}
 
 
-class Answering:
+class _AnsweringClass(type):
+    """The class of `Answering`, for names of classes in other libraries, such as `Model.from_pretrained`."""
+
+    lines: Mapping[str, str]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            line = f": {cls.lines[name]}" if name in cls.lines else ""
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}{line}")
+
+
+class Answering(metaclass=_AnsweringClass):
     """A base class with helpful errors: for a name from another library, the error shows its entry in `lines`."""
 
     lines: ClassVar[Mapping[str, str]] = {}

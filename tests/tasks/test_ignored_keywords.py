@@ -63,7 +63,11 @@ def test_keywords_that_change_nothing_are_accepted(name):
         ("padding", "left", "padding: 'left' is not supported; texts are never padded"),
         ("cache_dir", "here", "cache_dir: 'here' is not supported; set HF_HUB_CACHE in the environment"),
         ("grouped_entities", True, "grouped_entities: True is not supported; give aggregation_strategy='simple'"),
-        ("model_kwargs", {"cache_dir": "models"}, "model_kwargs: a dict is not supported; pass its entries as separate"),
+        (
+            "model_kwargs",
+            {"cache_dir": "models"},
+            "model_kwargs: a dict is not supported; pass its entries as separate",
+        ),
         ("tokenizer_kwargs", {"max_length": 9}, "tokenizer_kwargs: a dict is not supported; pass its entries as sep"),
         ("tokenize_kwargs", {"max_length": 9}, "tokenize_kwargs: a dict is not supported; pass its entries as sep"),
         ("config", "bert", "config: 'bert' is not supported; the config comes with the model; leave it out"),
