@@ -58,7 +58,8 @@ class Decoder:
         checks.whole("decoder.n_layers", self.n_layers, 0, MOST)
         for name in ("n_heads", "d_ffn"):
             checks.whole(f"decoder.{name}", getattr(self, name), 1, MOST)
-        checks.whole("decoder.vocab_size", self.vocab_size, 0, MOST)
+        for name in ("vocab_size", "start_id"):
+            checks.whole(f"decoder.{name}", getattr(self, name), 0, MOST)
 
     def __repr__(self) -> str:
         return checks.brief(self)

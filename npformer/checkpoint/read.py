@@ -121,6 +121,8 @@ def read_tree(
         warn(f"{stored.folder / CONFIG}: {note}")
     try:
         to_tree = layout.own_to_tree if stored.own else layout.to_tree
+        if stored.own and not allow_nonfinite:
+            layout.check_scales(stored.tensors)
         tree = to_tree(stored.tensors, config, dtype, allow_nonfinite or stored.finite, keep)
     except NpformerError as error:
         problem = stored.gap or quantized(stored.config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -109,6 +109,15 @@ def _with_scales(flat: Mapping[str, Array]) -> dict[str, Array]:
             )
         found[name] = NarrowWeight(values, scale)
     return found
+
+
+def check_scales(flat: Mapping[str, Array]) -> None:
+    """Raises NpformerError for a scale of an int8 tensor with which the tensor's numbers are not finite in float32."""
+    for name, scale in flat.items():
+        if name.endswith(SCALE) and scale.dtype == np.float32:
+            wrong = np.argwhere(~(np.abs(scale) <= np.finfo(np.float32).max / 128))
+            if len(wrong):
+                _refuse_number(name, tuple(wrong[0].tolist()), scale)
 
 
 def sources(config: Config, head: str | None = None) -> dict[str, Source]:
@@ -246,10 +255,14 @@ def _check_finite(title: str, array: Array) -> None:
     """Checks that every number is finite. The error gives the index in npformer's layout."""
     index = first_nonfinite(parts(array)[-1])
     if index is not None:
-        raise NpformerError(
-            f"{title}: the number at {list(index)} is {widened(parts(array)[-1])[index]}; the checkpoint is damaged, "
-            "or its training diverged. load(..., allow_nonfinite=True) loads it anyway, for npformer.trace"
-        )
+        _refuse_number(title, index, widened(parts(array)[-1]))
+
+
+def _refuse_number(title: str, index: tuple[int, ...], array: Array) -> NoReturn:
+    raise NpformerError(
+        f"{title}: the number at {list(index)} is {array[index]}; the checkpoint is damaged, "
+        "or its training diverged. load(..., allow_nonfinite=True) loads it anyway, for npformer.trace"
+    )
 
 
 def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection[str]) -> set[str]:

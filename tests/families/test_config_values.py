@@ -88,8 +88,8 @@ def check(name: str, some: Iterator[dict[str, Any]]) -> None:
     for change in some:
         try:
             used({**described(name), **change})
-        except NpformerError as error:
-            assert len(str(error)) < 3000
+        except NpformerError:
+            continue
         except Exception as error:
             raise AssertionError(f"{name}: {change!r:.300}: {type(error).__name__}: {error}") from error
 
