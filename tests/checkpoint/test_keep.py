@@ -217,8 +217,7 @@ def test_a_scale_that_is_not_finite_is_refused_as_a_weight_is(scale, marked, tmp
     metadata = {"format": "npformer"} | ({FINITE: "true"} if marked else {})
     write_tensors(folder / OWN_WEIGHTS, {**arrays, name: damaged}, metadata)
     for keep in ("float32", "stored", "int8", "float16"):
-        with pytest.raises(
-            NpformerError, match=rf"{name}: the number at \[0, 3\] is {re.escape(str(damaged[0, 3]))}; the checkpoint is"
-        ):
+        number = re.escape(f"{damaged[0, 3]}")
+        with pytest.raises(NpformerError, match=rf"{name}: the number at \[0, 3\] is {number}; the checkpoint is"):
             npformer.load(folder, keep=keep)
     assert npformer.load(folder, allow_nonfinite=True).weights["layers"][0]["attention"]["output"]["weight"].shape
