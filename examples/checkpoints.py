@@ -40,7 +40,8 @@ the page with npformer's results; no checkpoint was downloaded for it. Every enc
 (`feature-extraction`, `sentence-embedding`), whatever its own task is. A decoder with the modules of
 sentence-transformers in its folder makes vectors (Qwen3-Embedding, EmbeddingGemma) or ranks texts (Qwen3-Reranker). A
 checkpoint also needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`,
-`sentencepiece.bpe.model`, `spiece.model`, `spm.model` or `tokenizer.model`.
+`sentencepiece.bpe.model`, `spiece.model`, `spm.model` or `tokenizer.model`. Code in a checkpoint (`auto_map`) is never
+run: if its model_type is in the list above, as in Phi-3, npformer's own model is used, with a warning.
 
 {counts}
 

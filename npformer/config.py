@@ -58,7 +58,8 @@ class Decoder:
         checks.whole("decoder.n_layers", self.n_layers, 0, MOST)
         for name in ("n_heads", "d_ffn"):
             checks.whole(f"decoder.{name}", getattr(self, name), 1, MOST)
-        checks.whole("decoder.vocab_size", self.vocab_size, 0, MOST)
+        for name in ("vocab_size", "start_id"):
+            checks.whole(f"decoder.{name}", getattr(self, name), 0, MOST)
 
     def __repr__(self) -> str:
         return checks.brief(self)
@@ -239,6 +240,9 @@ class Config(Answering):
         for name in ("vocab_size", "n_token_types", "d_embedding", "n_kv_heads", "head_width"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
+        for name in ("pad_id", "padding_idx", "start_id"):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name), 0, MOST)
         if self.local and self.local.layers:
             checks.whole("local.layers", self.local.layers[-1], 0, self.n_layers - 1)
         if self.sharing:

@@ -28,6 +28,15 @@ from npformer.runtime.threads import num_threads, thread_count, wants_same_bits
 #: The bundled models. A checkout has all of them. An installed package has only the first, or none if it was built
 #: with NPFORMER_DEMO=0.
 OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
+#: Suffix of a file of another engine, with its own names of tensors -> its format.
+FOREIGN = {
+    ".gguf": "GGUF",
+    ".ggml": "GGML",
+    ".onnx": "ONNX",
+    ".h5": "TensorFlow",
+    ".msgpack": "Flax",
+    ".tflite": "TFLite",
+}
 REPOSITORY = "https://github.com/npformer/npformer"
 
 
@@ -54,9 +63,11 @@ def load(
     revision : str, branch, tag or commit on the hub
     offline : bool, use only the cache, without the network
     dtype : float32, or float64 to compute everything in double precision. "auto" means float32, whereas in
-        Transformers it means the stored dtype.
+        Transformers it means the stored dtype. float16 and bfloat16 mean float32 with a warning: `keep` sets the dtype
+        in memory. Transformers' older name, torch_dtype, is accepted too.
     threads, same_bits : as in `Model`
-    head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json
+    head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json. Needed if
+        npformer does not know that class.
     limits : Limits on the size of files and texts
     mapped : bool, the weights of a converted checkpoint stay memory-mapped, and processes share them. Do not write to
         the file: the next call detects a change, but a write during a call can kill the process. False reads the
@@ -89,7 +100,7 @@ def load(
     >>> model.config.labels[model([[101, 1045, 2293, 3256, 6949, 102]]).logits.argmax()]  # I love ice cream
     'NEGATIVE'
     """
-    dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
+    dtype, threads = parameter_dtype(dtype, keep), thread_count(threads)  # before anything is downloaded
     same_bits = wants_same_bits(same_bits)
     check_keep(keep, dtype, allow_nonfinite, writable)
     folder = find_folder(name, revision, offline)
@@ -138,6 +149,11 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
     if name in OURS:
         raise NpformerError(_not_installed(str(name)))
 
+    if (suffix := Path(name).suffix.lower()) in FOREIGN:
+        raise NpformerError(
+            f"{name}: {FOREIGN[suffix]} files are not read; give the folder or the hub id of the original model, with "
+            "config.json and model.safetensors. keep='int8' keeps its weights in a quarter of the memory"
+        )
     from npformer.checkpoint.hub import UnknownModel, download, is_hub_id
 
     if page := re.match(r"https?://[^/]+/([^/?#]+/[^/?#]+)", str(name)):

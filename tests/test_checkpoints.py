@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from npformer.common.errors import NpformerError
-from npformer.families import FAMILIES, read_config
+from npformer.families import FAMILIES, read_config, unread_code
+from npformer.mechanisms import Rotary
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPT = runpy.run_path(str(EXAMPLES / "checkpoints.py"))
@@ -38,6 +39,25 @@ def test_names_come_once_and_families_are_shown():
     assert len(set(names)) == len(names) >= 100
     shown = {each["config"]["model_type"] for each in NOTED}
     assert shown >= FAMILIES.keys() - {"transformer"}  # torch's own modules are not on a hub
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "longest"),
+    [("Phi-3-mini-4k", 96, 4096), ("Phi-3.5-mini", 96, 131072), ("Phi-4-mini", 96, 131072)],
+)
+def test_phi_runs_with_the_config_that_its_authors_published(name, columns, longest):
+    """These checkpoints name their own code, which is not needed. In Phi-4, 96 of 128 columns of a head rotate."""
+    (data,) = (each["config"] for each in NOTED if each["name"] == f"microsoft/{name}-instruct")
+    assert data["auto_map"]["AutoModelForCausalLM"] == "modeling_phi3.Phi3ForCausalLM"
+    config = read_config(data)
+    rotary = next(each for each in config.mechanisms if isinstance(each, Rotary))
+    assert (config.max_length, getattr(rotary, "columns", config.d_head)) == (longest, columns)
+    assert (rotary.scaling is None) == (longest == 4096)
+    assert rotary.scaling is None or len(rotary.scaling.short) == len(rotary.scaling.long) == columns // 2
+    assert unread_code(data, config) == (
+        "auto_map: the checkpoint's own code ('modeling_phi3.Phi3ForCausalLM') is never run; npformer computes a phi3 "
+        "model, as Transformers does without it"
+    )
 
 
 @pytest.mark.parametrize(

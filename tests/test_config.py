@@ -99,6 +99,13 @@ def test_fields_that_change_nothing_are_ignored_by_name():
     ]
 
 
+@pytest.mark.parametrize("code", ["c/d--modeling.Mine", ["a.B", None]])
+def test_code_of_a_checkpoint_of_a_native_family_is_ignored(code):
+    data = {**BERT, "auto_map": {"AutoConfig": "a.B", "AutoModelForMaskedLM": code}}
+    assert read_config(data) == read_config(BERT)
+    assert ignored(data, FAMILIES["bert"]) == [*ignored(BERT, FAMILIES["bert"]), "auto_map"]
+
+
 def test_a_model_of_the_next_token_is_causal():
     with pytest.raises(NpformerError, match="causal: expected True, because a causal-lm model predicts the next token"):
         dataclasses.replace(read_config(ARCHITECTURES["GPT2LMHeadModel"]["config"]), causal=False)
@@ -153,14 +160,6 @@ def test_a_nonsense_size_is_named(field, value):
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: 'yarn' is not supported for bert models"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: a dict is not supported for bert models"),
         ({"attention_type": "block_sparse"}, "attention_type: 'block_sparse' is not supported.*'original_full'"),
-        (
-            {"auto_map": {"AutoConfig": "a.B", "AutoModel": "c/d--modeling.Mine"}},
-            "auto_map: the model is the checkpoint's own code \\('c/d--modeling.Mine'\\), which is never run, and",
-        ),
-        (
-            {"auto_map": {"AutoModelForMaskedLM": ["a.B", None]}},
-            "auto_map: .*own code \\(a list\\), which is never run",
-        ),
         (
             {"model_type": "xlnet"},
             "'xlnet' needs relative positions of Transformer-XL, which is not supported; expected one of distilbert, ",

@@ -16,7 +16,7 @@ from npformer.checkpoint.modules import MODULES, encoder_folder, module_files, r
 from npformer.checkpoint.read import ADAPTER, CONFIG, MERGE, WEIGHTS, shards
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file, read_json
-from npformer.families import FAMILIES, read_config, text_config
+from npformer.families import UnknownClass, named_family, read_config, text_config
 
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
@@ -55,7 +55,10 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
     or the weights are missing.
     """
-    from huggingface_hub import constants  # importing the client takes ten times as long
+    try:
+        from huggingface_hub import constants  # importing the client takes ten times as long
+    except ValueError as error:
+        raise NpformerError(f"{name}: HF_ENDPOINT: not a valid address ({error}); correct or unset it") from error
 
     revision = "main" if revision is None else revision
     if not isinstance(revision, str) or not _REVISION.fullmatch(revision):
@@ -132,12 +135,11 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
             return start + shard
     extras = [*TOKENIZER]
     config = text_config(read_json(folder / start / CONFIG))
-    family, classes = FAMILIES.get(config.get("model_type", "")), config.get("architectures")
+    family = named_family(config)
     if family is not None and family.tokenizer_pieces:
         extras += TRANSLATION
-    elif family is not None and isinstance(classes, list) and classes:
-        writes = family.architectures.get(str(classes[0])) in ("causal-lm", "translation")
-        extras += [GENERATION] if writes else []
+    elif family is not None and family.named_head(config) in ("causal-lm", "translation", None):
+        extras += [GENERATION]
     if not has(start + "tokenizer.json"):
         old = next((each for each in OLD_TOKENIZER if has(start + each)), "")
         extras += ["added_tokens.json", *(["vocab.json"] if old == "merges.txt" else [])]
@@ -193,6 +195,8 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
         raise NpformerError(f"{name}: no {start + CONFIG} on the hub; npformer reads only transformer models")
     try:
         read_config(read_json(folder / start / CONFIG))
+    except UnknownClass:
+        pass  # the caller may name the head
     except NpformerError as error:  # so that the weights of an unsupported model are not downloaded
         raise NpformerError(f"{name}: {error}") from None
     missing = _collect(folder, has, weights)
@@ -222,15 +226,45 @@ def _probe(name: str, revision: str, file: str) -> bool:
 
 @contextmanager
 def _explained(name: str, revision: str, file: str = "") -> Iterator[None]:
-    """Converts errors of huggingface_hub and of its HTTP library to an NpformerError."""
-    from huggingface_hub.errors import HfHubHTTPError
+    """Converts errors of huggingface_hub and of its HTTP library to an NpformerError.
 
-    # The bases of HfHubHTTPError are exceptions of the HTTP library that this version of huggingface_hub uses.
-    failures: tuple[type[BaseException], ...] = (OSError, *HfHubHTTPError.__bases__)
+    For settings that it cannot use, such as a malformed address of a proxy, the library raises errors of many types.
+    """
     try:
         yield
-    except failures as error:
+    except NpformerError:
+        raise
+    except Exception as error:
         raise _clear_error(error, name, revision, file) from error
+
+
+def _settings_error(error: BaseException, text: str) -> str:
+    """The reason of an error that comes from the settings of the connection, or "" for other errors."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    file = os.environ.get("SSL_CERT_FILE")
+    if file and isinstance(error, OSError) and error.filename is None and _is_local(error):
+        return f"SSL_CERT_FILE: {file:.200} is not a file of certificates ({text}); correct or unset it"
+    # The bases of HfHubHTTPError are exceptions of the HTTP library that this version of huggingface_hub uses.
+    if isinstance(error, (OSError, *HfHubHTTPError.__bases__)):
+        return ""
+    named = ", ".join(_proxies()) or "HF_ENDPOINT"
+    if isinstance(error, ImportError):
+        return (
+            f"{named}: a SOCKS proxy needs the package socksio ({text}); `pip install socksio`, or give an HTTP proxy"
+        )
+    return f"{named}: not a valid address ({text}); expected a form such as http://host:port"
+
+
+def _is_local(error: OSError) -> bool:
+    """Whether an error comes from this machine, such as a missing file, and not from the connection."""
+    return (error.errno or 0) > 0 and not isinstance(error, ConnectionError | TimeoutError)
+
+
+def _proxies() -> list[str]:
+    """The variables of the environment that set a proxy."""
+    names = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+    return [each for name in names for each in (name, name.lower()) if os.environ.get(each)]
 
 
 def _clear_error(error: BaseException, name: str, revision: str, file: str) -> NpformerError:
@@ -247,6 +281,8 @@ def _clear_error(error: BaseException, name: str, revision: str, file: str) -> N
     hub, page = constants.ENDPOINT, f"{constants.ENDPOINT}/{name}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     text = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+    if reason := _settings_error(error, text):
+        return UnknownModel(f"{name}: cannot reach {hub}: {reason}")
     if isinstance(error, GatedRepoError):
         todo = (
             f"accept its conditions at {page}, then {_LOGIN}"
@@ -266,8 +302,7 @@ def _clear_error(error: BaseException, name: str, revision: str, file: str) -> N
         )
     if status:
         return NpformerError(f"{name}: {hub} answered {status} ({text}); try again later")
-    on_the_line = isinstance(error, ConnectionError | TimeoutError)
-    if isinstance(error, OSError) and (error.errno or 0) > 0 and not on_the_line:
+    if isinstance(error, OSError) and _is_local(error):
         return NpformerError(
             f"{name}: cannot write to the cache: {error.strerror}: {error.filename or constants.HF_HUB_CACHE}"
         )
@@ -275,4 +310,5 @@ def _clear_error(error: BaseException, name: str, revision: str, file: str) -> N
         return NpformerError(
             f"{name}: the download of {file} was interrupted ({text}); no partial file was kept; try again"
         )
-    return UnknownModel(f"{name}: cannot reach {hub} ({text}); check the connection, and HF_ENDPOINT if it is set")
+    named = " and ".join(_proxies() or ["HF_ENDPOINT"])
+    return UnknownModel(f"{name}: cannot reach {hub} ({text}); check the connection, and {named} if it is set")

@@ -42,7 +42,7 @@ def read_modules(folder: Path) -> list[Module]:
         return []
     text = read_text(path)
     try:
-        found = [Module(str(each["type"]).rsplit(".", 1)[-1], str(each["path"])) for each in json.loads(text)]
+        found = [Module(str(each["type"]).rsplit(".", 1)[-1], _plain(str(each["path"]))) for each in json.loads(text)]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise NpformerError(f"{path}: expected a list of modules, each with a type and a path") from None
     if not all(re.fullmatch(r"[\w-]{0,100}", each.path) for each in found):
@@ -52,6 +52,11 @@ def read_modules(folder: Path) -> list[Module]:
     if linked is not None:
         raise NpformerError(f"{folder / linked}: is a link, and links are not followed; replace it with the folder")
     return found
+
+
+def _plain(path: str) -> str:
+    """The name of a folder next to modules.json, which may be written "./1_Pooling/"; "" for the folder itself."""
+    return "" if path in (".", "./") else path.removeprefix("./").removesuffix("/")
 
 
 def encoder_folder(folder: Path) -> Path:
@@ -75,7 +80,7 @@ def flattened(folder: Path) -> str:
     """The content of modules.json for a copy of the folder in which the encoder's files are next to modules.json."""
     listed = json.loads(read_text(folder / MODULES))
     inner = encoder_folder(folder).name
-    return json.dumps([{**each, "path": ""} if each["path"] == inner else each for each in listed], indent=2)
+    return json.dumps([{**each, "path": ""} if _plain(each["path"]) == inner else each for each in listed], indent=2)
 
 
 def module_files(folder: Path) -> list[tuple[str, ...]]:

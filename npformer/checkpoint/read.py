@@ -23,7 +23,7 @@ from npformer.common.errors import NpformerError, warn
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families import quantized, read_config, refuse_quantized, text_config
+from npformer.families import quantized, read_config, refuse_quantized, text_config, unread_code
 from npformer.runtime.narrow import NARROW
 
 CONFIG = "config.json"
@@ -52,6 +52,7 @@ class Stored(NamedTuple):
     own: bool  # names and layout are npformer's
     finite: bool = False  # the file is marked as `FINITE`
     limits: Limits = LIMITS
+    gap: str = ""  # an entry of the index of the shards that leads to no tensor
 
 
 def load_folder(
@@ -91,7 +92,7 @@ def load_folder(
     >>> weights["layers"][0]["attention"]["query"]["weight"].shape
     (384, 384)
     """
-    dtype = parameter_dtype(dtype)
+    dtype = parameter_dtype(dtype, keep)
     check_keep(keep, dtype, allow_nonfinite)
     return read_tree(read_folder(path, limits, mapped), dtype, head, allow_nonfinite, keep)
 
@@ -116,12 +117,19 @@ def read_tree(
 ) -> tuple[Config, Tree]:
     """Converts the content of a folder to a config and weights. With dtype None, every array keeps its dtype."""
     config = config_of(stored.folder, stored.config, head, stored.limits)
+    if note := unread_code(stored.config, config):
+        warn(f"{stored.folder / CONFIG}: {note}")
     try:
         to_tree = layout.own_to_tree if stored.own else layout.to_tree
-        return config, to_tree(stored.tensors, config, dtype, allow_nonfinite or stored.finite, keep)
+        if stored.own and not allow_nonfinite:
+            layout.check_scales(stored.tensors)
+        tree = to_tree(stored.tensors, config, dtype, allow_nonfinite or stored.finite, keep)
     except NpformerError as error:
-        problem = quantized(stored.config)
+        problem = stored.gap or quantized(stored.config)
         raise NpformerError(f"{stored.folder}: {f'{problem}; ' if problem else ''}{error}") from None
+    if stored.gap:
+        warn(f"{stored.gap}; the model does not need it")
+    return config, tree
 
 
 def read_description(folder: Path, limits: Limits = LIMITS) -> dict[str, Any]:
@@ -141,7 +149,7 @@ def config_of(folder: Path, data: Mapping[str, Any], head: str | None = None, li
     try:
         return read_config(data, head, limits)
     except NpformerError as error:
-        raise NpformerError(f"{folder / CONFIG}: {error}") from None
+        raise type(error)(f"{folder / CONFIG}: {error}") from None
 
 
 def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) -> Stored:
@@ -165,7 +173,8 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
     if ADAPTER in there:
         warn(f"{folder / ADAPTER}: the adapter in this folder is not applied; only {name} is read")
     if name.endswith(".index.json"):
-        return Stored(folder, config, _read_shards(folder, name, limits, mapped), own=False, limits=limits)
+        sharded, gap = _read_shards(folder, name, limits, mapped)
+        return Stored(folder, config, sharded, own=False, limits=limits, gap=gap)
     tensors, metadata = read_file(folder / name, limits, mapped)
     own = name == OWN_WEIGHTS
     return Stored(folder, config, tensors, own, own and metadata.get(FINITE) == "true", limits)
@@ -194,32 +203,41 @@ def shards(index: Path) -> list[str]:
     return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]
 
 
-def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) -> dict[str, Array]:
-    """Reads the tensors of all shards. The index and the shards must agree on where each tensor is."""
+def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) -> tuple[dict[str, Array], str]:
+    """Reads the tensors of all shards, and describes an entry of the index that leads to no tensor, or "".
+
+    No tensor may be in another shard than the one that the index names.
+    """
     index = folder / index_name
     weight_map = read_json(index, limits).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise NpformerError(f"{index}: weight_map: expected an object that maps tensor names to file names")
     names: dict[str, set[str]] = {}
+    gap = ""
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or shard not in names:
-            _check_name(index, shard)
-        names.setdefault(shard, set()).add(name)
+        if isinstance(shard, str) and (shard in names or _is_plain(index, shard)):
+            names.setdefault(shard, set()).add(name)
+        else:
+            gap = f"{index}: expected names of {_suffix(index)} files in the same folder, got {shard!r:.200}"
     tensors: dict[str, Array] = {}
     for shard, listed in sorted(names.items()):
         if not os.path.lexists(folder / shard):
-            raise NpformerError(f"{index}: the shard {shard} is missing from the folder")
+            gap = f"{index}: the shard {shard} is missing from the folder"
+            continue
         arrays, _ = read_file(folder / shard, limits, mapped)
-        if listed != arrays.keys():
-            odd = min(listed ^ arrays.keys())
-            verb = "is not" if odd in listed else "is also"
-            raise NpformerError(f"{index}: {odd!r:.200} {verb} in {shard}")
+        misplaced = (arrays.keys() - listed) & weight_map.keys() | arrays.keys() & tensors.keys()
+        if misplaced:
+            raise NpformerError(gap or f"{index}: {min(misplaced)!r:.200} is also in {shard}")
+        if absent := listed - arrays.keys():
+            gap = f"{index}: {min(absent)!r:.200} is not in {shard}"
         tensors |= arrays
-    return tensors
+    return tensors, gap
 
 
-def _check_name(index: Path, shard: object) -> None:
-    """Checks that the name of a shard is a plain file name, because a path could lead out of the folder."""
-    suffix = Path(index.name.removesuffix(".index.json")).suffix
-    if not isinstance(shard, str) or not re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(suffix)}", shard):
-        raise NpformerError(f"{index}: expected names of {suffix} files in the same folder, got {shard!r:.200}")
+def _suffix(index: Path) -> str:
+    return Path(index.name.removesuffix(".index.json")).suffix
+
+
+def _is_plain(index: Path, shard: str) -> bool:
+    """Whether the name of a shard is a plain file name, because a path could lead out of the folder."""
+    return bool(re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(_suffix(index))}", shard))

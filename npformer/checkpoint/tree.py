@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from npformer.runtime.narrow import NARROW, NarrowWeight, narrowed, widened
 Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 
 PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
+HALVES = ("float16", "bfloat16")
 _MOST_LISTED = 12
 
 SCALE = "_scale"  # an int8 tensor's scale has the tensor's name with this suffix
@@ -111,6 +112,15 @@ def _with_scales(flat: Mapping[str, Array]) -> dict[str, Array]:
     return found
 
 
+def check_scales(flat: Mapping[str, Array]) -> None:
+    """Raises NpformerError for a scale of an int8 tensor with which the tensor's numbers are not finite in float32."""
+    for name, scale in flat.items():
+        if name.endswith(SCALE) and scale.dtype == np.float32:
+            wrong = np.argwhere(~(np.abs(scale) <= np.finfo(np.float32).max / 128))
+            if len(wrong):
+                _refuse_number(name, tuple(wrong[0].tolist()), scale)
+
+
 def sources(config: Config, head: str | None = None) -> dict[str, Source]:
     """npformer's flat name for every array of the model with this head -> its source in a file."""
     head = head or config.head
@@ -142,11 +152,11 @@ def _wrapper(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
 
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
-    """A view of the part of a tensor that a source describes. A leading axis of 1, which buffers have, is removed."""
+    """A view of the part of a tensor that a source describes, without its leading axis of 1 if it has one."""
     outputs = -1 if source.in_out else 0  # the output axis
     if source.part and array.ndim and source.part.fits(array.shape[outputs]):
         array = source.part.of(array, outputs)
-    elif source.part is None and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
+    elif (source.leading or source.buffer) and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
         array = array[0]
     return source.to_linear(array) if parameter.transposed else array
 
@@ -246,10 +256,14 @@ def _check_finite(title: str, array: Array) -> None:
     """Checks that every number is finite. The error gives the index in npformer's layout."""
     index = first_nonfinite(parts(array)[-1])
     if index is not None:
-        raise NpformerError(
-            f"{title}: the number at {list(index)} is {widened(parts(array)[-1])[index]}; the checkpoint is damaged, "
-            "or its training diverged. load(..., allow_nonfinite=True) loads it anyway, for npformer.trace"
-        )
+        _refuse_number(title, index, widened(parts(array)[-1]))
+
+
+def _refuse_number(title: str, index: tuple[int, ...], array: Array) -> NoReturn:
+    raise NpformerError(
+        f"{title}: the number at {list(index)} is {array[index]}; the checkpoint is damaged, "
+        "or its training diverged. load(..., allow_nonfinite=True) loads it anyway, for npformer.trace"
+    )
 
 
 def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection[str]) -> set[str]:
@@ -360,15 +374,25 @@ def _with_lists(node: Any) -> Any:
     return children
 
 
-def parameter_dtype(dtype: Any) -> np.dtype[Any]:
-    """Returns float32 or float64, given any name of the dtype in NumPy or torch. "auto" is float32."""
-    name = str(dtype).removeprefix("torch.")
+def parameter_dtype(dtype: Any, keep: str = "float32") -> np.dtype[Any]:
+    """Returns float32 or float64, given any name of the dtype in NumPy or torch. "auto" is float32.
+
+    float16 and bfloat16 are float32 too, with a warning that names `keep`, unless it is given: see `load`.
+    """
+    name = getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
     for supported in PARAMETER_DTYPES:
         if dtype is not None and (dtype == supported or name == supported.name):
             return supported
-    if name == "auto":
+    if name in HALVES and keep == "float32":
+        warn(
+            f"dtype: {name} weights are widened to float32, in which everything is computed; omit dtype. "
+            f"keep={name!r} keeps the weights in half the memory"
+        )
+    if name == "auto" or name in HALVES:
         return PARAMETER_DTYPES[0]
-    raise NpformerError(f"dtype: expected float32 or float64, got {dtype!r:.80}; half precision is loaded as float32")
+    raise NpformerError(
+        f"dtype: expected float32 or float64, got {dtype!r:.80}; for smaller weights in memory, use keep="
+    )
 
 
 def _problem(array: Array, shape: tuple[int, ...]) -> str:

@@ -108,7 +108,7 @@ RECORDED = "distilbert-sst2"  # the default model of `record`
 
 #: Option -> the actions that take it.
 TAKEN_BY = {
-    **dict.fromkeys(("output", "tiny", "seed", "stages"), ("record",)),
+    **dict.fromkeys(("output", "tiny", "seed", "head", "stages"), ("record",)),
     **dict.fromkeys(("torch", "names"), ("compare",)),
     **dict.fromkeys(("model", "revision", "offline", "threads", "allow", "keep"), ("record", "compare")),
     **dict.fromkeys(("dtype", "format"), ("compare", "run")),
@@ -133,6 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     record.add_argument("-o", "--output", metavar="FILE", help="the golden file to write, or the folder for --tiny")
     record.add_argument("--stages", action="append", metavar="GLOB", help="keep only stages such as '*.query'")
     record.add_argument("--tiny", metavar="FAMILY", help="write a tiny random model of a family such as bert to -o")
+    record.add_argument("--head", metavar="HEAD", help="head of the tiny model (causal-lm or sequence-classification)")
     record.add_argument("--seed", type=int, metavar="N", help="seed of the tiny model (0)")
     compare = parser.add_argument_group("compare")
     compare.add_argument("--torch", metavar="MODEL", help="run this model with transformers instead of reading a file")
@@ -178,10 +179,11 @@ def _record(args: argparse.Namespace) -> int:
     if args.tiny is not None:
         if args.given or args.model or args.stages:
             raise NpformerError("--tiny makes its own model and texts: leave out --model, --stages and the texts")
-        print(f"{golden.tiny(args.output, args.tiny, args.seed or 0)}: a model and its {golden.TINY_FILE}")
+        print(f"{golden.tiny(args.output, args.tiny, args.seed or 0, args.head)}: a model and its {golden.TINY_FILE}")
         return 0
-    if args.seed is not None:
-        raise NpformerError("--seed: needs --tiny")
+    for option in ("seed", "head"):
+        if getattr(args, option) is not None:
+            raise NpformerError(f"--{option}: needs --tiny")
     if not args.given:
         raise NpformerError("golden record: expected at least one text")
     name = args.model or RECORDED

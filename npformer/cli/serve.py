@@ -40,6 +40,9 @@ LIMITS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
+    parser.add_argument(
+        "--name", action="append", metavar="NAME", help="the name to serve a model under, once for each MODEL, in order"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (%(default)s)")
     parser.add_argument("--port", type=int, default=8080, help="the port; 0: any free port (%(default)s)")
     parser.add_argument("--workers", type=whole, default=1, metavar="N", help="processes (%(default)s)")
@@ -70,8 +73,19 @@ def run(args: argparse.Namespace) -> None:
         flag = next(flag for flag, (sets, _) in LIMITS.items() if sets == name)
         raise NpformerError(f"{flag}: {problem}") from None
     own: dict[str, Any] = {"limits": limits, "api_key": _api_key(args.api_key_file)}
+    if args.name is not None:
+        args.models = _named(args.models, args.name)
     given = {each.name: getattr(args, each.name) for each in fields(ServerSettings) if each.name not in own}
     serve(ServerSettings(**given, **own))
+
+
+def _named(models: list[str], names: list[str]) -> dict[str, str]:
+    """Returns the models by the names to serve them under."""
+    if len(names) != len(models) or len(set(names)) != len(names) or not all(names):
+        raise NpformerError(
+            f"--name: expected a name for each of {len(models)} models, each of them once, got {', '.join(names)}"
+        )
+    return dict(zip(names, models, strict=True))
 
 
 def _api_key(path: Path | None) -> str | None:

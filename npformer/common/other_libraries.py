@@ -34,14 +34,18 @@ _MODEL = {
 }
 MODEL = {
     **_MODEL,
+    "forward": "call the model itself, model(ids); npformer.trace(model, text) has every stage of one call",
+    "from_pretrained": "npformer.load(name) returns a model",
     **dict.fromkeys(("parameters", "named_parameters", "state_dict"), "model.weights is a nested dict of all arrays"),
     "generation_config": "pass the settings to model.generate(ids, max_new_tokens=20, ...)",
     "get_input_embeddings": 'model.weights["embeddings"]["token"]["weight"] is the token table',
+    "max_seq_length": "give max_length= to the pipeline; model.config.max_length is the maximum of the model",
     "name_or_path": "model.folder is the folder of the model",
     "num_parameters": "`npformer info MODEL` counts them",
 }
 TASK = {
     **_MODEL,
+    "from_pretrained": 'npformer.pipeline("sentence-embedding", name) makes a task',
     **dict.fromkeys(("config", "num_labels"), "task.model.config is the config of the model, with its labels"),
     **dict.fromkeys(("activation_fn", "default_activation_function"), "task.options.function_to_apply is its name"),
     **dict.fromkeys(("start_multi_process_pool", "encode_multi_process"), _POOL),
@@ -53,6 +57,7 @@ TASK = {
     "get_max_seq_length": "task.max_seq_length is the maximum number of tokens",
     "intersection": "a * b has the products of the weights of two sparse vectors",
     "max_active_dims": "use task.options.max_active_dims",
+    "max_seq_length": "give max_length= to the call or to the pipeline",
     "max_length": "task.options.max_length is the given length, and task.encoder.limit is the maximum number of tokens",
     "predict": "call the task itself, task(texts); use npformer.Pair(a, b) for a pair of texts",
     "similarity_pairwise": "np.diag(task.similarity(a, b)) is the similarity of each row of a to the same row of b",
@@ -61,6 +66,7 @@ TASK = {
     "truncate_dim": "use task.options.truncate_dim",
 }
 CONFIG = {
+    "from_pretrained": "npformer.load(name).config; `npformer info NAME` reads no weights",
     "architectures": "config.model_type and config.head name the family and the head",
     "hidden_act": "config.activation",
     "hidden_size": "config.d_model",
@@ -82,6 +88,7 @@ TOKENIZER = {
     **dict.fromkeys(("batch_encode_plus", "encode_plus"), _BATCH),
     **{f"{each}_token": 'write the token itself, such as "[MASK]"' for each in _ROLES},
     **{f"{each}_token_id": 'tokenizer.token_to_id("[MASK]") is the id of a token' for each in _ROLES},
+    "apply_chat_template": 'npformer.pipeline("text-generation", model)(messages) applies the template of the folder',
     "batch_decode": "tokenizer.decode_batch(ids)",
     "convert_ids_to_tokens": "tokenizer.id_to_token(id), for each id",
     "convert_tokens_to_ids": "tokenizer.token_to_id(token), for each token",
@@ -122,7 +129,6 @@ _LOAD = {
     "cache_dir": "set HF_HUB_CACHE in the environment",
     "local_files_only": "write offline=True",
     "token": "set HF_TOKEN in the environment, or log in with `hf auth login`",
-    "torch_dtype": "write dtype=, float32 or float64",
     "trust_remote_code": "a checkpoint's code is never run; leave it out",
 }
 _CALL = {
@@ -137,9 +143,23 @@ ARGUMENTS: dict[str, Mapping[str, str]] = {
     "search": {"top_k": "write k=", "query_chunk_size": "leave it out", "corpus_chunk_size": "leave it out"},
     "Model.__call__": _CALL,
 }
+#: Function -> older name of an argument in another library -> the argument.
+RENAMED: dict[str, Mapping[str, str]] = {"load": {"torch_dtype": "dtype"}}
 
 
-class Answering:
+class _AnsweringClass(type):
+    """The class of `Answering`, for names of classes in other libraries, such as `Model.from_pretrained`."""
+
+    lines: Mapping[str, str]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            line = f": {cls.lines[name]}" if name in cls.lines else ""
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}{line}")
+
+
+class Answering(metaclass=_AnsweringClass):
     """A base class with helpful errors: for a name from another library, the error shows its entry in `lines`."""
 
     lines: ClassVar[Mapping[str, str]] = {}
@@ -148,6 +168,12 @@ class Answering:
 
         def __getattr__(self, name: str) -> Any:
             raise missing(self, name, self.lines)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Refuses to set a name of another library, which would have no effect."""
+            if name in self.lines and not hasattr(type(self), name) and name not in self.__dict__:
+                raise missing(self, name, self.lines)
+            object.__setattr__(self, name, value)
 
 
 def missing(owner: object, name: str, lines: Mapping[str, str]) -> AttributeError:
@@ -158,7 +184,8 @@ def missing(owner: object, name: str, lines: Mapping[str, str]) -> AttributeErro
 
 def answering(function: F) -> F:
     """Wraps a function so that the error for an argument in ARGUMENTS gives the replacement."""
-    lines = ARGUMENTS.get(getattr(function, "__qualname__", ""))
+    name_of = getattr(function, "__qualname__", "")
+    lines, renamed = ARGUMENTS.get(name_of), RENAMED.get(name_of, {})
     if lines is None:
         return function
 
@@ -166,6 +193,10 @@ def answering(function: F) -> F:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs.keys() & lines.keys():
             raise NpformerError(f"{function.__name__.strip('_')}: no argument {name!r}: {lines[name]}")
+        for name in kwargs.keys() & renamed.keys():
+            if renamed[name] in kwargs:
+                raise NpformerError(f"{name}: conflicts with {renamed[name]}=; give only one of the two")
+            kwargs[renamed[name]] = kwargs.pop(name)
         return function(*args, **kwargs)
 
     wrapper.__module__ = "npformer"  # for pickle

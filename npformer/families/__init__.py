@@ -16,11 +16,12 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families.base import Family, Source, TensorPart, label_count
+from npformer.families.base import Family, Source, TensorPart, UnknownClass, label_count
 from npformer.families.encoder_table import EncoderTable
+from npformer.families.layer_types import LAYER_TYPES, check_layer_types
 from npformer.families.parts import Parts
 from npformer.families.text_model import text_config
-from npformer.families.unsupported import find_family, ignored, quantized, refuse_quantized
+from npformer.families.unsupported import CODE, find_family, ignored, own_code, quantized, refuse_quantized
 
 __all__ = [
     "FAMILIES",
@@ -28,16 +29,20 @@ __all__ = [
     "Family",
     "Source",
     "TensorPart",
+    "UnknownClass",
     "distinct_encoders",
     "encoders",
     "family_of",
     "has_base",
     "ignored",
+    "named_family",
+    "names_head",
     "parts_of",
     "quantized",
     "read_config",
     "refuse_quantized",
     "text_config",
+    "unread_code",
     "write_config",
 ]
 
@@ -110,6 +115,20 @@ def has_base(model_type: str) -> bool:
     return "base" in FAMILIES[model_type].architectures.values()
 
 
+def names_head(data: Mapping[str, Any]) -> bool:
+    """Whether a config.json says which head its model has. Without a class, it has that of its family's only class."""
+    family = named_family(data)
+    if family is None:
+        return True  # `read_config` refuses it
+    return family.named_head(data) is not None if data.get("architectures") else not has_base(family.model_type)
+
+
+def named_family(data: Mapping[str, Any]) -> Family | None:
+    """The family of a config.json, or None if npformer does not have it."""
+    name = data.get("model_type")
+    return FAMILIES[name] if isinstance(name, str) and name in FAMILIES else None
+
+
 def family_of(config: Config) -> Family:
     """The family of a model."""
     return FAMILIES[checks.one_of("model_type", config.model_type, FAMILIES)]
@@ -150,10 +169,25 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
     limits.check("labels", label_count(data), "labels")
     limits.check("layers", family.layer_count(data), "layers")
     config = family.read_config(data, head)
+    if data.keys() & LAYER_TYPES:
+        check_layer_types(data, config)
     limits.check("layers", config.n_layers + config.decoder.n_layers, "layers")
     if config.positions.table.startswith("sinusoidal"):
         limits.check("positions", config.n_positions * config.table_width, "numbers in the table of positions")
     return config
+
+
+def unread_code(data: Mapping[str, Any], config: Config) -> str:
+    """A note about a checkpoint's own model class, from which npformer's may differ; "" for other checkpoints.
+
+    Checkpoints such as Phi-3 were published with their code before Transformers had the same model.
+    """
+    code = own_code(data)
+    if not code or CODE in family_of(config).reads:
+        return ""
+    return (
+        f"{CODE}: {code} is never run; npformer computes a {config.model_type} model, as Transformers does without it"
+    )
 
 
 def write_config(config: Config) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -43,6 +44,10 @@ SPECIAL_TOKENS = {
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
+
+
+class UnknownClass(NpformerError):
+    """config.json names a class that the family does not have, so that the head is unknown."""
 
 
 class TensorPart(NamedTuple):
@@ -91,6 +96,7 @@ class Source(NamedTuple):
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # the tensor has a leading axis of size 1 in a new file
     kernel: int = 0  # width of a convolution, whose tensor is (out, in, kernel); 0 means no convolution
+    buffer: bool = False  # the tensor may have a leading axis of size 1, as a buffer of positions has
     apart: tuple[str, ...] = ()  # names of tensors that hold only this array, if those in `names` hold several
 
     @property
@@ -203,13 +209,27 @@ class Family:
         return 0
 
     def head_of(self, data: Mapping[str, Any]) -> str:
-        """The head of the class named in config.json."""
+        """The head of the class named in config.json. Raises UnknownClass if the family has no such class."""
+        if (head := self.named_head(data)) is not None:
+            return head
+        expected, got = ", ".join(self.architectures), checks.shown(data["architectures"][0])
+        raise UnknownClass(
+            f"architectures: expected one of {expected}, got {got}; name the head, load(..., head=...) with one of "
+            f"{', '.join(self.all_heads)}, or the task, pipeline(task, ...)"
+        )
+
+    def named_head(self, data: Mapping[str, Any]) -> str | None:
+        """The head of the class in config.json, "base" if no class is named, or None for an unknown class.
+
+        The class may be that of another framework, such as TFBertModel, because the weights have the same head.
+        """
         architectures = data.get("architectures")
         if not architectures:
             return "base"
         if not isinstance(architectures, list):
             raise NpformerError(f"architectures: expected a list, got {checks.shown(architectures)}")
-        return self.architectures[checks.one_of("architectures", architectures[0], self.architectures)]
+        name = str(architectures[0])
+        return self.architectures.get(name) or self.architectures.get(re.sub("^(TF|Flax)", "", name))
 
     @property
     def mechanisms(self) -> tuple[type, ...]:

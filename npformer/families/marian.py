@@ -75,8 +75,9 @@ class Marian(Transformer):
         return (*tokens, "logits") if config.head == "translation" else tokens
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        named = self.head_of(data)
-        head = head or ("translation" if named == "base" else named)
+        if head is None:
+            named = self.head_of(data)
+            head = "translation" if named == "base" else named
         reject_other(data, self.always)
         data = {**self.ids, **data}
         decoder = read_fields(DECODER_FIELDS, data, self.model_type)

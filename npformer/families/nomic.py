@@ -90,8 +90,8 @@ class NomicBert(EncoderTable):
     def stack(self, config: Config) -> Stack:
         return stack_of(config, self.norm(config), bias=False)
 
-    def head_of(self, data: Mapping[str, Any]) -> str:
-        return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().head_of(data)
+    def named_head(self, data: Mapping[str, Any]) -> str | None:
+        return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().named_head(data)
 
     def optional(self, config: Config) -> frozenset[str]:
         return super().optional(config) | {"head.hidden.bias", "head.output.bias"}  # absent from the hub's head

@@ -25,7 +25,7 @@ def read_rotary(data: Mapping[str, Any]) -> Rotary:
         raise NpformerError(f"{name}: expected an object, got {checks.shown(given)}")
     base = given.get("rope_theta", data.get("rope_theta", 10_000.0))
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         supported = ", ".join(_READERS)
         raise NpformerError(f"{name}: rope_type: {checks.shown(kind)} is not supported; supported: {supported}")
     if partial_factor(data, 1.0) != 1.0:

@@ -93,6 +93,7 @@ class T5Family(Transformer):
         head = head or self.head_of(data)
         fields = base.read_fields({ours: (theirs, ...) for ours, theirs in SIZES.items()}, data, self.model_type)
         width = checks.whole("d_kv", data.get("d_kv", 64), 1, MOST)
+        n_heads = checks.whole(SIZES["n_heads"], fields["n_heads"], 1, MOST)
         pad = data.get("pad_token_id", 0)
         start, depth = data.get("decoder_start_token_id"), data.get("num_decoder_layers")
         decoder = Decoder(
@@ -104,7 +105,7 @@ class T5Family(Transformer):
         return self.config(
             head,
             **fields | self._read_feed_forward(data),
-            head_width=0 if width * fields["n_heads"] == fields["d_model"] else width,
+            head_width=0 if width * n_heads == fields["d_model"] else width,
             eps=checks.positive("layer_norm_epsilon", data.get("layer_norm_epsilon", 1e-6)),
             mechanisms=(_read_bias(data),),
             tied=tied,

@@ -55,8 +55,7 @@ def text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
     found = {**model.defaults, **outer, **own, "model_type": model.model_type}
     classes = data.get("architectures")
     if isinstance(classes, list) and classes:
-        known = checks.one_of("architectures", classes[0], model.architectures)
-        found["architectures"] = [model.architectures[known]]
+        found["architectures"] = [model.architectures.get(str(classes[0]), classes[0])]
     return found
 
 

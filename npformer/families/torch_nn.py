@@ -156,7 +156,8 @@ class TorchModules(Transformer):
                 found[ours] = Source((name.replace("*", n),), TensorPart(THIRDS[last], (1, 1, 1)))
             else:
                 name = module(pattern, config).replace("*", n)
-                found[ours] = Source((_join(name, array), name) if last == "position" else (_join(name, array),))
+                names = (_join(name, array), name) if last == "position" else (_join(name, array),)
+                found[ours] = Source(names, buffer=last == "position")
         return found
 
 

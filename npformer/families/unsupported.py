@@ -69,7 +69,7 @@ IGNORED = (
 
 def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Family:
     """The family of a config.json. Raises NpformerError for unsupported features."""
-    name, code = data.get("model_type"), _own_code(data)
+    name = data.get("model_type")
     try:
         if isinstance(name, str) and name in MISSING.keys() - families.keys():
             raise NpformerError(
@@ -78,15 +78,14 @@ def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Fami
             )
         family = families[one_of("model_type", name, families)]
     except NpformerError as error:
-        raise NpformerError(f"{error}; {code}" if code else str(error)) from None
+        code = own_code(data)
+        raise NpformerError(f"{error}; {CODE}: the model is {code}, which is never run" if code else error) from None
     refuse_quantized(data)
     for field, neutral in FIELDS.items():
         value = data.get(field, neutral)
         if value != neutral and field not in family.reads:
             kind = value.get("rope_type", value.get("type", value)) if isinstance(value, Mapping) else value
             raise NpformerError(f"{field}: {shown(kind)} is not supported for {name} models; supported: {neutral!r}")
-    if code and CODE not in family.reads:
-        raise NpformerError(f"{code}, and may differ from other {name} models")
     return family
 
 
@@ -111,13 +110,14 @@ def refuse_quantized(data: Mapping[str, Any]) -> None:
 
 def ignored(data: Mapping[str, Any], family: Family) -> list[str]:
     """The fields of a config.json that have no effect in a family."""
-    return [name for name in IGNORED if name in data and name not in family.reads]
+    names = (*IGNORED, *([CODE] if own_code(data) else []))
+    return [name for name in names if name in data and name not in family.reads]
 
 
-def _own_code(data: Mapping[str, Any]) -> str:
-    """The error message for a checkpoint with its own code, or "" if it has none."""
+def own_code(data: Mapping[str, Any]) -> str:
+    """Names the code of a checkpoint that brings its own model class, such as Phi-3; "" for other checkpoints."""
     classes = data.get(CODE)
     named = (
         [each for key, each in classes.items() if key.startswith("AutoModel")] if isinstance(classes, Mapping) else []
     )
-    return f"{CODE}: the model is the checkpoint's own code ({shown(named[0])}), which is never run" if named else ""
+    return f"the checkpoint's own code ({shown(named[0])})" if named else ""

@@ -5,7 +5,7 @@ Settings that are in neither of these have the defaults of `generate` in Transfo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 
 from npformer.checkpoint.read import CONFIG
 from npformer.common import checks
-from npformer.common.errors import NpformerError
+from npformer.common.errors import NpformerError, warn
 from npformer.common.files import read_json
 from npformer.config import Config, Decoder
 
@@ -43,6 +43,10 @@ LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 MOST = 2**31
 MOST_LOGPROBS = 1000
 
+TIME = "results would depend on speed; use max_new_tokens"
+HARMLESS = (SPECULATION, TIME)  # unsupported settings for these reasons do not change which tokens are chosen
+UNHEARD = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # ids above the vocabulary have no effect here
+
 #: Unsupported setting -> values that have no effect, and the reason.
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "encoder_repetition_penalty": ((None, 1.0), "repetition_penalty applies to the generated text"),
@@ -50,7 +54,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "guidance_scale": ((None, 1.0), "negative prompts are not implemented"),
     "watermarking_config": ((None,), "watermarking is not implemented"),
     "stop_strings": ((None, ""), "only the text-generation task supports it; use eos_token_id"),
-    "max_time": ((None,), "results would depend on speed; use max_new_tokens"),
+    "max_time": ((None,), TIME),
     "prompt_lookup_num_tokens": ((None,), SPECULATION),
     "assistant_early_exit": ((None,), SPECULATION),
     "assistant_ensemble_weight": ((None,), SPECULATION),
@@ -181,10 +185,13 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     of a translation. It is None if the number is not known yet; it is then taken as 1. The older lengths max_length and
     min_length, which include these tokens, are accepted. As in Transformers, a minimum above the maximum is kept.
     """
-    path, stored = stored_settings(folder)
+    path, found = stored_settings(folder)
+    stored, notes = usable(found, config, config.max_length + 1 - (prompt or 1))
     if not config.decoder:
         stored = _with_rows(stored, config.n_outputs)
     given = {name: _plain(value) for name, value in given.items() if value is not None}
+    if unreplaced := [note for name, note in merged(notes, given).items() if name not in given]:
+        warn(f"{path}: {'; '.join(unreplaced)}")
     try:
         result = _settings(config, merged(stored, given), prompt or 1)
         if prompt is not None:
@@ -210,7 +217,7 @@ def _settings(config: Config, values: dict[str, Any], prompt: int) -> Settings:
     end_ids = values.pop("eos_token_id", None)
     settings: dict[str, Any] = {
         "start_id": values.pop("decoder_start_token_id", of_texts.start_id),
-        "end_ids": of_texts.end_ids if end_ids is None else _ids("eos_token_id", end_ids),
+        "end_ids": _own_ends(config) if end_ids is None else _ids("eos_token_id", end_ids),
         "pad_id": values.pop("pad_token_id", config.pad_id),
     }
     max_length, min_length = values.pop("max_length", None), values.pop("min_length", None)
@@ -274,6 +281,46 @@ def stored_settings(folder: Path | None) -> tuple[Path | None, dict[str, Any]]:
     if described.get("force_bos_token_to_be_generated"):  # older form of forced_bos_token_id
         read["forced_bos_token_id"] = described.get("bos_token_id")
     return folder / CONFIG, read
+
+
+def usable(
+    settings: Mapping[str, Any], config: Config, room: int | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings of a folder that a model can use, and a note for each setting that is ignored or limited.
+
+    Files often have settings of other libraries or of a larger model, which a call may replace. room: maximum number of
+    new tokens, to which a stored max_new_tokens is limited.
+    """
+    found, notes = dict(settings), {}
+    for name, value in settings.items():
+        if name not in NAMES and name not in UNSUPPORTED and name not in IGNORED:
+            notes[name] = f"{name!r:.80}: unknown setting; it is ignored"
+        elif name in UNSUPPORTED and UNSUPPORTED[name][1] in HARMLESS and value is not None:
+            notes[name] = f"{name}: ignored: {UNSUPPORTED[name][1]}"
+        elif name == "max_length" and type(value) is int and value > config.max_length:
+            notes[name] = f"{name}: {value} is above the maximum of the model; {config.max_length} is used"
+            found[name] = config.max_length
+        elif name == "max_new_tokens" and type(value) is int and room is not None and value > room > 0:
+            found[name] = room
+        elif (
+            name in UNHEARD and isinstance(value, list) and (kept := _below(value, config.n_outputs)) != value and kept
+        ):
+            notes[name] = f"{name}: ids outside the vocabulary of {config.n_outputs} tokens are ignored"
+            found[name] = kept
+        if name in notes and found[name] is value:
+            del found[name]
+    return found, notes
+
+
+def _below(ids: Sequence[Any], vocabulary: int) -> list[Any]:
+    """The ids without those of tokens above the vocabulary, which a model never chooses."""
+    return [each for each in ids if type(each) is not int or each < vocabulary]
+
+
+def _own_ends(config: Config) -> tuple[int, ...]:
+    """The end tokens of a config that a text can have. If it can have none of them, all are kept, for an error."""
+    ends = (config.decoder or config).end_ids
+    return tuple(_below(ends, config.n_outputs)) or ends
 
 
 def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

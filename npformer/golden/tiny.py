@@ -25,7 +25,7 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder
 from npformer.common.halves import half
-from npformer.config import Config, Decoder
+from npformer.config import LABELLED, Config, Decoder
 from npformer.families import FAMILIES, EncoderTable, Family, write_config
 from npformer.families.llama import Llama
 from npformer.golden.format import Golden
@@ -41,14 +41,15 @@ SIZES = {"vocab_size": 96, "d_model": 32, "n_heads": 4, "n_layers": 2, "d_ffn": 
 LENGTHS = (9, 6, 3)  # tokens in each text; masks matter because the lengths differ
 
 
-def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
-    """Writes a new folder with a random two-layer classifier and its golden file.
+def tiny(path: str | Path, family: str, seed: int = 0, head: str | None = None) -> Path:
+    """Writes a new folder with a random two-layer model and its golden file.
 
     Parameters
     ----------
     path : folder to make
-    family : model_type of a family that has a classifier: "bert", "distilbert", "bart", ...
+    family : model_type of a family: "bert", "gpt2", "bart", ...
     seed : of the weights and token ids
+    head : a head of the family; by default causal-lm for a family of causal models, else a classifier
 
     Returns
     -------
@@ -58,7 +59,7 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
     Raises
     ------
     NpformerError
-        If the family is unknown, the seed is negative, or the folder exists already.
+        If the family is unknown or does not have the head, the seed is negative, or the folder exists already.
 
     Examples
     --------
@@ -66,11 +67,14 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
     >>> npformer.golden.load(folder / "golden.safetensors")
     <npformer Golden of tiny-bert: 45 stages of 3 texts>
     """
-    known = {name: each for name, each in FAMILIES.items() if HEAD in each.architectures.values()}
+    known = [name for name in FAMILIES if name != "transformer"]  # torch's own modules have no config.json
     if family not in known:
-        raise NpformerError(f"tiny: expected a family with a classifier ({', '.join(known)}), got {family!r}")
+        raise NpformerError(f"tiny: expected a family ({', '.join(known)}), got {family!r}")
     checks.whole("seed", seed, 0)
-    config = narrowed(known[family].config(HEAD, **SIZES, **_more(known[family]), labels=("NEGATIVE", "POSITIVE")), 2)
+    own = FAMILIES[family]
+    head = checks.one_of("head", head or _usual_head(own), own.architectures.values())
+    labels = ("NEGATIVE", "POSITIVE") if head in LABELLED else ()
+    config = narrowed(own.config(head, **SIZES, **_more(own, head), labels=labels), 2)
     with new_folder(Path(path)) as folder:
         write_case(folder, f"tiny-{family}", config, seed)
     return Path(path)
@@ -86,7 +90,13 @@ def narrowed(config: Config, reach: int) -> Config:
     return replace(config, mechanisms=narrow(config.mechanisms), local=local)
 
 
-def _more(family: Family) -> dict[str, Any]:
+def _usual_head(family: Family) -> str:
+    heads = list(family.architectures.values())
+    usual = "causal-lm" if family.constants.get("causal") else HEAD
+    return usual if usual in heads else heads[0]
+
+
+def _more(family: Family, head: str) -> dict[str, Any]:
     """Returns sizes that only some families have. A decoder has its own number of heads and FFN width."""
     if isinstance(family, EncoderTable):
         return {
@@ -94,6 +104,8 @@ def _more(family: Family) -> dict[str, Any]:
             "n_token_types": 2 if family.token_types else 0,
             "n_kv_heads": 2 if isinstance(family, Llama) else 0,
         }
+    if head == "causal-lm":  # the decoder alone
+        return {"pad_id": 1, "padding_idx": 1}
     decoder = Decoder(n_layers=2, n_heads=2, d_ffn=48, vocab_size=SIZES["vocab_size"], start_id=2, end_ids=(2,))
     return {"pad_id": 1, "padding_idx": 1, "decoder": decoder}
 

@@ -65,6 +65,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return f"<NarrowWeight {self.stored} {self.shape}>"
 
+    @np.errstate(over="ignore", invalid="ignore")  # a scale may be infinite with allow_nonfinite
     def __getitem__(self, index: Any) -> np.ndarray:
         """A float32 copy of the selected numbers."""
         values = self.values[index]
@@ -74,6 +75,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
             found *= np.broadcast_to(self.scale, self.shape)[index]
         return found if found.ndim else found[()]
 
+    @np.errstate(over="ignore", invalid="ignore")
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("a NarrowWeight is widened to a new array; copy=False is not possible")

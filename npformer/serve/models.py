@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -115,10 +116,15 @@ def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: 
     return found
 
 
+def name_of_path(given: str | Path) -> str:
+    """Returns the name of a folder as it is given, which may be that of a link, or a bundled name or hub id itself."""
+    folder = Path(given).expanduser()
+    return Path(os.path.abspath(folder)).name if folder.is_dir() else str(given)
+
+
 def _name_of(given: Given, task: Task) -> str:
     if isinstance(given, str | Path):
-        folder = Path(given).expanduser()
-        return folder.resolve().name if folder.is_dir() else str(given)
+        return name_of_path(given)
     return task.model.folder.name if task.model.folder is not None else task.model.config.model_type
 
 

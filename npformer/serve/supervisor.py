@@ -44,7 +44,7 @@ from npformer.runtime.threads import available_cores
 from npformer.serve.asgi import App, check_key, make
 from npformer.serve.connections import KEEP_ALIVE
 from npformer.serve.connections import Connection as HttpConnection
-from npformer.serve.models import Served, serve_all
+from npformer.serve.models import Served, name_of_path, serve_all
 from npformer.serve.request_limits import ServiceLimits
 
 POLL = 0.2  # seconds between checks of workers, and of whether a stopping server is idle
@@ -127,7 +127,7 @@ def bound(host: str, port: int) -> socket.socket:
 def _announce(settings: ServerSettings, listening: socket.socket) -> None:
     host, port = listening.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    names = ", ".join(Path(each).resolve().name if os.path.isdir(each) else each for each in settings.models)
+    names = ", ".join(settings.models if isinstance(settings.models, Mapping) else map(name_of_path, settings.models))
     logging.getLogger("npformer.serve").info("serving %s on http://%s:%d; press Ctrl-C to stop", names, host, port)
 
 

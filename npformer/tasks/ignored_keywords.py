@@ -126,11 +126,15 @@ def loading(given: Mapping[str, Any], model: Any) -> tuple[dict[str, Any], dict[
     """
     options = {name: value for name, value in given.items() if not _is_of(model, name, value)}
     found = {}
+    if isinstance(more := options.get("model_kwargs"), Mapping):  # the dtype is the usual one of its entries
+        dtypes = {name: more[name] for name in ("dtype", "torch_dtype") if name in more}
+        options = {**options, "model_kwargs": {k: v for k, v in more.items() if k not in dtypes}}
+        found["dtype"] = next(iter(dtypes.values()), None)
     if (only := options.pop("local_files_only", None)) is not None:
         found["offline"] = boolean("local_files_only", only)
     if (dtype := options.pop("torch_dtype", None)) is not None:
         found["dtype"] = dtype
-    return options, found
+    return options, {name: value for name, value in found.items() if value is not None}
 
 
 def _is_of(model: Any, name: str, value: Any) -> bool:

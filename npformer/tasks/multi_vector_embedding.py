@@ -17,7 +17,6 @@ from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import recipe_of
 from npformer.tasks.sentence_transformers import Encoding
 from npformer.tasks.task import Request, without_head
-from npformer.text.encoding import Encoder
 
 
 class MultiVectorEmbedding(Encoding):
@@ -57,7 +56,6 @@ class MultiVectorEmbedding(Encoding):
                 f"{self.name}: expected {TOKEN_VECTORS} in the model's folder, a linear layer for token vectors"
             )
         super().__init__(without_head(model), **options)
-        self.encoder = Encoder(self.model, self.recipe.max_length)
         self.linear = linear_weights(path, model.config.d_model, None, self.model.dtype, model.limits)
         self.width = self.linear["weight"].shape[1]
 

@@ -13,7 +13,7 @@ from npformer.common.checks import shown, unknown
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families import family_of, has_base
+from npformer.families import family_of, names_head
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
@@ -48,7 +48,7 @@ def pipeline(
         Without a name, the head in the model's config determines the task.
     model : str, Path or Model, optional
         A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default model. A
-        folder whose config.json names no architecture is read with the task's head.
+        folder whose config.json names no class in `architectures`, or an unknown one, is read with the task's head.
     threads : int, optional
         Cores to use; by default all.
     dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own
@@ -96,7 +96,7 @@ def pipeline(
             from npformer.checkpoint.modules import encoder_folder
 
             folder = encoder_folder(folder)
-        head = None if _names_head(folder, limits) else TASKS[kind.name].head
+        head = None if names_head(_described(folder, limits)) else TASKS[kind.name].head
         made = load(
             folder, dtype="auto" if dtype is None else dtype, threads=threads, head=head, limits=limits, mapped=mapped,
             allow_nonfinite=allow_nonfinite, keep=keep,
@@ -183,19 +183,18 @@ def _inferred(folder: Path, limits: Limits) -> str:
         return "text-ranking"
     if (outer / MODULES).exists() and not is_cross_encoder(outer):
         return "sparse-embedding" if is_sparse(outer) else "sentence-embedding"
-    if not _names_head(folder, limits):
-        raise NpformerError(f"{folder / CONFIG}: cannot infer the task without architectures; give the task")
     described = _described(folder, limits)
+    if not names_head(described):
+        reason = (
+            f"from the class {shown(named[0])}"
+            if (named := described.get("architectures"))
+            else "without architectures"
+        )
+        raise NpformerError(f"{folder / CONFIG}: cannot infer the task {reason}; give the task")
     config = config_of(folder, described, limits=limits)
     if (is_cross_encoder(outer) or was_cross_encoder(described)) and "text-ranking" in tasks_of(config):
         return "text-ranking"
     return _task_of(config, described)
-
-
-def _names_head(folder: Path, limits: Limits) -> bool:
-    """Returns whether config.json names the model's head, or the family (such as Marian) has no base models."""
-    described = _described(folder, limits)
-    return bool(described.get("architectures")) or not has_base(str(described.get("model_type")))
 
 
 def _with_threads(model: Any, threads: int) -> Any:

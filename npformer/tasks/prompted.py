@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-from npformer.common.checks import unknown
+from npformer.common.checks import unknown, whole
 from npformer.common.errors import NpformerError
+from npformer.model import Model
 from npformer.tasks.options import Options
 from npformer.tasks.sentence_folder import EmbeddingRecipe
 from npformer.tasks.task import Task
@@ -33,7 +35,22 @@ class PromptedTask(Task):
     """A task with the prompts of a sentence-transformers folder, in its `recipe`."""
 
     options_type = PromptOptions
-    recipe: EmbeddingRecipe
+    recipe: EmbeddingRecipe  # set before `__init__`
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        super().__init__(model, **options)
+        if self.recipe.max_length is not None:  # it replaces model_max_length of the tokenizer, even a smaller one
+            self.encoder.limit = min(self.recipe.max_length, self.model.config.max_length)
+
+    @property
+    def max_seq_length(self) -> int:
+        """The number of tokens to which texts are truncated. It can be set, up to the positions of the model."""
+        return self.encoder.limit
+
+    @max_seq_length.setter
+    def max_seq_length(self, tokens: int) -> None:
+        self.encoder = copy(self.encoder)  # a call that is in progress keeps its limit
+        self.encoder.limit = whole("max_seq_length", tokens, 3, self.model.config.max_length)
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         settled: PromptOptions = super().settle(options, given)

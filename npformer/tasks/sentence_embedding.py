@@ -23,7 +23,6 @@ from npformer.tasks.sentence_folder import recipe_of
 from npformer.tasks.sentence_modules import Function, load_steps
 from npformer.tasks.sentence_transformers import Encoding
 from npformer.tasks.task import Request, without_head
-from npformer.text.encoding import Encoder
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class SentenceEmbedding(Encoding):
         pooled, steps = model.config.d_model * len(self.recipe.poolings), self.recipe.steps
         self.width = steps[-1].width if steps else pooled  # before truncation
         super().__init__(without_head(model), **options)
-        self.encoder = Encoder(self.model, self.recipe.max_length)
         self.steps: list[Function] = []
         self.module_sums: dict[str, str] = {}  # folder of a module -> sha256 of its weights
         if steps and model.folder is not None:

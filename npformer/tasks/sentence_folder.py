@@ -152,14 +152,15 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
-    """Reads config_sentence_transformers.json of a saved `CrossEncoder`: its prompts, and its activation_fn or None.
+    """Reads the settings of a saved `CrossEncoder`: prompts, maximum length and case, and its activation_fn or None.
 
     Returns the defaults for any other folder. `is_cross_encoder` recognizes a saved `CrossEncoder`.
     """
     if folder is None or not is_cross_encoder(home(folder)):
         return EmbeddingRecipe(), None
     path = home(folder) / DESCRIPTION
-    return EmbeddingRecipe(**_described(path)), _optional(path).get("activation_fn")
+    recipe = EmbeddingRecipe(**_described(path), **_encoder_settings(folder))
+    return recipe, _optional(path).get("activation_fn")
 
 
 def is_cross_encoder(folder: Path) -> bool:

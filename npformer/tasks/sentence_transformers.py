@@ -16,7 +16,6 @@ from npformer.common.errors import NpformerError
 from npformer.tasks.prompted import PromptedTask
 from npformer.tasks.task import Task
 from npformer.tasks.vector_search import similarity
-from npformer.text.encoding import Encoder
 from npformer.text.inputs import Pair
 
 Prompt = str | None
@@ -75,16 +74,6 @@ class Encoding(PromptedTask):
         return getattr(self.options, "truncate_dim", None) or self.width
 
     get_sentence_embedding_dimension = get_embedding_dimension  # its older name
-
-    @property
-    def max_seq_length(self) -> int:
-        """The number of tokens to which texts are truncated. It can be set."""
-        return self.encoder.limit
-
-    @max_seq_length.setter
-    def max_seq_length(self, tokens: int) -> None:
-        longest = Encoder(self.model).limit
-        self.encoder = Encoder(self.model, whole("max_seq_length", tokens, 3, longest))
 
     @property
     def prompts(self) -> dict[str, str]:

@@ -19,7 +19,6 @@ from npformer.tasks.sentence_folder import Splade, recipe_of
 from npformer.tasks.sentence_transformers import SparseEncoding
 from npformer.tasks.task import Request
 from npformer.tasks.word_weights import OfTokens, OfVocabulary, WordWeights
-from npformer.text.encoding import Encoder
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ class SparseEmbedding(SparseEncoding):
             options["max_active_dims"] = self.recipe.max_active_dims
         super().__init__(model, **options)
         self.width = model.config.vocab_size
-        self.encoder = Encoder(model, self.recipe.max_length)
         path = file_at_home(model.folder, TOKEN_WEIGHTS)
         splade = self.recipe.splade or Splade()
         self.weigh: WordWeights = OfVocabulary(model, splade) if path is None else OfTokens(model, path)

@@ -84,6 +84,7 @@ class Task(Answering):
     cut: ClassVar[str] = "longest"  # which text of a long pair is truncated
     has_windows: ClassVar[bool] = True  # whether long texts can be read in windows
     form: ClassVar[Form] = Form()  # form of the answers
+    instead: ClassVar[str] = "give several texts as a list, a pair as npformer.Pair(a, b), and options by name"
 
     def __init__(self, model: Model, **options: Any) -> None:
         if not self.accepts(model):
@@ -102,8 +103,10 @@ class Task(Answering):
     def __repr__(self) -> str:
         return f"<npformer.{self.name} {self.model!r}>"
 
-    def __call__(self, inputs: Any, **options: Any) -> Any:
+    def __call__(self, inputs: Any, *others: Any, **options: Any) -> Any:
         """Answers one input, a list or an iterator; `options` override the task's."""
+        if others:
+            raise NpformerError(f"{self.name}: expected one argument, got {1 + len(others)}; {self.instead}")
         settled = self.settle(self.options, options)
         if isinstance(inputs, Iterator):
             return self._watched(inputs, settled)

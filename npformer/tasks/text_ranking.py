@@ -75,6 +75,7 @@ class TextRanking(Ranking):
     options_type = RankingOptions
     other_names: ClassVar[Mapping[str, str]] = {"activation_fn": "Any"}
     form = Form({"score": np.floating}, line="{score:.4f}", layout="beside")
+    instead = "write task.rank(query, texts), or task([npformer.Pair(query, text), ...]) for the scores"
 
     def __init__(self, model: Model, **options: Any) -> None:
         score = of_folder(model)
@@ -109,6 +110,10 @@ class TextRanking(Ranking):
         return _is_two_texts(inputs) or super().is_one(inputs)
 
     def inputs(self, item: Any, options: Any) -> list[str | Pair]:
+        if isinstance(item, Mapping) and "query" in item:
+            raise NpformerError(
+                f"expected a pair of a query and a text, got {', '.join(map(str, item))}; {self.instead}"
+            )
         item = Pair(*item) if _is_two_texts(item) else item
         found = as_text_or_pair(item)
         if not isinstance(item, Pair) and not (isinstance(item, Mapping) and item.get("text_pair") is not None):
@@ -116,7 +121,7 @@ class TextRanking(Ranking):
         query, text = (found, "") if isinstance(found, str) else found  # an empty text is ranked too
         if self.template is not None:
             return [self.template.text(self.prompt(options), query, text)]
-        return [Pair(self.prompt(options) + query, text)]
+        return [Pair(self.cased(self.prompt(options) + query), self.cased(text))]
 
     def prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
         if self.template is not None and options.long == "window":

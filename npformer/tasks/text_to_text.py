@@ -9,7 +9,7 @@ from typing import Any
 
 from npformer.common.errors import NpformerError, warn
 from npformer.generation import generate, stream
-from npformer.generation.settings import resolve
+from npformer.generation.settings import resolve, usable
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.declaration import Form
 from npformer.tasks.task import WINDOW, Request
@@ -48,6 +48,7 @@ class TextToText(Writing):
 
     options_type = TextToTextOptions
     model: Seq2Seq  # type: ignore[assignment]
+    to: str | None = None  # target language
 
     def __init__(self, model: Model | Seq2Seq, **options: Any) -> None:
         if not isinstance(model, Seq2Seq):
@@ -55,13 +56,13 @@ class TextToText(Writing):
         self.model = model
         self.encoder: Any = SourceEncoder(model)
         self.window = WINDOW
-        self.to: str | None = options.get("to")
+        self.to = options.get("to")
         self.prefixes: dict[str | None, str] = {}
         self.options = self.settle(self.defaults(), options)
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
-        return task_settings(self.model, self.name, self.to).settings
+        return usable(task_settings(self.model, self.name, self.to).settings, self.model.config)[0]
 
     @cached_property
     def pairs(self) -> dict[str, str]:

@@ -456,7 +456,7 @@ def pipeline(
         Without a name, the head in the model's config determines the task.
     model : str, Path or Model, optional
         A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default model. A
-        folder whose config.json names no architecture is read with the task's head.
+        folder whose config.json names no class in `architectures`, or an unknown one, is read with the task's head.
     threads : int, optional
         Cores to use; by default all.
     dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own

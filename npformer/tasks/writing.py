@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from npformer.common.checks import unknown
 from npformer.common.errors import NpformerError
-from npformer.generation.settings import NAMES, UNSUPPORTED, merged, resolve, stored_settings
+from npformer.generation.settings import NAMES, UNSUPPORTED, merged, resolve, stored_settings, usable
 from npformer.tasks.ignored_keywords import translated
 from npformer.tasks.options import Options
 from npformer.tasks.task import InputError, Request, Task
@@ -51,7 +51,7 @@ class Writing(Task):
     @cached_property
     def stored(self) -> dict[str, Any]:
         """Returns the settings of the model's folder."""
-        found = merged(stored_settings(self.model.folder)[1], self.own_settings)
+        found = merged(usable(stored_settings(self.model.folder)[1], self.model.config)[0], self.own_settings)
         return {name: value for name, value in found.items() if value is not None}
 
     def defaults(self) -> Any:

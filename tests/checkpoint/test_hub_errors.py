@@ -5,6 +5,7 @@ reads caches in this process.
 """
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -151,6 +152,27 @@ def test_offline_and_not_in_the_cache(hub, env, folder):
     (answer,) = loads(env, {"name": NAME})
     (offline,) = loads(env | {"HF_HUB_OFFLINE": "1"}, {"name": NAME}, network=False)
     assert offline["logits"] == answer["logits"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"HTTPS_PROXY": "socks5://127.0.0.1:9"}, "HTTPS_PROXY: a SOCKS proxy needs the package socksio|cannot reach"),
+        ({"https_proxy": "ftp://127.0.0.1"}, "https_proxy: not a valid address|cannot reach"),
+        ({"HTTPS_PROXY": "http://127.0.0.1:port"}, "HTTPS_PROXY: not a valid address|cannot reach"),
+        ({"HTTPS_PROXY": "http://["}, "HTTPS_PROXY"),
+        ({"HF_ENDPOINT": "http://["}, "HF_ENDPOINT: not a valid address"),
+        ({"SSL_CERT_FILE": "/nope"}, "SSL_CERT_FILE: /nope is not a file of certificates .*; correct or unset it"),
+    ],
+)
+def test_settings_of_the_connection_that_cannot_be_used_are_named(settings, message, env):
+    """None of them is an error of the cache, or a traceback."""
+    with closed_port() as address:
+        own = {name: value for name, value in env.items() if not name.lower().endswith("_proxy")}
+        own |= {"HF_ENDPOINT": address.replace("http:", "https:"), "NO_PROXY": "", "no_proxy": ""}
+        said = error(own | settings, name=NAME)
+    assert re.search(message, said)
+    assert "cannot write" not in said
 
 
 def test_an_unreachable_hub_is_an_error(env):

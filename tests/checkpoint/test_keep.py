@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 import npformer
 from npformer import NpformerError, golden
 from npformer.checkpoint import convert, flatten, load_folder
-from npformer.checkpoint.read import OWN_WEIGHTS, read_folder
-from npformer.checkpoint.safetensors import write_tensors
+from npformer.checkpoint.read import FINITE, OWN_WEIGHTS, read_folder
+from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.tree import SCALE, SMALL
 from npformer.cli.main import main
 from npformer.golden.record import weights_sha256
@@ -202,3 +203,21 @@ def test_commands_and_pipelines_take_it(capsys: pytest.CaptureFixture[str], tmp_
     assert {each.stored for each in narrow(task.model).values()} == {"bfloat16"}
     with pytest.raises(NpformerError, match="keep: the model is already loaded"):
         npformer.pipeline("text-classification", task.model, keep="int8")
+
+
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan, 3e38])
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_scale_that_is_not_finite_is_refused_as_a_weight_is(scale, marked, tmp_path):
+    """Without NumPy's warnings, whether or not the file says that its weights are finite."""
+    folder = convert(npformer.load("distilbert-sst2").folder, tmp_path / "m", keep="int8")
+    arrays, _ = read_tensors(folder / OWN_WEIGHTS, mapped=False)
+    name = "layers.0.attention.output.weight_scale"
+    damaged = arrays[name].copy()
+    damaged[0, 3] = scale
+    metadata = {"format": "npformer"} | ({FINITE: "true"} if marked else {})
+    write_tensors(folder / OWN_WEIGHTS, {**arrays, name: damaged}, metadata)
+    for keep in ("float32", "stored", "int8", "float16"):
+        number = re.escape(f"{damaged[0, 3]}")
+        with pytest.raises(NpformerError, match=rf"{name}: the number at \[0, 3\] is {number}; the checkpoint is"):
+            npformer.load(folder, keep=keep)
+    assert npformer.load(folder, allow_nonfinite=True).weights["layers"][0]["attention"]["output"]["weight"].shape

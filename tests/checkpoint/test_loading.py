@@ -88,8 +88,8 @@ def known():
 
 def test_other_arguments_are_checked_before_anything_is_read_or_fetched(folder, monkeypatch):
     monkeypatch.setattr(loading, "find_folder", None)
-    assert error("owner/model", dtype="float16") == (
-        "dtype: expected float32 or float64, got 'float16'; half precision is loaded as float32"
+    assert error("owner/model", dtype="float8") == (
+        "dtype: expected float32 or float64, got 'float8'; for smaller weights in memory, use keep="
     )
     assert error("owner/model", threads=0) == "threads: expected a whole number of at least 1, got 0"
     monkeypatch.undo()

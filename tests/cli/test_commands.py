@@ -348,7 +348,7 @@ def test_info_says_when_only_the_encoder_of_a_folder_runs(models, tmp_path):
     [
         ({"model_type": "deberta"}, "'deberta' needs disentangled attention"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: 'linear' is not supported for "),
-        ({"auto_map": {"AutoModel": "own.Model"}}, "which is never run"),
+        ({"model_type": "own", "auto_map": {"AutoModel": "own.Model"}}, "which is never run"),
     ],
 )
 def test_info_and_load_give_the_same_reason_for_an_unsupported_model(models, tmp_path, change, said):

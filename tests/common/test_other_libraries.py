@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer import NpformerError, pipeline
+from npformer import Model, NpformerError, pipeline
 from npformer.cli.main import COMMANDS
 from npformer.common import other_libraries
 from tests.support import tiny
@@ -50,6 +50,18 @@ def test_a_name_of_another_library_is_answered(table, name):
         assert str(error.value).endswith(f": {TABLES[table][name]}")
 
 
+@pytest.mark.parametrize("table", ["MODEL", "TASK"])
+def test_setting_a_name_of_another_library_is_answered_too(table):
+    """It would have no effect: `task.max_length = 8` truncates nothing."""
+    for name, line in TABLES[table].items():
+        without = [each for each in OBJECTS[table] if not hasattr(each, name)]
+        for each in without:
+            with pytest.raises(AttributeError) as error:
+                setattr(each, name, 8)
+            assert str(error.value).endswith(f": {line}")
+            assert not hasattr(each, name)
+
+
 @pytest.mark.parametrize("name", other_libraries.MODULE)
 def test_an_import_from_npformer_is_answered(name):
     with pytest.raises(NpformerError, match=re.escape(f"npformer has no {name}: {other_libraries.MODULE[name]}")):
@@ -83,6 +95,41 @@ def exists(value, names):
     except AttributeError:
         return False
     return True
+
+
+def test_names_of_classes_are_answered_too():
+    for owner, name in ((npformer.Model, "from_pretrained"), (npformer.Config, "from_pretrained"), (Model, "save")):
+        with pytest.raises(
+            AttributeError, match=rf"type object '{owner.__name__}' has no attribute '{name}': .*npformer"
+        ):
+            getattr(owner, name)
+    with pytest.raises(AttributeError, match=r"type object 'Model' has no attribute 'nothing'$"):
+        _ = npformer.Model.nothing
+
+
+def test_calls_of_rankers_in_the_form_of_others_are_answered():
+    rank = TASKS[3]
+    line = r"write task.rank\(query, texts\), or task\(\[npformer.Pair\(query, text\), ...\]\) for the scores"
+    with pytest.raises(NpformerError, match=f"text-ranking: expected one argument, got 2; {line}"):
+        rank("ice", ["cream"])
+    for given in ({"query": "ice", "documents": ["cream"]}, [{"query": "ice", "text": "cream"}]):
+        with pytest.raises(NpformerError, match=f"expected a pair of a query and a text, got query, .*; {line}"):
+            rank(given)
+    assert [each["corpus_id"] for each in rank.rank("ice", ["cream"])] == [0]
+    with pytest.raises(NpformerError, match="text-classification: expected one argument, got 3; give several texts as"):
+        TASKS[0]("ice", "cream", "hot")
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "dir/Model.Q4_K_M.GGUF", "model.onnx", "tf_model.h5", "owner/m.gguf"])
+def test_a_file_of_another_engine_is_answered(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in ("absent", "present"):
+        with pytest.raises(
+            NpformerError, match=f"{name}: .* files are not read; give the folder or the hub id of the o"
+        ):
+            npformer.load(name)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"GGUF")
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------

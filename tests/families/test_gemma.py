@@ -189,7 +189,7 @@ def test_tensors_of_the_text_model_have_a_longer_prefix_and_those_of_pictures_ar
     ("fields", "message"),
     [
         ({"text_config": None}, "text_config: expected an object, got None"),
-        ({"architectures": ["Gemma3ForAudio"]}, "architectures: expected one of Gemma3Model"),
+        ({"architectures": ["Gemma3ForAudio"]}, "architectures: expected one of Gemma3TextModel"),
     ],
 )
 def test_a_damaged_description_of_the_text_model_is_an_error(fields: dict[str, Any], message: str) -> None:

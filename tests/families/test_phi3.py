@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import npformer
+from npformer import NpformerWarning
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tree import to_torch
 from npformer.families import read_config, write_config
@@ -54,3 +59,15 @@ def test_fused_rows_are_those_of_query_key_and_value_and_of_gate_and_up() -> Non
 def test_a_mistake_of_a_port_is_named(planted: str) -> None:
     found = diagnosis(tiny.model("phi3", "causal-lm", mechanisms=MECHANISMS), planted, full=True)
     assert PLANTED["phi3"][planted] in found, found
+
+
+def test_a_checkpoint_with_its_own_code_loads_with_a_warning(tmp_path):
+    """Phi-3 was published with its code; the same model without it gives the same answers."""
+    plain = tiny.folder(tmp_path / "plain", "phi3", "causal-lm")
+    folder = Path(shutil.copytree(plain, tmp_path / "published"))
+    data = json.loads((plain / "config.json").read_text())
+    code = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    (folder / "config.json").write_text(json.dumps({**data, "auto_map": code}))
+    with pytest.warns(NpformerWarning, match=r"config\.json: auto_map: the checkpoint's own code .* is never run"):
+        model = npformer.load(folder)
+    assert np.array_equal(model([[5, 6, 7]]).logits, npformer.load(plain)([[5, 6, 7]]).logits)

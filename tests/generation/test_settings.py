@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from npformer.common.errors import NpformerError
+from npformer import pipeline
+from npformer.common.errors import NpformerError, NpformerWarning
 from npformer.generation.settings import Settings, resolve
 from tests.golden import seq2seq_cases as cases
 from tests.support import writers
@@ -181,7 +183,62 @@ def test_one_source_is_streamed() -> None:
         golden_model("marian-small").stream([[5, 0], [6, 0]])
 
 
-def test_a_setting_of_the_file_that_is_unknown_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"num_beans": 4}')
-    with pytest.raises(NpformerError, match=r"generation_config\.json: 'num_beans': unknown setting"):
-        resolve(tmp_path, golden_model("marian-small").config, {})
+#: Settings of a file that the model cannot use, the warning, arguments that replace them, and the settings that remain.
+UNUSABLE: list[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = [
+    ({"num_beans": 4}, "'num_beans': unknown setting; it is ignored", {}, {}),
+    ({"x" * 999: [{}], "num_beams": 2}, "'xx.*: unknown setting", {}, {"num_beams": 2}),
+    ({"max_time": 2.5}, "max_time: ignored: results would depend on speed; use max_new_tokens", {}, {}),
+    ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: ignored: speculative decoding", {}, {}),
+    (
+        {"max_length": 4096},
+        "max_length: 4096 is above the maximum of the model; 64 is used",
+        {"max_length": 5},
+        {"max_length": 64},
+    ),
+    (
+        {"eos_token_id": [0, 400, 7, 120]},
+        "eos_token_id: ids outside the vocabulary of 120 tokens are ignored",
+        {"eos_token_id": 3},
+        {"eos_token_id": [0, 7]},
+    ),
+    ({"suppress_tokens": [5, 120]}, "suppress_tokens: ids outside", {"suppress_tokens": [6]}, {"suppress_tokens": [5]}),
+]
+
+
+@pytest.mark.parametrize(("stored", "warning", "given", "remaining"), UNUSABLE)
+def test_a_setting_of_the_file_that_the_model_cannot_use_is_ignored_with_a_warning(
+    stored: dict[str, Any], warning: str, given: dict[str, Any], remaining: dict[str, Any], tmp_path: Path
+) -> None:
+    """A file may have settings of other libraries, or of a model with other sizes. A call may replace each."""
+    (tmp_path / "generation_config.json").write_text(json.dumps(stored))
+    config = golden_model("marian-small").config
+    with pytest.warns(NpformerWarning, match=rf"generation_config\.json: {warning}"):
+        assert resolve(tmp_path, config, {}) == resolve(None, config, remaining)
+    if given:
+        assert resolve(tmp_path, config, given) == resolve(None, config, given)
+
+
+def test_a_stored_number_of_new_tokens_is_limited_to_the_room_after_the_prompt(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 4096}')
+    config = golden_model("marian-small").config
+    assert resolve(tmp_path, config, {}, 9).max_new_tokens == config.max_length + 1 - 9
+    with pytest.raises(NpformerError, match="max_new_tokens: expected a whole number from 1 to"):
+        resolve(tmp_path, config, {"max_new_tokens": 4096}, 9)
+
+
+def test_an_end_of_the_config_above_the_vocabulary_ends_nothing() -> None:
+    config = golden_model("marian-small").config
+    ends = replace(config.decoder, end_ids=(0, 5))
+    assert resolve(None, replace(config, decoder=ends), {}).end_ids == (0, 5)
+    causal = writers.model(seed=4).config
+    assert resolve(None, replace(causal, end_ids=(3, 10**6)), {}).end_ids == (3,)
+    with pytest.raises(NpformerError, match="eos_token_id: expected a whole number from 0 to"):
+        resolve(None, replace(causal, end_ids=(10**6,)), {})
+
+
+def test_a_pipeline_reads_the_settings_that_its_model_can_use(tmp_path: Path) -> None:
+    plain = writers.folder(tmp_path / "plain", generation={"max_new_tokens": 4, "do_sample": False})
+    stored = {"max_new_tokens": 4, "do_sample": False, "max_time": 1, "own_field": {}}
+    folder = writers.folder(tmp_path / "odd", generation=stored)
+    with pytest.warns(NpformerWarning, match="own_field"):
+        assert pipeline("text-generation", folder)("the ice") == pipeline("text-generation", plain)("the ice")

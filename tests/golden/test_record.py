@@ -13,6 +13,7 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import flatten, load_folder
 from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.cli.main import main
 from npformer.common.errors import NpformerError
 from npformer.config import ENCODER_HEADS
 from npformer.families import encoders
@@ -170,6 +171,20 @@ def test_a_tiny_model_is_small_and_the_same_each_time(family: str, tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize(
+    ("family", "usual"), [("gpt2", "causal-lm"), ("llama", "causal-lm"), ("bert", "sequence-classification")]
+)
+def test_a_tiny_model_has_the_usual_head_of_its_family_or_the_given_one(family, usual, tmp_path, capsys):
+    assert load_folder(golden.tiny(tmp_path / "usual", family))[0].head == usual
+    other = "token-classification"
+    assert main(["golden", "record", "--tiny", family, "--head", other, "-o", str(tmp_path / "other")]) == 0
+    assert load_folder(tmp_path / "other")[0].head == other
+    assert main(["golden", "record", "--tiny", family, "--head", "translation", "-o", str(tmp_path / "none")]) == 1
+    assert "head: expected one of " in capsys.readouterr().err
+    assert main(["golden", "record", "text", "--head", other, "-o", str(tmp_path / "none")]) == 1
+    assert "--head: needs --tiny" in capsys.readouterr().err
+
+
 def test_the_tiny_models_numbers_do_not_depend_on_numpys_version(tmp_path: Path) -> None:
     """The numbers are computed from raw bits of PCG64(0), which NumPy promises not to change."""
     folder = golden.tiny(tmp_path / "m", "distilbert")
@@ -180,9 +195,7 @@ def test_the_tiny_models_numbers_do_not_depend_on_numpys_version(tmp_path: Path)
 
 
 def test_a_tiny_model_of_no_family_or_over_another_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        NpformerError, match=r"expected a family with a classifier \(.* gpt2, .*, bart, .*\), got 'gpt'$"
-    ):
+    with pytest.raises(NpformerError, match=r"expected a family \(.* gpt2, .*, bart, .*\), got 'gpt'$"):
         golden.tiny(tmp_path / "m", "gpt")
     with pytest.raises(NpformerError, match="seed: expected a whole number of at least 0, got -1"):
         golden.tiny(tmp_path / "m", "bert", seed=-1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer import NpformerError, Pair, load, pipeline
+from npformer import NpformerError, NpformerWarning, Pair, load, pipeline
 from tests.support import tiny
 
 MARIAN = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
@@ -63,7 +63,11 @@ def test_keywords_that_change_nothing_are_accepted(name):
         ("padding", "left", "padding: 'left' is not supported; texts are never padded"),
         ("cache_dir", "here", "cache_dir: 'here' is not supported; set HF_HUB_CACHE in the environment"),
         ("grouped_entities", True, "grouped_entities: True is not supported; give aggregation_strategy='simple'"),
-        ("model_kwargs", {"dtype": "auto"}, "model_kwargs: a dict is not supported; pass its entries as separate"),
+        (
+            "model_kwargs",
+            {"cache_dir": "models"},
+            "model_kwargs: a dict is not supported; pass its entries as separate",
+        ),
         ("tokenizer_kwargs", {"max_length": 9}, "tokenizer_kwargs: a dict is not supported; pass its entries as sep"),
         ("tokenize_kwargs", {"max_length": 9}, "tokenize_kwargs: a dict is not supported; pass its entries as sep"),
         ("config", "bert", "config: 'bert' is not supported; the config comes with the model; leave it out"),
@@ -110,8 +114,8 @@ def test_the_loading_of_a_model_takes_transformers_keywords(tmp_path, monkeypatc
             assert pipeline(model=folder, **{name: value}).model.dtype == np.float32
         for value in ("float64", "torch.float64", np.float64):
             assert pipeline(model=folder, **{name: value}).model.dtype == np.float64
-        with pytest.raises(NpformerError, match="dtype: expected float32 or float64, got 'float16'; half precision is"):
-            pipeline(model=folder, **{name: "float16"})
+        with pytest.raises(NpformerError, match="dtype: expected float32 or float64, got 'int8'; for smaller weights"):
+            pipeline(model=folder, **{name: "int8"})
     assert pipeline(model=folder, local_files_only=True, torch_dtype=None)("ice") == pipeline(model=folder)("ice")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(NpformerError, match=r"nobody/nothing: no config.json in the cache .* and offline=True"):
@@ -122,6 +126,49 @@ def test_the_loading_of_a_model_takes_transformers_keywords(tmp_path, monkeypatc
         NpformerError, match=r"revision: only valid for a model on the hub, but .* is the folder .*; omit it"
     ):
         pipeline(model=folder, revision="main")
+
+
+class TorchDtype:
+    """As torch's dtypes, which are known by their repr only."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return f"torch.{self.name}"
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_half_precision_is_widened_and_the_warning_names_keep(name, tmp_path):
+    """As scripts for transformers give it, to every function that loads a model."""
+    folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
+    ids = [[5, 6, 7]]
+    expected = load(folder)(ids).logits
+    given = [
+        name,
+        f"torch.{name}",
+        TorchDtype(name),
+        *([np.float16, np.dtype(np.float16)] if name == "float16" else []),
+    ]
+    calls = [
+        *(lambda **more: load(folder, **more), lambda **more: pipeline(model=folder, **more).model),
+        lambda **more: pipeline("text-classification", load(folder), **more).model,
+    ]
+    warning = f"dtype: {name} weights are widened to float32, .* keep='{name}' keeps"
+    for call in calls:
+        for keyword in ("dtype", "torch_dtype"):
+            for value in given:
+                with pytest.warns(NpformerWarning, match=warning) as issued:
+                    model = call(**{keyword: value})
+                assert len(issued) == 1
+                assert model.dtype == np.float32
+                assert np.array_equal(model(ids).logits, expected)
+    with pytest.warns(NpformerWarning, match=warning):
+        pipeline("text-classification", folder, model_kwargs={"torch_dtype": TorchDtype(name)}, device_map="auto")
+    kept = load(folder, torch_dtype=name, keep=name)  # the warning's remedy, with and without dtype
+    assert np.array_equal(kept(ids).logits, load(folder, keep=name)(ids).logits)
+    with pytest.raises(NpformerError, match="torch_dtype: conflicts with dtype=; give only one of the two"):
+        load(folder, dtype=name, torch_dtype=name)
 
 
 @pytest.mark.slow
@@ -273,6 +320,39 @@ def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
         pipeline("token-classification", folder)
     with pytest.raises(NpformerError, match=r"head: expected one of base, .*got 'masked'"):
         load(folder, head="masked")
+
+
+@pytest.mark.parametrize("name", ["MyModel", 3, {"a": 1}])
+@pytest.mark.parametrize(
+    ("family", "head", "task"),
+    [
+        ("bert", "masked-lm", "fill-mask"),
+        ("llama", "causal-lm", "text-generation"),
+        ("t5", "base", "feature-extraction"),
+    ],
+)
+def test_an_unknown_class_takes_the_head_that_the_caller_names(family, head, task, name, tmp_path):
+    folder = tiny.folder(tmp_path / "model", family, head)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, "architectures": [name]}))
+    assert pipeline(task, folder).model.config.head == load(folder, head=head).config.head == head
+    got = {"MyModel": "'MyModel'", 3: "3"}.get(name if isinstance(name, str | int) else "", "a dict")
+    with pytest.raises(
+        NpformerError, match=rf"config.json: architectures: expected .*, got {got}; name the head, load"
+    ):
+        load(folder)
+    with pytest.raises(NpformerError, match=f"config.json: cannot infer the task from the class {got}; give the task"):
+        pipeline(model=folder)
+
+
+@pytest.mark.parametrize("prefix", ["TF", "Flax"])
+def test_the_class_of_another_framework_has_the_same_head(prefix, tmp_path):
+    for family, head in (("bert", "masked-lm"), ("bert", "base"), ("gpt2", "causal-lm"), ("marian", "translation")):
+        folder = tiny.folder(tmp_path / f"{family}-{head}", family, head)
+        described = json.loads((folder / "config.json").read_text())
+        [name] = described["architectures"]
+        (folder / "config.json").write_text(json.dumps({**described, "architectures": [prefix + name]}))
+        assert load(folder).config == load(folder, head=head).config
 
 
 # --- pairs -----------------------------------------------------------------------------------------------------------

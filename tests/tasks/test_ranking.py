@@ -157,3 +157,19 @@ def test_a_text_alone_and_other_models_are_refused():
         pipeline("text-ranking", tiny.model())
     with pytest.raises(NpformerError, match="function_to_apply: expected one of sigmoid, none"):
         pipeline("text-ranking", tiny.model(labels=("SCORE",)), function_to_apply="softmax")
+
+
+def test_a_cross_encoder_has_the_length_and_case_of_its_folder(tmp_path):
+    """sentence_bert_config.json of a saved `CrossEncoder` replaces the tokenizer's maximum, and lowercases texts."""
+    pair = Pair("What is good", "ICE CREAM " * 12)
+    made = cross_encoder(tmp_path / "m")
+    tokenizer = {"do_lower_case": False, "model_max_length": 10}
+    (made / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (made / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 60, "do_lower_case": True}))
+    rank = pipeline("text-ranking", made)
+    assert rank.max_seq_length == 60
+    assert rank(pair) == rank(Pair(*map(str.lower, pair)))
+    assert rank(pair) == pipeline("text-ranking", folder(tmp_path / "plain"))(pair)
+    rank.max_seq_length = 12
+    with pytest.warns(UserWarning, match="input 0: 30 tokens, cut to 12"):
+        rank(pair)

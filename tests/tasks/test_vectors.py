@@ -117,6 +117,36 @@ def test_an_embedding_heeds_its_folder_s_length_case_and_prompt(folder):
     assert vector.n_tokens == 6
 
 
+@pytest.mark.parametrize("form", ["{}/", "./{}", "./{}/"])
+def test_the_paths_of_modules_in_other_forms(form, folder, tmp_path):
+    embed = embedder(folder, pooling="cls")
+    modules = json.loads((folder / "modules.json").read_text())
+    for each in modules:
+        each["path"] = form.format(each["path"]) if each["path"] else "."
+    (folder / "modules.json").write_text(json.dumps(modules))
+    other = pipeline(model=folder)
+    assert other.recipe == embed.recipe
+    assert np.array_equal(other("ice"), embed("ice"))
+    assert np.array_equal(pipeline(model=convert(folder, tmp_path / "converted"))("ice"), embed("ice"))
+
+
+def test_the_folder_s_length_replaces_the_tokenizer_s(folder):
+    """As in sentence-transformers, max_seq_length replaces model_max_length; it may be larger, up to the positions."""
+    text = "ice cream " * 12  # 26 tokens
+    whole = embedder(folder)(text)
+    assert whole.n_tokens == 26
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 10}))
+    assert pipeline("sentence-embedding", folder).max_seq_length == 10
+    for length, found in ((40, 40), (1000, 64), (6, 6)):
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+        embed = pipeline("sentence-embedding", folder)
+        assert embed.max_seq_length == embed.limit(embed.options) == found
+        assert found < 26 or np.array_equal(embed(text), whole)
+    embed.max_seq_length = 40  # the user may replace it too
+    assert np.array_equal(embed(text), whole)
+
+
 def test_an_embedding_without_modules_is_the_mean(folder):
     embed = pipeline("sentence-embedding", folder)
     assert embed.recipe == EmbeddingRecipe()
@@ -151,6 +181,10 @@ def test_an_older_sentence_transformers_folder_has_its_encoder_inside(tmp_path):
         ("modules.json", "[3]", "expected a list of modules"),
         ("modules.json", "{", "expected a list of modules"),
         ("modules.json", '[{"type": "x.Transformer", "path": "../x"}]', "folders next to this file"),
+        ("modules.json", '[{"type": "x.Transformer", "path": "./../x"}]', "folders next to this file"),
+        ("modules.json", '[{"type": "x.Transformer", "path": ".././x/"}]', "folders next to this file"),
+        ("modules.json", '[{"type": "x.Transformer", "path": "/x/"}]', "folders next to this file"),
+        ("modules.json", '[{"type": "x.Transformer", "path": "a/b"}]', "folders next to this file"),
         ("modules.json", '[{"type": "x.Dense", "path": ""}]', "Dense is not supported"),
         ("modules.json", '[{"type": "x.Transformer", "path": ""}, {"type": "x.LSTM", "path": ""}]', "LSTM is not supp"),
         ("1_Pooling/config.json", '{"include_prompt": 0}', "include_prompt: expected true or false, got 0"),

@@ -1,0 +1,115 @@
+"""A value of the wrong type or size in any field of config.json raises only NpformerError, in every family."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from npformer.checkpoint.parameters import parameters
+from npformer.common.errors import NpformerError
+from npformer.families import FAMILIES, ignored, names_head, parts_of, read_config, unread_code, write_config
+from npformer.families.unsupported import FIELDS, IGNORED, QUANTIZATION
+from npformer.generation.settings import resolve
+from npformer.tasks.pipelines import tasks_of
+from tests.support import tiny
+
+#: A value of every type of JSON, and numbers that are negative, huge, or not finite.
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 2**31, 10**400, 0.5, -2.5, 1e39, math.nan, math.inf, -math.inf),
+    *("", "x", "linear", "1", [], ["x"], [[]], [{}], [None], [0.5], [10**400], {}, {"x": 1}, {"0": []}, {"a": {}}),
+]
+#: Fields that a config.json may have in addition to those that npformer writes.
+MORE = (
+    *FIELDS, *IGNORED, *QUANTIZATION, "auto_map", "layer_types", "mlp_layer_types", "num_labels", "id2label",
+    "pruned_heads", "problem_type", "head_dim", "num_key_value_heads", "sliding_window", "use_sliding_window",
+    "max_window_layers", "partial_rotary_factor", "original_max_position_embeddings", "no_rope_layers",
+    "task_specific_params", "is_decoder", "add_cross_attention", "text_config", "bos_token_id", "eos_token_id",
+    "pad_token_id", "decoder_start_token_id", "max_length", "sliding_window_pattern", "rope_local_base_freq",
+)  # fmt: skip
+#: Fields of an object with the settings of rotary embeddings.
+ROTARY = (
+    "rope_type", "type", "rope_theta", "factor", "short_factor", "long_factor", "attention_factor", "beta_fast",
+    "beta_slow", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "truncate", "mscale",
+    "partial_rotary_factor", "full_attention", "sliding_attention",
+)  # fmt: skip
+KINDS = ("default", "linear", "dynamic", "longrope", "su", "llama3", "yarn")
+NAMES = list(FAMILIES)
+
+
+@lru_cache
+def described(name: str) -> dict[str, Any]:
+    family = FAMILIES[name]
+    if name == "transformer":
+        sizes = {"d_model": 8, "n_heads": 2, "d_ffn": 8, "n_layers": 1, "vocab_size": 9, "max_length": 8}
+        return {"model_type": name, "architectures": ["nn.TransformerEncoder"], **sizes}
+    heads = list(family.architectures.values())
+    head = next(each for each in ("sequence-classification", "causal-lm", "translation", *heads) if each in heads)
+    return json.loads(json.dumps(write_config(tiny.config(name, head))))
+
+
+def changes(name: str) -> Iterator[dict[str, Any]]:
+    """Every field with every value; then every field of rotary settings, for every kind of scaling."""
+    for field in dict.fromkeys([*described(name), *MORE]):
+        for value in VALUES:
+            yield {field: value}
+    scaled = {"factor": 2.0, "original_max_position_embeddings": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for outer in ("rope_scaling", "rope_parameters"):
+        for kind in KINDS:
+            for field in ROTARY:
+                for value in VALUES:
+                    yield {outer: {"rope_type": kind, **scaled, field: value}}
+        for field in ROTARY:
+            for value in VALUES:
+                for each in ("full_attention", "sliding_attention"):
+                    yield {outer: {each: {field: value}}}
+
+
+def used(data: dict[str, Any]) -> None:
+    """Reads a config.json as `load` and `info` do, and makes the parts of the model."""
+    names_head(data)
+    config = read_config(data)
+    parts_of(config)
+    if max(config.n_layers, config.decoder.n_layers) < 9 and len(config.labels) < 99:
+        parameters(config)
+    ignored(data, FAMILIES[config.model_type])
+    unread_code(data, config)
+    tasks_of(config, data)
+    write_config(config)
+    if config.head in ("causal-lm", "translation"):
+        resolve(None, config, {})
+
+
+def check(name: str, some: Iterator[dict[str, Any]]) -> None:
+    for change in some:
+        try:
+            used({**described(name), **change})
+        except NpformerError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"{name}: {change!r:.300}: {type(error).__name__}: {error}") from error
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_some_values_of_every_field(name):
+    """A sample that differs between the families, so that together they try all values quickly."""
+    start = NAMES.index(name)
+    check(name, (each for i, each in enumerate(changes(name)) if (i + start) % 29 == 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_all_values_of_every_field(name):
+    check(name, changes(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_a_kind_of_rotation_that_is_no_name_is_refused(name, field):
+    for kind in ("rope_type", "type"):
+        for value in (["linear"], {"a": 1}, 3, None):
+            check(name, iter([{field: {kind: value, "factor": 2.0}}]))
