@@ -104,7 +104,13 @@ def _start(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    file = learners_file(_place(args))
+    try:
+        file = learners_file(_place(args))
+    except NpformerError as error:
+        if not args.gradescope:
+            raise
+        print(json.dumps(gradescope({}, str(error)), indent=1))  # a submission without the file gets no points
+        return DIVERGES
     seen = file.stat().st_mtime_ns  # read before the check, because the file may change during it
     code = _checked(args)
     while args.watch:

@@ -96,12 +96,8 @@ class Chapter:
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
     """Draws float32 numbers with one decimal, which are easy to read."""
-    return (
-        np.random.default_rng([seed, seeded_by()] if seeded_by() else seed)
-        .normal(size=shape)
-        .round(1)
-        .astype(np.float32)
-    )
+    random = np.random.default_rng([seed, seeded_by()] if seeded_by() else seed)
+    return random.normal(size=shape).round(1).astype(np.float32)
 
 
 @contextmanager

@@ -25,12 +25,13 @@ from typing import Any
 
 from npformer.common.checks import number, positive, whole
 from npformer.common.errors import NpformerError
+from npformer.common.files import read_json
 from npformer.learn.chapters import CHAPTERS
 from npformer.learn.checking import examine
 from npformer.learn.gradescope import gradescope
 from npformer.learn.judge import PASSED
 from npformer.learn.running import INTERVAL, LIMIT, Time, ended_in
-from npformer.learn.source import unreadable
+from npformer.learn.source import source_of
 from npformer.learn.template import FILE
 
 SECONDS = 120.0  # for a file
@@ -177,17 +178,17 @@ def _graded(submission: Grade, asked: dict[str, Any], stop: Event) -> Grade:
     if submission.file is None or stop.is_set():
         return submission
     unread = partial(Grade, submission.name, submission.file)
-    if not submission.file.is_file():
-        return unread(problem="It is not a regular file.")
-    if problem := unreadable(submission.file):
-        return unread(problem=problem)
+    try:
+        source_of(submission.file)
+    except NpformerError as error:
+        return unread(problem=f"The file cannot be read: {error}.")
     with tempfile.TemporaryDirectory(prefix="npformer-") as work:
         result = Path(work) / "report"
         request = json.dumps({**asked, "file": str(submission.file.resolve()), "result": str(result)})
         command = [sys.executable, "-m", "npformer.learn.grading", request]
         code = _finished(command, asked["seconds"] + START, stop)
-        with suppress(OSError, ValueError):
-            told = json.loads(result.read_text(encoding="utf-8"))
+        with suppress(NpformerError, KeyError):
+            told = read_json(result)
             if told["error"]:
                 return unread(problem=told["error"])
             return unread(told["report"], told["text"], told["report"]["problem"])

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from npformer.common.errors import NpformerError
-from npformer.common.files import named, written_whole
+from npformer.common.files import written_whole
 from npformer.learn.checking import learners_file
-from npformer.learn.source import Block, blocks, decoded
+from npformer.learn.source import Block, blocks, decoded, source_of
 from npformer.learn.start import exercise_of
 from npformer.learn.template import template
 
@@ -41,8 +41,7 @@ def reset(name: str, folder: str | os.PathLike[str] = ".") -> Path:
     """
     exercise_of(name)
     file = learners_file(folder)
-    with named(file):
-        data = file.read_bytes()
+    data = source_of(file)
     try:
         text = decoded(data)
     except (SyntaxError, UnicodeDecodeError) as error:

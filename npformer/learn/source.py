@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npformer.common.errors import NpformerError
+from npformer.common.files import as_given, named, read_bytes
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.judge import raised_at, said_of, short
 
@@ -70,9 +72,10 @@ class Block(NamedTuple):
 def loaded(file: str) -> Loaded:
     """Loads a learner's file."""
     path = Path(file)
-    if problem := unreadable(path):
-        return Loaded(None, problem)
-    tree, problem, broken = parsed(path.read_bytes(), path)
+    try:
+        tree, problem, broken = parsed(source_of(path), path)
+    except NpformerError as error:
+        return Loaded(None, f"The file cannot be read: {error}.")
     if tree is None:
         return Loaded(None, problem)
     before = dict(vars(np))
@@ -86,15 +89,14 @@ def loaded(file: str) -> Loaded:
     return Loaded(module, problem, broken, tuple(_imports(tree)), dict(_foreign(module, file)))
 
 
-def unreadable(path: Path) -> str:
-    """Returns a sentence if a file cannot be read, or is too large for a program that a person writes."""
-    try:
+def source_of(path: Path) -> bytes:
+    """Reads a Python file. Raises NpformerError if it cannot be read, or is too large for a person's program."""
+    path = as_given(path)
+    with named(path):
         size = path.stat().st_size
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        return f"The file cannot be read: {error.strerror}."
-    return f"The file has {size} bytes; expected at most {LARGEST}." if size > LARGEST else ""
+    if size > LARGEST:
+        raise NpformerError(f"{path}: expected at most {LARGEST} bytes, got {size}")
+    return read_bytes(path, "json")
 
 
 # --- syntax -----------------------------------------------------------------------------------------------------------

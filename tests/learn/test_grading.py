@@ -150,7 +150,7 @@ def test_a_pipe_is_not_read(tmp_path: Path) -> None:
         pytest.skip("Windows has no such pipes")
     os.mkfifo(tmp_path / "ada.py")
     [found] = grade(tmp_path, jobs=1)
-    assert found.problem == "It is not a regular file."
+    assert found.problem.endswith("not a regular file.")
 
 
 def test_results_have_the_fields_of_gradescope() -> None:
@@ -171,6 +171,13 @@ def test_results_have_the_fields_of_gradescope() -> None:
     assert gradescope({}, "It has no file.") == {
         "output": "It has no file.", "tests": [], "extra_data": {"imports": [], "foreign": {}}, "score": 0,
     }  # fmt: skip
+
+
+def test_a_submission_without_the_file_has_results_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["learn", "check", str(tmp_path), "--gradescope"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["score"], found["tests"]) == (0, [])
+    assert "no such file" in found["output"]
 
 
 # --- seeds ------------------------------------------------------------------------------------------------------------
