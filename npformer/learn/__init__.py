@@ -2,19 +2,22 @@
 
     npformer.learn.start("my_transformer")      writes the file
     npformer.learn.check("my_transformer")      runs it in a separate process, and explains what is wrong
+    npformer.learn.grade("submissions")         does so for the files of a class
 
 `chapters/` has the exercises, and `right.py` computes their answers with npformer's functions. `judge.py` judges a
-function, `causes.py` names the mistake in it, and `doctor.py` runs the port diagnosis (`golden.diagnose`) on it.
-`running.py` starts the process `worker.py`, which executes the file. `look.py` draws the learner's model. The command
-is `npformer learn`.
+function, and `causes.py` names the mistake in it. `running.py` starts the process `worker.py`, which executes the file
+(`source.py`). `look.py` draws the learner's model, and `grading.py` checks the files of a class. The command is
+`npformer learn`.
 """
 
 from npformer.learn.checking import check
+from npformer.learn.grading import Grade, grade
 from npformer.learn.look import look
 from npformer.learn.report import Report
+from npformer.learn.reset import reset
 from npformer.learn.start import hint, solution, start
 
-__all__ = ["Report", "check", "hint", "look", "solution", "start"]
+__all__ = ["Grade", "Report", "check", "grade", "hint", "look", "reset", "solution", "start"]
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,21 +109,67 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def _with(part: str, wrong: Function) -> dict[str, Any]:
     """Returns copies of the functions of `right.py`, with one of them replaced."""
-    signature, names = inspect.signature(vars(right)[part]), dict(vars(right))
+    names = dict(vars(right))
     for name, each in vars(right).items():
         if isinstance(each, FunctionType) and each.__module__ == right.__name__:
             names[name] = FunctionType(each.__code__, names, name, each.__defaults__)
-    names[part] = lambda *args, **kwargs: wrong(*signature.bind(*args, **kwargs).args)
+    names[part] = _by_position(part, wrong)
     return names
 
 
+def _by_position(name: str, wrong: Function) -> Function:
+    """Returns a function that takes the arguments of an exercise by name too, and passes them on by position."""
+    signature = inspect.signature(vars(right)[name])
+    return lambda *args, **kwargs: wrong(*signature.bind(*args, **kwargs).args)
+
+
+def _for_some_axes(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
+    """Yields programs that make a mistake only if the first array has certain numbers of axes."""
+    axes = [np.ndim(case.args[0]) for case in cases]
+    wrong = {n for n, case in zip(axes, cases, strict=True) if case.wrong}
+    if not wrong or wrong == set(axes):
+        return
+    first = next(iter(inspect.signature(exercise.right).parameters))
+    counts = " or ".join(map(str, sorted(wrong)))
+    where = f"If {first} has {counts} {'axis' if counts == '1' else 'axes'}"
+
+    def branching(slip: Function) -> Function:
+        return lambda *args: (slip if np.ndim(args[0]) in wrong else exercise.right)(*args)
+
+    for slip in exercise.slips:
+        yield Slip(slip.name, f"{where}: {slip.sentence}", branching(slip.wrong))
+
+
 def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields programs with two mistakes at once, if the mistakes are different options of one function."""
-    options = [(each, each.wrong) for each in exercise.slips if isinstance(each.wrong, partial)]
-    for (a, wrong), (b, also) in combinations(options, 2):
-        if wrong.func is also.func and not wrong.keywords.keys() & also.keywords.keys():
-            both = partial(wrong.func, **wrong.keywords, **also.keywords)
-            yield Slip(f"{a.name}; {b.name}", f"Two mistakes. First: {a.sentence} Second: {b.sentence}", both)
+    """Yields programs with two mistakes at once."""
+    for a, b in combinations(exercise.slips, 2):
+        for both in (_joined(exercise.name, a.wrong, b.wrong), _joined(exercise.name, b.wrong, a.wrong)):
+            if both is not None:
+                yield Slip(f"{a.name}; {b.name}", f"Two mistakes. First: {a.sentence} Second: {b.sentence}", both)
+                break
+
+
+def _joined(name: str, a: Function, b: Function) -> Function | None:
+    """Returns a program with two mistakes, or None if they exclude each other.
+
+    Two mistakes can be options of one function. Or the first calls the right function, which the second replaces.
+    """
+    if isinstance(a, partial):
+        if isinstance(b, partial) and a.func is b.func and not a.keywords.keys() & b.keywords.keys():
+            return partial(a.func, **a.keywords, **b.keywords)
+        return None
+    if not isinstance(a, FunctionType) or name not in _names(a.__code__):
+        return None
+    replaced = _by_position(name, b)
+    names = {**a.__globals__, name: replaced, "right": SimpleNamespace(**{**vars(right), name: replaced})}
+    return FunctionType(a.__code__, names, a.__name__, a.__defaults__, a.__closure__)
+
+
+def _pairs_in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
+    """Yields right solutions that call a function with two mistakes."""
+    for part in _parts(exercise.name):
+        for pair in _pairs(EXERCISES[part], cases):
+            yield Slip(pair.name, f"In the step {part}: {pair.sentence}", _with(part, pair.wrong)[exercise.name])
 
 
 CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Slip]], ...] = (
@@ -131,8 +177,10 @@ CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Slip]], ...] = (
     with_a_number,
     changed,
     _in_a_branch,
+    _for_some_axes,
     _in_a_part,
     _pairs,
+    _pairs_in_a_part,
 )
 
 

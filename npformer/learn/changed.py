@@ -46,7 +46,8 @@ def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
     if len(known) < len(wrong):
         return
     factor = known[0][1]
-    differ = "the sign is wrong" if abs(factor + 1) < CLOSE else f"{factor:.4g} times the right numbers"
+    nearest = {-1: "the sign is wrong", 0: "all are 0"}.get(round(factor), "")
+    differ = nearest if nearest and abs(factor - round(factor)) < CLOSE else f"{factor:.4g} times the right numbers"
     yield slip("multiplied by a number", differ, lambda value, args: value * factor)
     for power, said in POWERS.items():
         sizes = [label for label in _sizes(exercise, wrong[0].args) if _fits(exercise, label, power, known)]

@@ -15,6 +15,7 @@ from npformer.learn.answers import Case, call, leaves
 from npformer.learn.exercise import Exercise, Function, Slip
 
 STEPS = 30
+RANGE = 1e4  # a number this many times larger or smaller than the initial value has another cause, such as a lost term
 NEAR = 1e-10  # relative; float32 answers determine a number to about 1e-7
 
 
@@ -24,7 +25,7 @@ def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
     for constant in exercise.constants if wrong else ():
         for start in constant.starts:
             number = _solved(constant.wrong, start, wrong)
-            if number is not None:
+            if number is not None and 1 / RANGE < number / start < RANGE:
                 yield Slip(constant.name, constant.sentence.format(number=f"{number:.4g}"), constant.wrong(number))
 
 

@@ -5,13 +5,15 @@ The exercises are in `chapters/`, their right answers in `right.py`. `judge.py` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Function = Callable[..., Any]
+_seeds = [0]  # the last one changes the numbers that `drawn` returns, unless it is 0
 
 
 class Undetermined(Exception):
@@ -94,7 +96,23 @@ class Chapter:
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
     """Draws float32 numbers with one decimal, which are easy to read."""
-    return np.random.default_rng(seed).normal(size=shape).round(1).astype(np.float32)
+    random = np.random.default_rng([seed, seeded_by()] if seeded_by() else seed)
+    return random.normal(size=shape).round(1).astype(np.float32)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Changes the drawn numbers in the block, so that they are not known in advance. 0 leaves them as they are."""
+    _seeds.append(seed)
+    try:
+        yield
+    finally:
+        _seeds.pop()
+
+
+def seeded_by() -> int:
+    """Returns the seed of the surrounding `seeded` block, or 0."""
+    return _seeds[-1]
 
 
 def array(values: Any) -> np.ndarray:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import linecache
 import traceback
@@ -30,8 +31,12 @@ from npformer.learn.answers import (
 from npformer.learn.causes import cause
 from npformer.learn.exercise import Exercise, Function
 from npformer.learn.shown import difference, shown_answer, shown_case, value_name
+from npformer.learn.widening import widening
 
-SECONDS = 0.75  # processor time to search for a cause beyond the exercise's table of mistakes
+SECONDS = 1.5  # processor time to search for a cause beyond the exercise's table of mistakes
+LINE, MESSAGE = 150, 300  # characters of a learner's line and of a message to show
+PRINTED = 2**24  # bytes of output in a process; otherwise a loop that prints would fill the disk
+NARROW = "Use math.sqrt and float() for numbers, or end with .astype(x.dtype)."
 PASSED, UNWRITTEN, WRONG = "passed", "not yet written", "wrong"
 
 
@@ -43,11 +48,13 @@ class Verdict:
     ----------
     name : str
     state : PASSED, UNWRITTEN or WRONG
-    kind : "numbers", "form", "dtype", "argument", "exception", "random", "signature", "missing" or "time" if wrong
+    kind : "numbers", "form", "dtype", "argument", "exception", "random", "signature", "missing", "syntax" or "time", if
+        wrong
     problem : str, one sentence
     cause, sentence : str, the known mistake that gives the learner's numbers, and its explanation; "" without one
     line : int, where an exception was raised; 0 without one
     numbers : str, the first case that shows the problem
+    note : str, a sentence about a right function
     """
 
     name: str
@@ -58,6 +65,7 @@ class Verdict:
     sentence: str = ""
     line: int = 0
     numbers: str = ""
+    note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,25 +116,50 @@ def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file:
         if verdict is not None:
             return Judged(exercise, verdict, _cases(verdict, calls, truths))
     dtypes = (_dtype(exercise.name, each.outcome.answer, true) for each, true in zip(calls, truths, strict=True))
-    return Judged(exercise, next(filter(None, dtypes), Verdict(exercise.name, PASSED)))
+    found = sorted(filter(None, dtypes), key=lambda verdict: verdict.state == PASSED)  # a wrong one first
+    verdict = next(iter(found), Verdict(exercise.name, PASSED))
+    return Judged(exercise, replace(verdict, note=_widened(function, calls)) if verdict.note else verdict)
+
+
+def _widened(function: Function, calls: Sequence[_Call]) -> str:
+    """Returns a note on a right function that returns float64, with the expression that widens the arrays."""
+    for each in calls:
+        line, source = widening(function, each.args)
+        if line:
+            return f"Note: line {line}, `{short(source)}`, is float64, so the answer is float64. {NARROW}"
+    return f"Note: the answer is float64. A float64 number or array, such as np.sqrt(2), widens float32. {NARROW}"
 
 
 def _signature_problem(name: str, function: Any, expected: inspect.Signature) -> str:
+    """Returns a sentence if a function cannot be called like the expected one, or has other names for its arguments.
+
+    `*args` may take any of the arguments, as in a decorator. Functions without a signature, such as those of
+    np.vectorize, are called to see.
+    """
     if not callable(function):
         return f"{name} is no longer a function."
     try:
-        given = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return f"The signature of {name} cannot be read."
-    wanted = list(expected.parameters.values())
-    named = [each.name for each in given[: len(wanted)]] == [each.name for each in wanted]
-    optional = all(each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-                   for each in given[len(wanted) :])  # fmt: skip
-    defaults = all(ours.default is ours.empty or theirs.default is not theirs.empty
-                   for ours, theirs in zip(wanted, given, strict=False))  # fmt: skip
-    if named and optional and defaults:
+        signature = inspect.signature(function)
+    except Exception:
         return ""
-    return f"The signature was changed: expected {name}{expected}, got {name}{inspect.signature(function)}."
+    given, wanted = list(signature.parameters.values()), list(expected.parameters.values())
+    placed = [each for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    rest = any(each.kind is each.VAR_POSITIONAL for each in given)
+    named = all(theirs.name == ours.name for theirs, ours in zip(placed, wanted, strict=False))
+    calls = [[ours for ours in wanted if ours.default is ours.empty], wanted]
+    if named and (rest or len(placed) >= len(wanted)) and all(_takes(signature, len(call)) for call in calls):
+        return ""
+    got = short(f"{name}{signature}", MESSAGE)
+    return f"The signature was changed: expected {name}{expected}, got {got}."
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    """Returns whether a function can be called with this number of arguments."""
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def _called(function: Function, args: tuple[Any, ...], names: list[str]) -> _Call:
@@ -214,6 +247,19 @@ def _equal(a: Any, b: Any) -> bool:
     return first.keys() == second.keys() and all(near(first[path], second[path], 0.0) for path in first)
 
 
+def said_of(error: BaseException) -> str:
+    """Returns the type of an exception and the first line of its message."""
+    said = raised(error).message.splitlines()[:1]
+    return f"{short(type(error).__name__)}: {short(said[0], MESSAGE) if said else ''}".rstrip(": ")
+
+
+def short(text: str, longest: int = LINE) -> str:
+    """Returns text of a learner's file at a length that a report can show, without characters for terminals."""
+    text = text[: longest + 1]
+    text = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
+    return text if len(text) <= longest else f"{text[:longest]} ..."
+
+
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
     """Returns the number of a file's last line in a traceback, and the start of a sentence about this line.
 
@@ -223,14 +269,15 @@ def raised_at(error: BaseException, file: str) -> tuple[int, str]:
     if not frames:
         return 0, ""
     line = frames[-1].lineno or 0
-    return line, f"Line {line}, `{linecache.getline(file, line).strip()}`, raises"
+    return line, f"Line {line}, `{short(linecache.getline(file, line).strip())}`, raises"
 
 
 def _exception(wrong: Verdict, made: _Call, names: list[str], file: str) -> Verdict:
     assert made.error is not None
     line, place = raised_at(made.error, file)
-    said = str(made.error).splitlines()[0] if str(made.error) else ""
-    problem = f"{place or 'It raises'} {type(made.error).__name__}: {said}".rstrip(": ")
+    problem = f"{place or 'It raises'} {said_of(made.error)}"
+    if isinstance(made.error, OSError) and made.error.errno == errno.EFBIG:
+        problem += f". The output is limited to {PRINTED // 2**20} MB."
     return replace(wrong, kind="exception", problem=problem, line=line, numbers=shown_case(names, made.args))
 
 
@@ -284,7 +331,7 @@ def _values(answer: Any, true: Truth, values: Sequence[str]) -> str:
 
 
 def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
-    """Returns a verdict if right numbers have the wrong dtype."""
+    """Returns a verdict if right numbers have the wrong dtype. float64 passes, with a note."""
     wrong, exacts = Verdict(name, WRONG, "dtype"), dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         exact = exacts[path]
@@ -294,14 +341,9 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
         expected = {"f": "float32", "b": "bool"}.get(kind, "an integer dtype")
         if str(got) == expected or (got.kind in "iu" and kind in "iu"):
             continue
-        problem = f"Right numbers, but the wrong dtype: expected {expected}, got {got}."
-        if str(got) != "float64" or kind != "f":
-            return replace(wrong, problem=problem)
-        sentence = (
-            "A float64 number or array, such as np.sqrt(2) or np.zeros(3), widens float32 arrays. "
-            "Use math.sqrt and float(), or end with .astype(x.dtype)."
-        )
-        return replace(wrong, problem=problem, cause="float64 from float32", sentence=sentence)
+        if str(got) == "float64" and kind == "f":
+            return Verdict(name, PASSED, note="float64")
+        return replace(wrong, problem=f"Right numbers, but the wrong dtype: expected {expected}, got {got}.")
     return None
 
 

@@ -59,7 +59,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     verdicts = check(folder, chapter=4).verdicts
     if all(each.state == UNWRITTEN for each in verdicts):
         raise NpformerError("learn look: no function of your model is written yet")
-    unwritten = [each.name for each in verdicts if each.state == UNWRITTEN or each.kind == "missing"]
+    unwritten = [each.name for each in verdicts if each.state == UNWRITTEN or each.kind in ("missing", "syntax")]
     model = load(CLASSIFIER)
     right = trace(model, text)
     stages = learners_stages(learners_file(folder), unwritten, text)
@@ -88,7 +88,8 @@ def learners_stages(file: Path, unwritten: list[str], text: str) -> dict[str, np
         known = dict.fromkeys(unwritten, UNWRITTEN)
         ended = run_worker(file, known=known, chapters=[], limit=20.0, stages=str(path), text=text)
         if not path.exists():
-            said = ended.printed.splitlines()[-1:] or [next((t["problem"] for t in ended.told if "problem" in t), "")]
+            problem = next((told["problem"] for told in ended.told if told.get("problem")), "")
+            said = [problem] if problem else ended.printed.splitlines()[-1:] or ["it did not end"]
             raise NpformerError(f"learn look: your model cannot be run: {said[0]}")
         return load_arrays(path)[0]
 

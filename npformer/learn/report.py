@@ -12,6 +12,7 @@ from npformer.learn.judge import PASSED, UNWRITTEN, WRONG, Verdict
 from npformer.learn.whole import WholeRun
 
 WIDTH = 80
+LINES = 20  # lines of the file's output to show
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,6 +27,9 @@ class Report:
     problem : str, the reason why the file could not be loaded; "" if it was loaded
     printed : str, the end of the file's output
     hints : name of a function -> number of hints shown
+    note : str, the reason why the progress could not be stored; "" if it was
+    imports : names of the modules that the file imports
+    foreign : name of a function that does not come from the file -> the module that it comes from
     """
 
     file: str
@@ -34,6 +38,9 @@ class Report:
     problem: str = ""
     printed: str = ""
     hints: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+    imports: tuple[str, ...] = ()
+    foreign: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -63,13 +70,18 @@ class Report:
             ],
             "runs": [run.as_dict() for run in self.runs],
             "printed": self.printed,
+            "note": self.note,
+            "imports": list(self.imports),
+            "foreign": dict(self.foreign),
         }
 
     def __str__(self) -> str:
-        if self.problem:
-            return "\n".join([f"{self.file}: {self.problem}", *self._printed()])
+        head = wrap(f"{self.file}: {self.problem}", WIDTH) if self.problem and self.verdicts else []
+        head = head or [f"{self.file}: {self.problem}"] * bool(self.problem)
+        if not self.verdicts:
+            return "\n".join([*head, *self._printed()])
         by_name = {each.name: each for each in self.verdicts}
-        lines, current = list[str](), False
+        lines, current = [*head, ""] if head else list[str](), False
         for number, chapter in enumerate(CHAPTERS, 1):
             verdicts = [by_name[each.name] for each in chapter.exercises if each.name in by_name]
             passed = sum(each.state == PASSED for each in verdicts)
@@ -78,9 +90,8 @@ class Report:
                 continue
             title = f"Chapter {number}: {chapter.title}"
             lines.append(f"{title:38}{passed} of {len(verdicts)} passed")
-            if passed < len(verdicts):
-                current = True
-                lines += [line for each in verdicts for line in _row(each)]
+            current |= passed < len(verdicts)
+            lines += [line for each in verdicts if passed < len(verdicts) or each.note for line in _row(each)]
         lines += ["", *self._end(by_name), *self._printed()]
         return "\n".join(lines)
 
@@ -98,10 +109,12 @@ class Report:
             lines += wrap(f"{_listed(wrong)} replaced by npformer's in the functions that call {them}.", WIDTH)
         if following := [*wrong, *unwritten]:
             lines += wrap(f"Next: {following[0]}. {next_help(following[0], self.hints.get(following[0], 0))}", WIDTH)
-        return lines
+        return [*lines, *wrap(self.note, WIDTH)]
 
     def _printed(self) -> list[str]:
-        return ["", "Your file printed:", indent(self.printed, "  ")] if self.printed else []
+        lines = self.printed.splitlines()
+        first = [f"... ({len(lines) - LINES} more lines)"] if len(lines) > LINES else []
+        return ["", "Your file printed:", indent("\n".join([*first, *lines[-LINES:]]), "  ")] if lines else []
 
 
 def next_help(name: str, hints: int) -> str:
@@ -118,7 +131,7 @@ def _listed(names: Sequence[str]) -> str:
 def _row(verdict: Verdict) -> list[str]:
     lines = [f"  {verdict.name:30}{verdict.state}"]
     if verdict.state != WRONG:
-        return lines
+        return lines + [f"      {line}" for line in wrap(verdict.note, WIDTH - 6)]
     lines += [f"      {line}" for line in wrap(verdict.problem, WIDTH - 6)]
     lines += [f"      {line}" for line in verdict.numbers.splitlines()]
     if verdict.cause and verdict.sentence != verdict.problem:

@@ -1,23 +1,45 @@
-"""Starts the process that runs a learner's file, and collects its results."""
+"""Starts the process that runs a learner's file, watches it, and collects its results.
+
+The process limits its own processor time (`worker.py`). The watch ends a process that waits without using any, that is
+stopped by a signal, or that uses up the time of the whole file. It counts the intervals between its looks at the
+process, not the time on a clock, so a machine that is suspended or busy does not use up a learner's time.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT = 5.0  # seconds for a function; a right function takes milliseconds, or a tenth of a second in plain loops
-RUN_LIMIT = 20.0  # seconds for the whole model, which takes less than a second
-WHOLE = 900.0  # seconds for one process, in case its own limits fail
+from npformer.learn.chapters import EXERCISES
+
+LIMIT = 5.0  # seconds of a function; a right function takes milliseconds, or a tenth of a second in plain loops
+RUN_LIMIT = 20.0  # seconds of the whole model, which takes less than a second
+WHOLE = 900.0  # seconds for all processes of a file
+PATIENCE = 4  # a step may take this many times its processor time
+SHORTEST = 20.0  # seconds that any step may take
+INTERVAL = 0.05  # seconds between looks at the process
+STOPPED = 20  # looks after which a stopped process is ended
 TAIL = 4000  # characters of the file's output to keep
 #: The arrays of the exercises are so small that a second BLAS thread only waits, which doubles the processor time.
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+COMPUTED, WAITED, HALTED, OVER = "computed", "waited", "halted", "over"
+
+
+@dataclass
+class Time:
+    """The seconds that are left for the processes of a file."""
+
+    left: float = WHOLE
 
 
 @dataclass(frozen=True)
@@ -30,19 +52,20 @@ class Ended:
     code : int, its exit code
     printed : str, the end of the output of the learner's file
     line : int, the line that was being executed when the time ran out, or 0
-    in_time : bool, whether it ended before its time limit
+    why : str, the reason why it was ended: COMPUTED for its processor time, WAITED, HALTED by a signal, or OVER if the
+        time for the file ran out; "" if it ended by itself
     """
 
     told: tuple[dict[str, Any], ...]
     code: int
     printed: str
     line: int
-    in_time: bool
+    why: str
 
     @property
     def complete(self) -> bool:
         """Whether the process did everything that was requested, or reported that the file cannot be loaded."""
-        return any("end" in each or "problem" in each for each in self.told)
+        return any("end" in each for each in self.told)
 
     @property
     def began(self) -> str:
@@ -50,24 +73,40 @@ class Ended:
         return next((each["began"] for each in reversed(self.told) if "began" in each), "")
 
 
-def run_worker(file: Path, **request: Any) -> Ended:
-    """Runs `worker.py` with the fields of a `Request`, and waits until it ends."""
+def run_worker(file: Path, time: Time | None = None, **request: Any) -> Ended:
+    """Runs `worker.py` with the fields of a `WorkerRequest`, and waits until it ends.
+
+    time: is reduced by the time that the process takes.
+    """
     with tempfile.TemporaryDirectory(prefix="npformer-") as work:
         results, stack = Path(work) / "results", Path(work) / "stack"
         given = {"file": str(file), "results": str(results), "ended_at": str(stack), "run_limit": RUN_LIMIT, **request}
-        code, printed = _run([sys.executable, "-m", "npformer.learn.worker", json.dumps(given)])
-        told = tuple(json.loads(line) for line in text_of(results).splitlines())
+        command = [sys.executable, "-m", "npformer.learn.worker", json.dumps(given)]
+        code, why, printed = _run(command, results, given["limit"], time or Time())
         ended_at = text_of(stack)
         lines = re.findall(rf'File "{re.escape(str(file))}", line (\d+)', ended_at)
-        return Ended(told, code, printed, int(lines[0]) if lines else 0, not ended_at)
+        why = why or (COMPUTED if ended_at else "")
+        return Ended(tuple(_told(text_of(results))), code, printed, int(lines[0]) if lines else 0, why)
+
+
+def _told(results: str) -> Iterator[dict[str, Any]]:
+    """Yields the results. A line that the end of the process cut, or that the learner's file wrote, is left out."""
+    for line in results.splitlines():
+        with suppress(ValueError, RecursionError):
+            told = json.loads(line)
+            if isinstance(told, dict) and isinstance(told.get("began", ""), str):
+                yield told
 
 
 def text_of(path: Path) -> str:
-    """Returns the text of a file, or "" if there is no such file."""
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    """Returns the text of a file, or "" if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
-def _run(command: list[str]) -> tuple[int, str]:
+def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[int, str, str]:
+    """Returns the exit code of a process, the reason why it was ended, and the end of its output."""
     root = str(Path(__file__).parents[2])  # finds the same npformer, wherever the learner's folder is
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as said:
@@ -77,14 +116,72 @@ def _run(command: list[str]) -> tuple[int, str]:
             stdout=said,
             stderr=subprocess.STDOUT,
             env={**ONE_THREAD, **os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+            start_new_session=True,  # its children are ended with it
         )
         try:
-            code = process.wait(WHOLE)
-        except subprocess.TimeoutExpired:
-            code = -1
+            why = _watched(process, results, limit, time)
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            _kill(process)
         said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
-        return code, said.read().decode(errors="replace").strip()
+        return process.wait(), why, printable(said.read().decode(errors="replace")).strip()
+
+
+def _watched(process: subprocess.Popen[bytes], results: Path, limit: float, time: Time) -> str:
+    """Waits for the end of a process. Returns the reason why it should be ended, or "" if it ended by itself."""
+    waited, stopped, size, longest = 0.0, 0, -1, _longest(results, limit)
+    while not ended_in(process):
+        time.left -= INTERVAL
+        waited, stopped = waited + INTERVAL, (stopped + 1) * is_stopped(process.pid)
+        with suppress(OSError):
+            if (now := os.path.getsize(results)) != size:  # a step began or ended
+                waited, size, longest = 0.0, now, _longest(results, limit)
+        if stopped == STOPPED:
+            return HALTED
+        if time.left <= 0:
+            return OVER
+        if waited >= longest:
+            _where(process)
+            return WAITED
+    return ""
+
+
+def _longest(results: Path, limit: float) -> float:
+    """Returns how many seconds the current step of a process may take."""
+    began = next((each["began"] for each in reversed([*_told(text_of(results))]) if "began" in each), "")
+    return max(SHORTEST, PATIENCE * (limit if began in EXERCISES else RUN_LIMIT))
+
+
+def ended_in(process: subprocess.Popen[bytes]) -> bool:
+    """Waits for an interval; returns whether the process ended."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(INTERVAL)
+        return True
+    return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether a child process is stopped by a signal. macOS and Windows do not say so before Python 3.13."""
+    if not hasattr(os, "waitid"):
+        return False
+    return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _where(process: subprocess.Popen[bytes]) -> None:
+    """Asks the process for the line that it executes. It writes this line and ends, unless the file prevents that."""
+    if hasattr(signal, "SIGPROF"):
+        process.send_signal(signal.SIGPROF)
+        any(ended_in(process) for _ in range(STOPPED))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process and its children."""
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        elif process.poll() is None:
+            process.kill()
+
+
+def printable(text: str) -> str:
+    """Replaces characters that would control a terminal."""
+    return "".join(each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text)

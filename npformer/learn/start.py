@@ -11,9 +11,11 @@ from textwrap import dedent
 
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
-from npformer.common.files import new_folder
+from npformer.common.files import new_folder, written_whole
+from npformer.common.progress import note
 from npformer.learn import progress
 from npformer.learn.chapters import EXERCISES
+from npformer.learn.checking import learners_file
 from npformer.learn.exercise import Exercise
 from npformer.learn.template import FILE, template
 from npformer.loading import REPOSITORY
@@ -21,12 +23,12 @@ from npformer.loading import REPOSITORY
 SOURCE = f"{REPOSITORY}/blob/main/"
 
 
-def start(folder: str | os.PathLike[str]) -> Path:
-    """Writes a new folder with the learner's file, my_transformer.py.
+def start(folder: str | os.PathLike[str] = ".") -> Path:
+    """Writes the learner's file, my_transformer.py, in a new or existing folder.
 
     Parameters
     ----------
-    folder : folder to create
+    folder : folder, by default the working directory
 
     Returns
     -------
@@ -36,16 +38,23 @@ def start(folder: str | os.PathLike[str]) -> Path:
     Raises
     ------
     NpformerError
-        The folder already exists.
+        The folder has such a file already, or cannot be written.
 
     Examples
     --------
     >>> sorted(path.name for path in npformer.learn.start("my_transformer").iterdir())
     ['my_transformer.py']
     """
-    with new_folder(Path(folder)) as partial:
-        (partial / FILE).write_text(template(), encoding="utf-8")
-    return Path(folder)
+    path = Path(folder)
+    if not path.is_dir():
+        with new_folder(path) as partial:
+            (partial / FILE).write_text(template(), encoding="utf-8")
+        return path
+    if os.path.lexists(path / FILE):
+        raise NpformerError(f"{path / FILE}: already exists; expected a folder without it")
+    with written_whole(path / FILE) as file:
+        file.write_text(template(), encoding="utf-8")
+    return path
 
 
 def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
@@ -54,7 +63,7 @@ def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
     Parameters
     ----------
     name : str, the function
-    folder : the learner's folder, which stores the number of hints shown
+    folder : the learner's folder, which stores the number of hints shown; all hints are returned if it cannot
 
     Returns
     -------
@@ -63,7 +72,7 @@ def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
     Raises
     ------
     NpformerError
-        The course has no such function.
+        The course has no such function, or there is no such folder.
 
     Examples
     --------
@@ -71,8 +80,11 @@ def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
     >>> npformer.learn.hint("linear", folder)
     ['@ multiplies matrices.']
     """
-    exercise = _exercise(name)
-    shown = progress.hinted(Path(folder), name, len(exercise.hints))
+    exercise, place = exercise_of(name), Path(folder)
+    place = place if place.is_dir() else learners_file(place).parent
+    shown, problem = progress.hinted(place, name, len(exercise.hints))
+    if problem:
+        note(problem)
     return list(exercise.hints[:shown])
 
 
@@ -97,7 +109,7 @@ def solution(name: str) -> str:
     >>> print(npformer.learn.solution("causal_mask").splitlines()[0])
     # npformer/masks.py, line 32: https://github.com/npformer/npformer/blob/main/npformer/masks.py#L32
     """
-    return "\n\n".join(_source(place) for place in _exercise(name).solution)
+    return "\n\n".join(_source(place) for place in exercise_of(name).solution)
 
 
 def _source(place: str) -> str:
@@ -108,7 +120,7 @@ def _source(place: str) -> str:
     return f"# {file}, line {line}: {SOURCE}{file}#L{line}\n{dedent(''.join(lines)).rstrip()}"
 
 
-def _exercise(name: str) -> Exercise:
+def exercise_of(name: str) -> Exercise:
     if name not in EXERCISES:
         near = nearest(name, EXERCISES)
         meant = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(EXERCISES)}"

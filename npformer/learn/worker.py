@@ -1,46 +1,47 @@
 """The process that runs a learner's file: `python -m npformer.learn.worker REQUEST`.
 
 The file is executed, so its code can do everything that the learner's own programs can. It runs in a separate process,
-which ends when a function exceeds its time limit. `faulthandler` then writes the line being executed, even inside
-NumPy. Each verdict is appended to a file as a line of JSON, so it survives the end of the process.
+which ends when a function exceeds its limit of processor time. `faulthandler` then writes the line being executed, even
+inside NumPy. Each verdict is appended to a file as a line of JSON, so it survives the end of the process.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import importlib.util
 import json
 import os
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from inspect import Signature
-from pathlib import Path
+from threading import Thread
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
 from npformer.checkpoint.archive import save_arrays
 from npformer.common.errors import NpformerError
 from npformer.interpret.study_inputs import read_inputs
-from npformer.learn import right, whole
+from npformer.learn import exercise, right, whole
 from npformer.learn.chapters import CHAPTERS, EXERCISES
-from npformer.learn.doctor import Doctor
 from npformer.learn.exercise import Exercise
-from npformer.learn.judge import PASSED, WRONG, Judged, Verdict, judge, raised_at
+from npformer.learn.judge import PASSED, PRINTED, WRONG, Judged, Verdict, judge, raised_at, said_of
 from npformer.learn.listening import Listener
+from npformer.learn.running import PATIENCE, SHORTEST
+from npformer.learn.source import Loaded, loaded
 from npformer.learn.template import signatures
 from npformer.loading import load
 
 Tell = Callable[..., None]
 Within = Callable[[str, float], AbstractContextManager[None]]
 
-LOADING, LOOKING = "loading", "looking"
-PRINTED = 2**24  # bytes; otherwise a loop that prints would fill the disk
+LOADING, LOOKING, SEARCHING = "loading", "looking", "searching"
 
 
 class WorkerRequest(NamedTuple):
@@ -52,9 +53,10 @@ class WorkerRequest(NamedTuple):
     results, ended_at : str, files to write: the verdicts, and the stack if the time runs out
     known : the states of functions that need no verdict, by name
     chapters : numbers of the chapters to judge
-    limit, run_limit : float, seconds for a function and for a run of the whole model
+    limit, run_limit : float, seconds of processor time for a function and for a run of the whole model
     stages : str, a file for the stages of the learner's classifier; if it is "", functions are judged instead
     text : str, the text that the classifier reads
+    seed : int, for a second judgement with other numbers; 0 for none
     """
 
     file: str
@@ -66,43 +68,73 @@ class WorkerRequest(NamedTuple):
     run_limit: float
     stages: str = ""
     text: str = ""
+    seed: int = 0
 
 
 def main() -> None:
     """Judges the requested functions, one after another."""
     request = WorkerRequest(**json.loads(sys.argv[1]))
     _limit_output()
+    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     warnings.simplefilter("ignore")
+    process = os.getpid()
     with (
         open(request.results, "a", encoding="utf-8") as results,
         open(request.ended_at, "w", encoding="utf-8") as stack,
     ):
 
         def tell(**fields: Any) -> None:
+            if os.getpid() != process:
+                os._exit(0)  # a copy of the process, made by os.fork in the file
             print(json.dumps(fields), file=results, flush=True)
 
         @contextmanager
         def within(name: str, limit: float) -> Iterator[None]:
             tell(began=name)
-            faulthandler.dump_traceback_later(limit, exit=True, file=stack)
-            try:
+            _make_room()
+            with _limited(limit, stack):
                 yield
-            finally:
-                faulthandler.cancel_dump_traceback_later()
 
         with within(LOADING, request.limit):
-            module, problem = loaded(request.file)
-        if module is None:
-            tell(problem=problem)
-        elif request.stages:
+            found = loaded(request.file)
+        tell(problem=found.problem, imports=found.imports, foreign=dict(found.foreign))
+        if found.module is not None and request.stages:
             with within(LOOKING, request.run_limit):
-                _look(request, module)
-            tell(end=True)
-        else:
-            _run(request, module, _judged(request, module, tell, within), tell, within)
-            tell(end=True)
-    sys.stdout.flush()
+                _look(request, found.module)
+        elif found.module is not None:
+            _run(request, found.module, _judged(request, found, tell, within), tell, within)
+        tell(end=True)
+    with suppress(OSError):
+        sys.stdout.flush()
     os._exit(0)  # without waiting for threads that the file started
+
+
+@contextmanager
+def _limited(limit: float, stack: TextIO) -> Iterator[None]:
+    """Ends the process when the block has used its seconds of processor time, and writes the line being executed.
+
+    Windows does not limit processor time, so there the block gets as long as one that waits.
+    """
+    if not hasattr(signal, "setitimer"):
+        faulthandler.dump_traceback_later(max(SHORTEST, PATIENCE * limit), exit=True, file=stack)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        return
+    faulthandler.register(signal.SIGPROF, file=stack, all_threads=True, chain=True)
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _end_with(parent: int) -> None:
+    """Ends the process when its parent has ended."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _run(request: WorkerRequest, module: ModuleType, states: dict[str, str], tell: Tell, within: Within) -> None:
@@ -122,7 +154,7 @@ def _run_of(run: Callable[[Any], whole.WholeRun], module: ModuleType, file: str)
         raise
     except Exception as error:  # the file may raise any exception
         _, place = raised_at(error, file)
-        problem = f"{place or 'It raises'} {type(error).__name__}: {error}".rstrip(": ")
+        problem = f"{place or 'It raises'} {said_of(error)}"
         return whole.WholeRun(run.__name__, False, f"Your whole model cannot run. {problem}")
 
 
@@ -146,64 +178,48 @@ def _called(module: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(module, name)(*args, **kwargs)
 
 
-def _judged(request: WorkerRequest, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:
+def _judged(request: WorkerRequest, found: Loaded, tell: Tell, within: Within) -> dict[str, str]:
     """Returns each function's state. A function that is not right is replaced by npformer's in its callers."""
-    expected, states, doctor = signatures(), dict(request.known), Doctor()
+    module, expected, states = found.module, signatures(), dict(request.known)
     for number, chapter in enumerate(CHAPTERS, 1):
-        for exercise in chapter.exercises:
-            name = exercise.name
+        for each in chapter.exercises:
+            name = each.name
             if name not in states and number in request.chapters:
                 with within(name, request.limit):
-                    judged = _judged_function(exercise, module, expected[name], request.file)
-                verdict = judged.with_cause()
-                tell(verdict=verdict.as_dict())
-                states[name] = verdict.state
-                if verdict.kind == "numbers" and not verdict.cause and doctor.left > 0:
-                    with within(name, request.limit):
-                        arrays = doctor.answers(name, getattr(module, name))
-                    cause, sentence = ("", "") if arrays is None else doctor.cause(name, arrays)
-                    tell(verdict=replace(verdict, cause=cause, sentence=sentence).as_dict())
+                    judged = _judged_function(each, found, expected[name], request.file, request.seed)
+                tell(verdict=judged.verdict.as_dict())
+                states[name] = judged.verdict.state
+                if judged.cases:
+                    tell(began=f"{SEARCHING} {name}")
+                    tell(explained=judged.with_cause().as_dict())
             if states.get(name) != PASSED:
                 setattr(module, name, getattr(right, name))
     return states
 
 
-def _judged_function(exercise: Exercise, module: ModuleType, expected: Signature, file: str) -> Judged:
-    if not hasattr(module, exercise.name):
-        problem = f"The file has no function {exercise.name}: it was removed or renamed."
-        return Judged(exercise, Verdict(exercise.name, WRONG, "missing", problem))
-    return judge(exercise, getattr(module, exercise.name), expected, file)
+def _judged_function(each: Exercise, found: Loaded, expected: Signature, file: str, seed: int = 0) -> Judged:
+    if each.name in found.broken:
+        return Judged(each, Verdict(each.name, WRONG, "syntax", found.broken[each.name]))
+    if not hasattr(found.module, each.name):
+        problem = f"The file has no function {each.name}: it was removed or renamed."
+        return Judged(each, Verdict(each.name, WRONG, "missing", problem))
+    judged = judge(each, getattr(found.module, each.name), expected, file)
+    if not seed or judged.verdict.state != PASSED:
+        return judged
+    with exercise.seeded(seed):
+        again = judge(each, getattr(found.module, each.name), expected, file).verdict
+    if again.state == PASSED:
+        return judged
+    return Judged(each, replace(again, problem=f"With other numbers (seed {seed}): {again.problem}"))
 
 
-def loaded(file: str) -> tuple[ModuleType | None, str]:
-    """Loads the learner's file. Returns the module, or None and a sentence with the reason."""
-    path = Path(file)
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module, before = importlib.util.module_from_spec(spec), dict(vars(np))
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as error:
-        return None, _not_python(error, path)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the file may raise any exception
-        _, place = raised_at(error, file)
-        return None, f"{place or 'The file raises'} {type(error).__name__}: {error}"
-    if changed := [name for name, value in before.items() if vars(np).get(name) is not value]:
-        return None, f"The file changes np.{changed[0]} for the whole program. Give your own function a different name."
-    return module, ""
-
-
-def _not_python(error: SyntaxError, path: Path) -> str:
-    """Returns a sentence about a syntax error in the learner's file, or in a file that it imports."""
-    other = f" of {Path(error.filename).name}" if error.filename and Path(error.filename) != path else ""
-    if error.lineno is None:  # the file has null bytes, for example because it is in UTF-16
-        return f"The file{other} is not Python: {error.msg}. Save it as UTF-8 text."
-    return f"Line {error.lineno}{other}, `{(error.text or '').strip()}`, is not Python: {error.msg}."
+def _make_room() -> None:
+    """Empties a long output, so that a function that prints a lot leaves room for the output of others."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        if os.fstat(1).st_size > PRINTED // 4:
+            os.ftruncate(1, 0)
+            os.lseek(1, 0, os.SEEK_SET)
 
 
 def _limit_output() -> None:

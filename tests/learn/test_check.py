@@ -22,8 +22,9 @@ from npformer.common.errors import NpformerError
 from npformer.learn import Report, solution, start
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.judge import UNWRITTEN, Verdict, judge
+from npformer.learn.source import loaded
 from npformer.learn.template import signatures, template
-from npformer.learn.worker import WorkerRequest, _judged, loaded
+from npformer.learn.worker import WorkerRequest, _judged
 
 check = partial(npformer.learn.check, limit=100.0)  # seconds for a function, on a busy machine
 ROOT = Path(__file__).parents[2]
@@ -49,8 +50,8 @@ def problems(report: Report) -> dict[str, str]:
 
 def judged(folder: Path) -> dict[str, str]:
     """The problem of each wrong function in a file, judged in this process and without a search for causes."""
-    module, problem = loaded(str(folder / "my_transformer.py"))
-    assert module is not None, problem
+    module = loaded(str(folder / "my_transformer.py")).module
+    assert module is not None
     verdicts = (judge(each, getattr(module, name), signatures()[name], module.__file__ or "").verdict
                 for name, each in EXERCISES.items())  # fmt: skip
     return {each.name: each.problem for each in verdicts if each.state == "wrong"}
@@ -85,7 +86,7 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
         "got embeddings(tokens, token_table, position_table, start=0)."
     )
     assert found["layer_norm"] == "It writes to its argument x. Return a new array, and change copies only."
-    assert found["gelu"] == "Right numbers, but the wrong dtype: expected float32, got float64."
+    assert "gelu" not in found
     assert found["linear"] == "It returns None. Is a return missing?"
     assert found["split_heads"] == "Wrong shape: expected (2, 3, 2), got (3, 2, 2)."
     assert re.fullmatch(
@@ -102,7 +103,7 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
     assert found["softmax"] == (
         "Expected an array, got an array of dtype object; .astype(np.float32) makes it an array of numbers."
     )
-    assert len(found) == 14
+    assert len(found) == 13
 
 
 def test_the_truth_of_a_mask_is_a_known_mistake(tmp_path: Path) -> None:
@@ -148,13 +149,13 @@ def test_an_endless_loop_and_an_end_of_the_process_are_reported(tmp_path: Path) 
     file = written(
         tmp_path,
         {
-            "softmax": "def softmax(x):\n    import time\n    while True:\n        time.sleep(1)",
+            "softmax": "def softmax(x):\n    while True:\n        pass",
             "causal_mask": "def causal_mask(n_queries, n_keys):\n    import os\n    os._exit(7)",
         },
     )
     found = problems(check(file, chapter=2, limit=4.0))
     assert re.fullmatch(
-        r"It did not end within 4 seconds. It was at line \d+, `(while True:|time.sleep\(1\))`. Is there an endless loop\?",
+        r"It did not end within 4 seconds of processor time. It was at line \d+, `.*`. Is there an endless loop\?",
         found["softmax"],
     )
     assert found["causal_mask"] == "It ended the process with exit code 7."
@@ -172,11 +173,10 @@ def test_the_search_for_a_cause_is_not_part_of_the_time_limit(tmp_path: Path, mo
         events.append("ends")
 
     file = written(tmp_path, {"layer_norm": "def layer_norm(x, weight, bias, eps=1e-12):\n    return x"})
-    module, _ = loaded(str(file / "my_transformer.py"))
-    assert module is not None
+    found = loaded(str(file / "my_transformer.py"))
     known = {name: "not yet written" for name in EXERCISES if name != "layer_norm"}
     request = WorkerRequest(str(file / "my_transformer.py"), "", "", known, [1], limit=1.0, run_limit=1.0)
-    _judged(request, module, lambda **_: None, within)
+    _judged(request, found, lambda **_: None, within)
     assert events[:3] == ["starts", "ends", "search"]
 
 
@@ -252,14 +252,14 @@ def test_a_file_that_cannot_be_loaded_says_why(
 ) -> None:
     monkeypatch.setattr(np, "exp", np.exp)  # restores np.exp after the test
     (tmp_path / "helpers.py").write_text("def one():\n    return (1\n", encoding="utf-8")
-    module, problem = loaded(str(written(tmp_path, {}, text) / "my_transformer.py"))
-    assert module is None
-    assert problem.startswith(said)
+    found = loaded(str(written(tmp_path, {}, text) / "my_transformer.py"))
+    assert found.module is None
+    assert found.problem.startswith(said)
 
 
 def test_a_file_that_does_not_end_is_reported(tmp_path: Path) -> None:
-    file = written(tmp_path, {}, "import time\nwhile True:\n    time.sleep(1)\n")
-    assert "The file cannot be loaded. It did not end within 0.5 seconds." in str(check(file, limit=0.5))
+    file = written(tmp_path, {}, "while True:\n    pass\n")
+    assert "The file cannot be loaded. It did not end within 0.5 seconds of" in str(check(file, limit=0.5))
 
 
 @pytest.mark.slow
@@ -350,7 +350,7 @@ def test_a_solution_leads_to_the_line_of_its_function(name: str) -> None:
     ("arguments", "said"),
     [
         (["check", "--folder", "nowhere"], "no such file; `npformer learn start FOLDER` writes it"),
-        (["check", "linear"], "learn check: expected --folder DIR"),
+        (["check", "linear"], "linear is a function: `npformer learn check` checks all functions"),
         (["hint"], "learn hint: expected the name of a function"),
         (["hint", "lienar"], "the course has no function 'lienar'; did you mean linear?"),
         (["check", "--chapter", "9", "--folder", "."], "no such file"),

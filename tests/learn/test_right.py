@@ -14,20 +14,20 @@ from npformer.learn.answers import leaves, mapped
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.chapters.decoder_steps import tiny_decoder
 from npformer.learn.chapters.whole_gradient import tiny_weights
-from npformer.learn.doctor import QUESTIONS, Doctor
+from tests.learn.stages import QUESTIONS, Patient
 
 
 @pytest.fixture(scope="module")
-def doctor() -> Doctor:
-    return Doctor()
+def patient() -> Patient:
+    return Patient()
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_functions_give_the_stages_of_a_model(doctor: Doctor, name: str) -> None:
+def test_functions_give_the_stages_of_a_model(patient: Patient, name: str) -> None:
     """Each function agrees with its stage of an encoder or a decoder, within the stage's error budget."""
     asked = QUESTIONS[name]
-    _, golden = doctor.patient(asked.causal)
-    arrays = doctor.answers(name, EXERCISES[name].right)
+    _, golden = patient.of(asked.causal)
+    arrays = patient.answers(name, EXERCISES[name].right)
     assert_close(golden, {asked.stage: arrays})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,20 +31,28 @@ def _attention_cases() -> list[tuple[Any, ...]]:
     ]
 
 
+def _masked(scores: Array, mask: Array | None, low: float = -np.inf) -> Array:
+    return scores if mask is None else np.where(mask, scores, low)
+
+
 def attend(
-    q: Array, k: Array, v: Array, mask: Array | None, scale: float = 1.0, axis: int = -1, low: float = -np.inf
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    *,
+    scale: Any = lambda q, k: 1.0,
+    hide: Any = _masked,
+    axis: int | None = -1,
+    times: Any = lambda weights, v: weights @ v,
 ) -> Array:
-    """Attention with scores divided by sqrt(K) and multiplied by scale, and the softmax over the given axis."""
-    scores = q @ k.mT * (scale / math.sqrt(q.shape[-1]))
-    return softmax(scores if mask is None else np.where(mask, scores, low), axis) @ v
+    """Attention with some of its steps replaced. The scores are divided by sqrt(K) and multiplied by scale(q, k)."""
+    scores = q @ k.mT * (scale(q, k) / math.sqrt(q.shape[-1]))
+    return times(softmax(hide(scores, mask), axis), v)  # type: ignore[arg-type]
 
 
 def _weights(q: Array, k: Array, mask: Array | None) -> Array:
     return attend(q, k, np.broadcast_to(np.eye(k.shape[1]), (len(k), k.shape[1], k.shape[1])), mask)
-
-
-def _masked(scores: Array, mask: Array | None) -> Array:
-    return scores if mask is None else np.where(mask, scores, -np.inf)
 
 
 def _scores(q: Array, k: Array) -> Array:
@@ -65,51 +74,55 @@ ATTENTION = Exercise(
         Slip(
             "scores not divided",
             "The scores are not divided by sqrt(K).",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, math.sqrt(q.shape[-1])),
+            partial(attend, scale=lambda q, k: math.sqrt(q.shape[-1])),
         ),
         Slip(
             "scores divided by K",
             "The scores are divided by K, the width of a head. Divide by its square root.",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, 1 / math.sqrt(q.shape[-1])),
+            partial(attend, scale=lambda q, k: 1 / math.sqrt(q.shape[-1])),
         ),
         Slip(
             "scores multiplied by sqrt(K)",
             "The scores are multiplied by sqrt(K). They should be divided by it.",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, q.shape[-1]),
+            partial(attend, scale=lambda q, k: q.shape[-1]),
         ),
         Slip(
             "scores divided by sqrt(D)",
             "The scores are divided by the square root of the model's width, H K. Divide by the square root of a "
             "head's width, K.",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, 1 / math.sqrt(len(q))),
+            partial(attend, scale=lambda q, k: 1 / math.sqrt(len(q))),
         ),
         Slip(
             "scores divided by the square root of the number of queries",
             "The scores are divided by sqrt(L), where L is the number of queries. Divide by sqrt(K), where K is the "
             "width of a head, q.shape[-1].",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, math.sqrt(q.shape[-1] / q.shape[-2])),
+            partial(attend, scale=lambda q, k: math.sqrt(q.shape[-1] / q.shape[-2])),
         ),
         Slip(
             "scores divided by the square root of the number of keys",
             "The scores are divided by sqrt(S), where S is the number of keys. Divide by sqrt(K), where K is the "
             "width of a head, k.shape[-1].",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, math.sqrt(k.shape[-1] / k.shape[-2])),
+            partial(attend, scale=lambda q, k: math.sqrt(k.shape[-1] / k.shape[-2])),
         ),
         Slip(
             "weights divided by sqrt(K)",
             "The weights are divided by sqrt(K), after the softmax. Divide the scores instead, before the softmax.",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, math.sqrt(q.shape[-1])) / math.sqrt(q.shape[-1]),
+            partial(
+                attend,
+                scale=lambda q, k: math.sqrt(q.shape[-1]),
+                times=lambda weights, v: weights / math.sqrt(v.shape[-1]) @ v,
+            ),
         ),
         Slip(
             "softmax over the queries",
             "The softmax is over the queries. It should be over the keys, the last axis, so that the weights of each "
             "query add up to 1.",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, axis=-2),
+            partial(attend, axis=-2),
         ),
         Slip(
             "softmax over the heads",
             "The softmax is over the heads. It should be over the keys, the last axis.",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, axis=0),
+            partial(attend, axis=0),
         ),
         Slip(
             "softmax left out",
@@ -124,12 +137,12 @@ ATTENTION = Exercise(
         Slip(
             "weights returned",
             "The attention weights are returned. Multiply them by v.",
-            lambda q, k, v, mask=None: _weights(q, k, mask),
+            partial(attend, times=lambda weights, v: weights),
         ),
         Slip(
             "softmax taken twice",
             "The softmax is taken twice.",
-            lambda q, k, v, mask=None: softmax(_weights(q, k, mask)) @ v,
+            partial(attend, times=lambda weights, v: softmax(weights) @ v),
         ),
         Slip(
             "q and k exchanged",
@@ -154,7 +167,7 @@ ATTENTION = Exercise(
         Slip(
             "weights transposed",
             "The transposed weights are multiplied by v. The product should be weights @ v.",
-            lambda q, k, v, mask=None: _weights(q, k, mask).mT @ v,
+            partial(attend, times=lambda weights, v: weights.mT @ v),
         ),
         Slip(
             "all axes of k reversed",
@@ -166,30 +179,38 @@ ATTENTION = Exercise(
         Slip(
             "truth of the mask",
             "`if mask` asks whether the whole array is true. Ask whether there is a mask: `if mask is not None`.",
-            lambda q, k, v, mask=None: attend(q, k, v, mask if mask else None),
+            partial(attend, hide=lambda scores, mask: _masked(scores, mask if mask else None)),
         ),
         Slip(
             "mask times infinity",
             "The mask is multiplied by infinity, and 0 times infinity is NaN. Use np.where(mask, scores, -np.inf).",
-            lambda q, k, v, mask=None: (
-                softmax(_scores(q, k) if mask is None else _scores(q, k) + (1 - mask.astype(q.dtype)) * -np.inf) @ v
+            partial(
+                attend,
+                hide=lambda scores, mask: (
+                    scores if mask is None else scores + (1 - mask.astype(scores.dtype)) * -np.inf
+                ),
             ),
         ),
         Slip(
             "mask ignored",
             "The mask is not used. Where it is False, the scores should become -inf, before the softmax.",
-            lambda q, k, v, mask=None: attend(q, k, v, None),
+            partial(attend, hide=lambda scores, mask: scores),
+        ),
+        Slip(
+            "always causal",
+            "Later tokens are always hidden. Only the mask should hide keys.",
+            partial(attend, hide=lambda scores, mask: _masked(scores, np.tri(*scores.shape[-2:], dtype=bool))),
         ),
         Slip(
             "mask inverted",
             "Keys are hidden where the mask is True. True means that a query may attend to the key.",
-            lambda q, k, v, mask=None: attend(q, k, v, None if mask is None else ~mask),
+            partial(attend, hide=lambda scores, mask: _masked(scores, None if mask is None else ~mask)),
         ),
         Slip(
             "mask inverted",
             "A large number is subtracted where the mask is True, which hides those keys. True means that a query may "
             "attend to the key.",
-            lambda q, k, v, mask=None: attend(q, k, v, None if mask is None else ~mask, low=-1e9),
+            partial(attend, hide=lambda scores, mask: _masked(scores, None if mask is None else ~mask, -1e9)),
         ),
         Slip(
             "mask after the softmax",
@@ -207,17 +228,17 @@ ATTENTION = Exercise(
         Slip(
             "masked scores are 0",
             "Scores of hidden keys become 0, and e^0 = 1 still counts. They should become -inf.",
-            lambda q, k, v, mask=None: attend(q, k, v, mask, low=0.0),
+            partial(attend, hide=partial(_masked, low=0.0)),
         ),
         Slip(
             "mask added to the scores",
             "The mask is added to the scores as zeros and ones. Where it is False, the scores should become -inf.",
-            lambda q, k, v, mask=None: softmax(_scores(q, k) + (0 if mask is None else mask)) @ v,
+            partial(attend, hide=lambda scores, mask: scores + (0 if mask is None else mask)),
         ),
         Slip(
             "mask transposed",
             "The mask is transposed. Its rows should be queries and its columns keys, like those of the scores.",
-            lambda q, k, v, mask=None: attend(q, k, v, None if mask is None else mask.T),
+            partial(attend, hide=lambda scores, mask: _masked(scores, None if mask is None else mask.T)),
         ),
     ),
     optional="mask",
@@ -225,17 +246,17 @@ ATTENTION = Exercise(
         Constant(
             "scores divided by a constant",
             "The scores are divided by {number} for any width. Divide by sqrt(K), where K is the width of a head.",
-            lambda number: lambda q, k, v, mask=None: attend(q, k, v, mask, scale=math.sqrt(q.shape[-1]) / number),
+            lambda number: partial(attend, scale=lambda q, k: math.sqrt(q.shape[-1]) / number),
         ),
         Constant(
             "scores multiplied",
             "The scores are divided by sqrt(K) and multiplied by {number}. Leave that factor out.",
-            lambda number: lambda q, k, v, mask=None: attend(q, k, v, mask, scale=number),
+            lambda number: partial(attend, scale=lambda q, k: number),
         ),
         Constant(
             "masked scores are a number",
             "Scores of hidden keys become {number}, which still counts. They should become -inf.",
-            lambda number: lambda q, k, v, mask=None: attend(q, k, v, mask, low=number),
+            lambda number: partial(attend, hide=partial(_masked, low=number)),
             (-3.0, 0.1),
         ),
     ),

@@ -205,6 +205,7 @@ def _encoder_cases() -> list[tuple[Any, ...]]:
         (array([[1, 0, 0, 2], [0, 1, 3, 0]]), 2, layers[:2]),
         (drawn(1, 4, 6), 2, wide),
         (drawn(2, 2, 4), 1, layers[:1]),
+        (drawn(2, 3, 4) / 300, 2, [_narrow(layer) for layer in layers[:2]]),  # eps matters
     ]
 
 

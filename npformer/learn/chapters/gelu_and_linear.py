@@ -147,6 +147,11 @@ LINEAR = Exercise(
     (
         Slip("bias left out", "bias is not added.", lambda x, weight, bias: x @ weight),
         Slip(
+            "product left out",
+            "Only bias is returned, for every row. It should be added to x @ weight.",
+            lambda x, weight, bias: 0 * (x @ weight) + bias,
+        ),
+        Slip(
             "weight transposed",
             "x is multiplied by the transpose of weight, as in torch. Here weight is (in, out) and needs no transpose.",
             lambda x, weight, bias: x @ weight.T + bias,

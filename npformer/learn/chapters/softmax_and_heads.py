@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,20 @@ def _softmax_cases() -> list[tuple[Any, ...]]:
     ]
 
 
-def _over(x: Array, total: Any, largest: Any = None) -> Array:
-    """Returns exp(x - largest) divided by its total. largest is the maximum of each row by default."""
-    y = np.exp(x - (x.max(-1, keepdims=True) if largest is None else largest))
-    return y / total(y)
+def _sum(y: Array, axis: Any = -1, keepdims: bool = True) -> Array:
+    return y.sum(axis, keepdims=keepdims)
+
+
+def _largest(x: Array, axis: Any = -1, keepdims: bool = True) -> Array:
+    return x.max(axis, keepdims=keepdims)
+
+
+def _over(
+    x: Array, *, largest: Any = _largest, total: Any = _sum, exp: Any = np.exp, divided: Any = np.divide
+) -> Array:
+    """The softmax with some of its steps replaced."""
+    y = exp(x - largest(x))
+    return divided(y, total(y))
 
 
 SOFTMAX = Exercise(
@@ -66,41 +76,41 @@ SOFTMAX = Exercise(
         Slip(
             "maximum not subtracted",
             "exp overflows for large x. Subtract the largest x of each row before exp.",
-            lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True),
+            partial(_over, largest=lambda x: 0),
         ),
         Slip(
             "maximum of the whole array",
             "The largest x of the whole array is subtracted, so exp is 0 in a row far below it, and 0 / 0 is NaN. "
             "Subtract the largest x of each row.",
-            lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum(-1, keepdims=True),
+            partial(_over, largest=np.max),
         ),
         Slip(
             "maximum of each column",
             "The largest x of each column is subtracted. Subtract the largest x of each row, over the last axis.",
-            lambda x: _over(x, lambda y: y.sum(-1, keepdims=True), x.max(0)),
+            partial(_over, largest=partial(_largest, axis=0)),
         ),
         Slip(
             "sum of each column",
             "exp is divided by the sum of each column. Divide by the sum of each row, over the last axis.",
-            lambda x: _over(x, lambda y: y.sum(0)),
+            partial(_over, total=partial(_sum, axis=0)),
         ),
         Slip(
             "sum without keepdims",
             "The sum lacks keepdims=True, so it broadcasts along the columns. Each row should be divided by its own "
             "sum.",
-            lambda x: _over(x, lambda y: y.sum(-1)),
+            partial(_over, total=partial(_sum, keepdims=False)),
         ),
         Slip(
             "maximum without keepdims",
             "The maximum lacks keepdims=True, so it broadcasts along the columns. From each row, "
             "subtract the row's maximum.",
-            lambda x: _over(x, lambda y: y.sum(-1, keepdims=True), x.max(-1)),
+            partial(_over, largest=partial(_largest, keepdims=False)),
         ),
         Slip(
             "maximum and sum without keepdims",
             "The maximum and the sum lack keepdims=True, so they broadcast along the columns. Each row needs its "
             "own maximum and sum.",
-            lambda x: _over(x, lambda y: y.sum(-1), x.max(-1)),
+            partial(_over, largest=partial(_largest, keepdims=False), total=partial(_sum, keepdims=False)),
         ),
         Slip(
             "maximum subtracted in the numerator only",
@@ -110,24 +120,24 @@ SOFTMAX = Exercise(
         Slip(
             "not divided by the sum",
             "This is exp(x - max(x)). It should be divided by the sum over the row.",
-            lambda x: np.exp(x - x.max(-1, keepdims=True)),
+            partial(_over, divided=lambda y, total: y),
         ),
         Slip(
             "divided by the mean",
             "exp is divided by its mean. It should be divided by its sum.",
-            lambda x: _over(x, lambda y: y.mean(-1, keepdims=True)),
+            partial(_over, divided=lambda y, total: y / total * y.shape[-1]),
         ),
         Slip(
             "sum over the whole array",
             "exp of each row is divided by the sum over all rows. Divide by the sum over the last axis.",
-            lambda x: _over(x, np.sum),
+            partial(_over, total=np.sum),
         ),
         Slip("log softmax", "This is the logarithm of softmax.", log_softmax),
         Slip("sign", "exp is applied to -x. It should be applied to x.", lambda x: softmax(-x)),
         Slip(
             "base 2",
             "This is 2^x divided by its sum. It should be e^x divided by its sum.",
-            lambda x: softmax(x * math.log(2)),
+            partial(_over, exp=np.exp2),
         ),
         Slip(
             "x divided by its sum",
@@ -140,7 +150,7 @@ SOFTMAX = Exercise(
         Constant(
             "constant added to the sum",
             "{number} is added to the sum, so the numbers of a row do not add up to 1.",
-            lambda number: lambda x: _over(x, lambda y: y.sum(-1, keepdims=True) + number),
+            lambda number: partial(_over, total=lambda y: _sum(y) + number),
             (1e-4, 1.0),
         ),
         Constant(

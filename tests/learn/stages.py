@@ -1,13 +1,8 @@
-"""Diagnoses a learner's function with `golden.diagnose`, which recognizes more mistakes than the exercises list.
-
-The function is called with stages of a tiny model, as if it were one stage of a port. The diagnosis gets the function's
-answers for two texts, and names a mistake that gives the same numbers within the error budget of the stage.
-"""
+"""The stages of a tiny model that the functions of the course compute."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from npformer.checkpoint.tree import flatten, unflatten
-from npformer.common.errors import NpformerError
 from npformer.families import FAMILIES
 from npformer.learn import right
 from npformer.learn.exercise import Function, drawn, layer_weights, linear_weights, norm_weights
@@ -26,7 +20,6 @@ if TYPE_CHECKING:
     from npformer.golden.format import Golden
 
 WIDTH, HEADS, HIDDEN, WORDS, PLACES, LAYERS = 12, 3, 20, 24, 16, 2
-SECONDS = 1.5
 SIZES = {
     "vocab_size": WORDS,
     "d_model": WIDTH,
@@ -107,71 +100,19 @@ QUESTIONS = {
 }
 
 
-#: Sentences for learners that replace the diagnosis's own, which are about ports.
-SENTENCES = {
-    "scaled by a constant": "All numbers of the answer differ from the right numbers by the same factor or offset."
-}
+class Patient:
+    """Models with golden values, created when they are first needed."""
 
-
-class _OutOfTime(Exception):
-    """Raised when the time for diagnoses is used up."""
-
-
-class Doctor:
-    """Names mistakes in functions. Its models are created when they are first needed.
-
-    Parameters
-    ----------
-    seconds : float, processor time for all diagnoses together; a diagnosis without a result may exceed it
-    """
-
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self.left = seconds
-
-    def answers(self, name: str, function: Function) -> list[np.ndarray] | None:
-        """Returns the function's array for each text, or None if it has no stage, raises, or returns no float array."""
-        if name not in QUESTIONS:
-            return None
-        asked, found = QUESTIONS[name], []
-        model, golden = self.patient(asked.causal)
-        for i, text in enumerate(golden.texts):
-            given = [golden.stages[stage][i].copy() for stage in asked.given]
-            try:
-                answer = asked.asked(function, model.weights, text.ids, *given)
-            except Exception:
-                return None
-            if not isinstance(answer, np.ndarray) or answer.dtype.kind != "f":
-                return None
-            found.append(answer.astype(np.float32))
-        return found
-
-    def cause(self, name: str, arrays: list[np.ndarray]) -> tuple[str, str]:
-        """Returns the name of the mistake that reproduces these arrays, with a sentence about it, or empty strings."""
-        from npformer.golden.diagnose import diagnose  # most checks need no diagnosis
-
+    def answers(self, name: str, function: Function) -> list[np.ndarray]:
+        """Returns the function's array for each text."""
         asked = QUESTIONS[name]
-        model, golden = self.patient(asked.causal)
-        given = {stage: golden.stages[stage] for stage in asked.given}
-        ends = time.process_time() + self.left
+        model, golden = self.of(asked.causal)
+        return [
+            asked.asked(function, model.weights, text.ids, *(golden.stages[stage][i].copy() for stage in asked.given))
+            for i, text in enumerate(golden.texts)
+        ]
 
-        def until_then(_: str) -> None:
-            if time.process_time() > ends:
-                raise _OutOfTime
-
-        try:
-            found = diagnose(golden, {**given, asked.stage: arrays}, model, progress=until_then)
-        except (NpformerError, _OutOfTime):  # NpformerError: arrays of the wrong shape
-            return "", ""
-        finally:
-            self.left = ends - time.process_time()
-        certain = [fit for fit in found.fits if fit.certain]
-        if found.stage != asked.stage or not certain:
-            return "", ""
-        name, explanation = str(certain[0]), certain[0].mistake.explanation
-        known = certain[0].mistake.name
-        return known, SENTENCES.get(known, f"{name[0].upper()}{name[1:]}: {explanation}.")
-
-    def patient(self, causal: bool) -> tuple[Model, Golden]:
+    def of(self, causal: bool) -> tuple[Model, Golden]:
         """Returns the decoder or the encoder, with its golden values."""
         return self._decoder if causal else self._encoder
 
