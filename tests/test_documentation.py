@@ -9,6 +9,7 @@ names a model by its id on the hub, it gets a tiny model of the same family and 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import pytest
 
 import npformer
 from npformer.cli.main import COMMANDS, find
-from tests.support import chatters, hub_server, sentence_folders, seq2seq_models, service, tiny, writers
+from tests.support import chatters, hub_server, reference, sentence_folders, seq2seq_models, service, tiny, writers
 from tests.support.slow import slow_after
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +62,7 @@ MODELS = {
 WRITER = "openai-community/gpt2"
 CHATTER = "Qwen/Qwen2.5-0.5B-Instruct"
 EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
+TOKEN_VECTORS, LAYER = "BAAI/bge-m3", np.ones((6, 33), np.float32)
 BARTS = ("facebook/bart-large-cnn", "eugenesiow/bart-paraphrase")
 TRANSLATORS = ("Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-ROMANCE")
 TEXTS = ("I love ice cream", "not my music")
@@ -97,6 +99,8 @@ def environment(tmp_path_factory):
             hub.add(name, seq2seq_models.bart_folder(tmp_path_factory.mktemp("bart")))
         hub.add(CHATTER, chatters.folder(tmp_path_factory.mktemp("chatter")))
         hub.add(EMBEDDER, sentence_folders.decoder(tmp_path_factory.mktemp("embedder") / "model", "Query:"))
+        token_heads = sentence_folders.write_token_heads
+        hub.add(TOKEN_VECTORS, token_heads(tiny.folder(tmp_path_factory.mktemp("m3"), "bert", "base"), colbert=LAYER))
         hub.add(WRITER, writers.folder(tmp_path_factory.mktemp("writer")))
         given = hub_server.environment(hub, tmp_path_factory.mktemp("home"))
         del given["PYTHONPATH"]
@@ -158,6 +162,29 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
             execute(bash(example), tmp_path, environment)
     wrote = {path.name for path in tmp_path.iterdir()}
     assert set(re.findall(r"(?:-o|>) (\S+)", " ".join(found))) <= wrote
+
+
+# --- docstrings ------------------------------------------------------------------------------------------------------
+
+
+def of_docstrings() -> list[str]:
+    """The blocks of the reference's docstrings, without those of extras that are not installed."""
+    extras = {"npformer.serve": "starlette", "npformer.dataset": "pyarrow"}
+    absent = tuple(name for name, package in extras.items() if importlib.util.find_spec(package) is None)
+    names = {name: each for name, each in reference.documented().items() if not name.startswith(absent or "-")}
+    return [block for each in names.values() for block in reference.blocks(inspect.getdoc(each) or "")]
+
+
+@pytest.mark.slow
+def test_the_blocks_of_docstrings_run(environment, tmp_path):
+    """Each block alone imports or makes all that it needs, except npformer."""
+    found = of_docstrings()
+    assert len(found) >= 14
+    write = "import pyarrow.parquet; pyarrow.parquet.write_table(pyarrow.table({'review': ['ice']}), 'reviews.parquet')"
+    files = [write] if any("reviews.parquet" in block for block in found) else []
+    program = "import npformer\nfrom npformer.tasks.conversation import Conversation\nnames = dict(globals())\n"
+    lines = "\n".join([*files, *(f"exec({block!r}, dict(names))" for block in found)])
+    run([sys.executable, "-c", program + lines], tmp_path, environment)
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def _translations(args: argparse.Namespace) -> None:
     options = {"num_beams": args.beams} if args.beams else {}
     task = pipeline("translation", args.model, long="truncate", **loading(args), **options)
     answers, cut = [], {}
-    for number, answer in enumerate(with_bar(task.stream(iter(sources), task.options, quiet=True), len(sources)), 1):
+    for number, answer in enumerate(with_bar(task.answers(iter(sources), task.options, quiet=True), len(sources)), 1):
         if isinstance(answer, InputError):
             raise NpformerError(f"{args.source}:{number}: {answer.reason}")
         answers.append(answer["translation_text"])

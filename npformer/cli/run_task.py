@@ -164,7 +164,7 @@ def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_
                 yield text
 
     cut = 0
-    for answer in task.stream(inputs(), task.options, quiet=True):
+    for answer in task.answers(inputs(), task.options, quiet=True):
         while not is_asked(waiting[0]):
             yield _without_answer(waiting.popleft())
         line = waiting.popleft()

@@ -120,7 +120,7 @@ def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray,
 def _computed(task: Any, read: list[InputLine]) -> np.ndarray:
     vectors = np.full((len(read), task.collect([]).shape[1]), np.nan, np.float32)
     asked = [index for index, line in enumerate(read) if not line.error and line.text.strip()]
-    answers = task.stream((read[index].text for index in asked), task.options, quiet=True)
+    answers = task.answers((read[index].text for index in asked), task.options, quiet=True)
     cut = 0
     for index, answer in zip(asked, with_bar(answers, len(asked)), strict=True):
         if isinstance(answer, InputError):

@@ -38,6 +38,7 @@ def _moved(search: str) -> str:
 
 BANS = "use bad_words_ids, suppress_tokens or sequence_bias to control tokens"
 SPECULATION = "speculative decoding is not implemented"
+STREAMS = "the method stream yields tokens as they are chosen"
 #: Name of a length in new tokens -> older name, which includes the prompt.
 LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 MOST = 2**31
@@ -50,6 +51,8 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "guidance_scale": ((None, 1.0), "negative prompts are not implemented"),
     "watermarking_config": ((None,), "watermarking is not implemented"),
     "stop_strings": ((None, ""), "only the text-generation task supports it; use eos_token_id"),
+    "stream": ((None, False), STREAMS),
+    "streamer": ((None,), STREAMS),
     "max_time": ((None,), "results would depend on speed; use max_new_tokens"),
     "prompt_lookup_num_tokens": ((None,), SPECULATION),
     "assistant_early_exit": ((None,), SPECULATION),

@@ -44,6 +44,8 @@ def check(folder: str | os.PathLike[str] = ".", chapter: int | None = None, limi
     >>> report = npformer.learn.check(folder)
     >>> report.passed, report.verdicts[0].name, report.verdicts[0].state
     (0, 'embeddings', 'not yet written')
+    >>> report.as_dict()["ok"]
+    False
     """
     path = learners_file(folder)
     if chapter is not None:
