@@ -21,6 +21,7 @@ from npformer.checkpoint.tree import flatten, parameter_dtype, unflatten
 from npformer.checkpoint.verify import verify_once
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
+from npformer.common.extras import REPOSITORY
 from npformer.common.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import num_threads, thread_count, wants_same_bits
@@ -28,7 +29,6 @@ from npformer.runtime.threads import num_threads, thread_count, wants_same_bits
 #: The bundled models. A checkout has all of them. An installed package has only the first, or none if it was built
 #: with NPFORMER_DEMO=0.
 OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
-REPOSITORY = "https://github.com/npformer/npformer"
 
 
 def load(
@@ -179,7 +179,7 @@ def _not_installed(name: str) -> str:
 def installed_from() -> Path:
     """The folder given to `pip install`, as recorded in the metadata of the package (PEP 610).
 
-    An empty path if the package was installed by name, for example with `pip install npformer`.
+    An empty path if the package was installed from a package index.
     """
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit

@@ -11,12 +11,12 @@ from textwrap import dedent
 
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
+from npformer.common.extras import REPOSITORY
 from npformer.common.files import new_folder
 from npformer.learn import progress
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.exercise import Exercise
 from npformer.learn.template import FILE, template
-from npformer.loading import REPOSITORY
 
 SOURCE = f"{REPOSITORY}/blob/main/"
 

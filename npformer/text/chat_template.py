@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from npformer.common.errors import NpformerError
+from npformer.common.extras import lacks
 from npformer.common.files import read_text
 from npformer.text.tokenizer import SETTINGS, read_settings, token_text
 
@@ -119,7 +120,7 @@ def render(
 ) -> list[str]:
     """Renders a template for each conversation, in a process with limits. where: the template's path, for errors."""
     if find_spec("jinja2") is None:
-        raise NpformerError(f'{where}: a chat template needs jinja2: pip install "npformer[chat]"')
+        raise lacks(f"{where}: a chat template", "jinja2", "chat")
     try:
         given = json.dumps({"template": template, "conversations": conversations, "variables": variables})
     except (TypeError, ValueError) as error:
