@@ -22,7 +22,7 @@ from npformer.checkpoint.tree import stored
 from npformer.cli.arguments import JSON, add_options, loading, model_options
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.run_task import write_json
-from npformer.cli.texts import InputLine, lines, paired, plain
+from npformer.cli.texts import InputLine, check_files, lines, paired, plain
 from npformer.common.errors import NpformerError
 from npformer.common.files import place_in_folder
 from npformer.common.limits import Limits
@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     query = str(paired(args.query, None))
+    check_files(args)
     files = args.file or ["-"]
     task: Any = pipeline("sentence-embedding", args.model, **loading(args))
     prompts, similarity = task.recipe.prompts, task.similarity_fn_name
