@@ -24,6 +24,7 @@ from npformer.common.files import as_given, csv_rows, open_file
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, format_of
 from npformer.dataset.jsonl import objects
 from npformer.dataset.sizes import BYTES, MISSING, grouped, width
+from npformer.dataset.wide import check_columns, check_parquet, check_schema
 
 BLOCK = 2**20  # characters of text per batch, with MISSING for each value
 LONGEST = 2**26  # maximum characters in a line or in a CSV cell
@@ -48,7 +49,7 @@ def batches(path: Path, schema: Any = None) -> Iterator[Any]:
             yield from _jsonl(lines, path, schema) if form.kind == "jsonl" else _csv(lines, path, form)
     else:
         with explained(path), open_file(as_given(path)) as file:
-            yield from _parquet(file) if form.kind == "parquet" else _arrow(file)
+            yield from _parquet(file, path) if form.kind == "parquet" else _arrow(file, path)
 
 
 @contextmanager
@@ -134,8 +135,10 @@ def _inside(kind: Any, changed: Callable[[Any], Any]) -> Any:
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
-def _parquet(file: Any) -> Iterator[Any]:
+def _parquet(file: Any, where: Path) -> Iterator[Any]:
+    check_parquet(file, where)
     read = pa.parquet.ParquetFile(file, buffer_size=BLOCK, pre_buffer=False)
+    check_schema(read.schema_arrow, where)
     yield pa.RecordBatch.from_pylist([], read.schema_arrow)
     leaves = [read.schema.column(i) for i in range(len(read.schema))]
     texts = [each.path for each in leaves if each.physical_type == "BYTE_ARRAY" and each.logical_type.type in TEXTS]
@@ -169,7 +172,7 @@ def _longest(array: Any) -> int:
     return _longest(array.values) if hasattr(array, "values") else 0
 
 
-def _arrow(file: Any) -> Iterator[Any]:
+def _arrow(file: Any, where: Path) -> Iterator[Any]:
     """Reads both formats: files, which begin with ARROW1, and streams, which the `datasets` library writes.
 
     The file is memory-mapped, so a batch takes no memory until its rows are used.
@@ -177,10 +180,12 @@ def _arrow(file: Any) -> Iterator[Any]:
     mapped = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if mapped[:6].to_pybytes() != b"ARROW1":
         reader = pa.ipc.open_stream(mapped)
+        check_schema(reader.schema, where)
         yield pa.RecordBatch.from_pylist([], reader.schema)
         yield from map(_checked, reader)
         return
     reader = pa.ipc.open_file(mapped)
+    check_schema(reader.schema, where)
     yield pa.RecordBatch.from_pylist([], reader.schema)
     yield from (_checked(reader.get_batch(index)) for index in range(reader.num_record_batches))
 
@@ -203,6 +208,7 @@ def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterato
     names = next(rows, None)
     if names is None:
         raise NpformerError(f"{where}: no header line with column names")
+    check_columns(len(names), where)
     schema = pa.schema([(name, pa.string()) for name in names])
     yield pa.RecordBatch.from_pylist([], schema)
     for block in grouped(((sum(map(len, values), MISSING * len(values)), values) for values in rows), BLOCK):
