@@ -11,6 +11,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def conform(batches: list[Any], schema: Any) -> Any:
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
         whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # one chunk, however many batches
-        columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else whole)
+        columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else _cast(whole, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -105,14 +106,32 @@ def carried(schema: Any) -> Any:
 
 
 def plain(schema: Any) -> Any:
-    """Returns the schema without dictionaries."""
+    """Returns the schema without dictionaries and views."""
     return pa.schema([pa.field(each.name, _plain(each.type)) for each in schema])
 
 
 def _carried(kind: Any) -> Any:
     """Returns the type, with dictionary encoding only if a column of texts has it."""
     is_coded = pa.types.is_dictionary(kind) and any(test(_plain(kind)) for test in BYTES)
-    return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _plain(kind)
+    return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _decoded(kind)
+
+
+def _decoded(kind: Any) -> Any:
+    """Returns the type without dictionaries, and with views if this pyarrow supports them everywhere."""
+    if not _keeps_views():
+        return _plain(kind)
+    return _decoded(kind.value_type) if pa.types.is_dictionary(kind) else _inside(kind, _decoded)
+
+
+@cache
+def _keeps_views() -> bool:
+    """Returns whether pyarrow writes views of texts to Parquet and makes them from texts."""
+    try:
+        empty = pa.table({"": pa.array([], pa.large_string()).cast(pa.string_view())})
+        pa.parquet.write_table(empty, io.BytesIO())
+    except (pa.ArrowException, AttributeError):
+        return False
+    return True
 
 
 def _plain(kind: Any) -> Any:
