@@ -11,7 +11,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def _decoded(kind: Any) -> Any:
     return _decoded(kind.value_type) if pa.types.is_dictionary(kind) else _inside(kind, _decoded)
 
 
-@cache
+@lru_cache(1)
 def _keeps_views() -> bool:
     """Returns whether pyarrow writes views of texts to Parquet and makes them from texts."""
     try:
