@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.common.extras import lacks
 from npformer.common.files import written_whole
 
 COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b7950b", "#7d3c98", "#566573")
@@ -105,7 +106,7 @@ def _gif(path: Path, frames: np.ndarray, labels: Sequence[int], names: Sequence[
         from matplotlib.animation import FuncAnimation, PillowWriter
         from matplotlib.figure import Figure
     except ImportError:
-        raise NpformerError('a GIF needs matplotlib: pip install "npformer[plots]"; an .html page does not') from None
+        raise lacks("a GIF", "matplotlib", "plots", "; an .html page does not") from None
     figure = Figure(figsize=(6, 4.5))
     axes = figure.subplots()
     wanted = np.asarray(labels)

@@ -21,6 +21,7 @@ from npformer.checkpoint.tree import flatten, parameter_dtype, unflatten
 from npformer.checkpoint.verify import verify_once
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
+from npformer.common.extras import REPOSITORY
 from npformer.common.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import num_threads, thread_count, wants_same_bits
@@ -37,7 +38,6 @@ FOREIGN = {
     ".msgpack": "Flax",
     ".tflite": "TFLite",
 }
-REPOSITORY = "https://github.com/npformer/npformer"
 
 
 def load(
@@ -195,7 +195,7 @@ def _not_installed(name: str) -> str:
 def installed_from() -> Path:
     """The folder given to `pip install`, as recorded in the metadata of the package (PEP 610).
 
-    An empty path if the package was installed by name, for example with `pip install npformer`.
+    An empty path if the package was installed from a package index.
     """
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit

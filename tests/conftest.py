@@ -9,10 +9,29 @@ import pytest
 from hypothesis import settings
 
 from npformer.runtime.threads import blas_libraries, single_blas_thread
-from tests.support import kernels
+from tests.support import absent_models, kernels
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")
+
+
+absent_models.watch()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    absent_models.begin()
+    return (yield)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    absent_models.skipped(item, (yield))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    absent_models.skipped(item, (yield))
 
 
 @pytest.fixture(scope="module")

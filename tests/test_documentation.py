@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -24,7 +25,7 @@ import pytest
 import npformer
 from npformer.cli.main import COMMANDS, find
 from npformer.plain import source
-from tests.support import chatters, hub_server, sentence_folders, seq2seq_models, service, tiny, writers
+from tests.support import chatters, hub_server, reference, sentence_folders, seq2seq_models, service, tiny, writers
 from tests.support.slow import slow_after
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +64,7 @@ MODELS = {
 WRITER = "openai-community/gpt2"
 CHATTER = "Qwen/Qwen2.5-0.5B-Instruct"
 EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
+TOKEN_VECTORS, LAYER = "BAAI/bge-m3", np.ones((6, 33), np.float32)
 BARTS = ("facebook/bart-large-cnn", "eugenesiow/bart-paraphrase")
 TRANSLATORS = ("Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-ROMANCE")
 TEXTS = ("I love ice cream", "not my music")
@@ -99,6 +101,8 @@ def environment(tmp_path_factory):
             hub.add(name, seq2seq_models.bart_folder(tmp_path_factory.mktemp("bart")))
         hub.add(CHATTER, chatters.folder(tmp_path_factory.mktemp("chatter")))
         hub.add(EMBEDDER, sentence_folders.decoder(tmp_path_factory.mktemp("embedder") / "model", "Query:"))
+        token_heads = sentence_folders.write_token_heads
+        hub.add(TOKEN_VECTORS, token_heads(tiny.folder(tmp_path_factory.mktemp("m3"), "bert", "base"), colbert=LAYER))
         hub.add(WRITER, writers.folder(tmp_path_factory.mktemp("writer")))
         given = hub_server.environment(hub, tmp_path_factory.mktemp("home"))
         del given["PYTHONPATH"]
@@ -162,6 +166,29 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
     assert set(re.findall(r"(?:-o|>) (\S+)", " ".join(found))) <= wrote
 
 
+# --- docstrings ------------------------------------------------------------------------------------------------------
+
+
+def of_docstrings() -> list[str]:
+    """The blocks of the reference's docstrings, without those of extras that are not installed."""
+    extras = {"npformer.serve": "starlette", "npformer.dataset": "pyarrow"}
+    absent = tuple(name for name, package in extras.items() if importlib.util.find_spec(package) is None)
+    names = {name: each for name, each in reference.documented().items() if not name.startswith(absent or "-")}
+    return [block for each in names.values() for block in reference.blocks(inspect.getdoc(each) or "")]
+
+
+@pytest.mark.slow
+def test_the_blocks_of_docstrings_run(environment, tmp_path):
+    """Each block alone imports or makes all that it needs, except npformer."""
+    found = of_docstrings()
+    assert len(found) >= 14
+    write = "import pyarrow.parquet; pyarrow.parquet.write_table(pyarrow.table({'review': ['ice']}), 'reviews.parquet')"
+    files = [write] if any("reviews.parquet" in block for block in found) else []
+    program = "import npformer\nfrom npformer.tasks.conversation import Conversation\nnames = dict(globals())\n"
+    lines = "\n".join([*files, *(f"exec({block!r}, dict(names))" for block in found)])
+    run([sys.executable, "-c", program + lines], tmp_path, environment)
+
+
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
@@ -207,8 +234,9 @@ def test_the_blocks_of_a_page_run(page, environment, tmp_path):
     printed = run([sys.executable, "-c", program(found)], tmp_path, environment).split("\f")
     for before, after, output in zip(found, found[1:], printed, strict=False):
         if before.language in RUN and after.language == "text":
-            lines = [shape(line) for line in after.code.splitlines() if line != "..."]
-            assert set(lines) <= {shape(line) for line in output.splitlines()}, output
+            rest = iter([shape(line) for line in output.splitlines()])
+            for line in after.code.splitlines():  # in the same order, without the lines at "..."
+                assert line == "..." or shape(line) in rest, f"{line}\n\n{output}"
 
 
 @pytest.mark.parametrize("page", HOWTO)

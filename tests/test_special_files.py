@@ -31,6 +31,6 @@ def test_no_file_in_a_file_s_place_is_an_error_that_names_it(kind: str, tmp_path
         if (kind == "link" and follows) or not needed:
             assert "not a regular file" not in error
             assert "a link out" not in error
-        elif "requires sentencepiece" not in error:
+        elif "needs sentencepiece" not in error:
             assert name in error
             assert ("a link out of the model folder" if kind == "link" else "not a regular file") in error, error

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from npformer.common.checks import one_of
-from npformer.common.errors import NpformerError
+from npformer.common.extras import lacks
 
 SHELLS = ("bash", "zsh", "fish")
 MODELS = ("model", "models", "source")  # arguments that are completed with the names of bundled models
@@ -26,7 +26,7 @@ def script(shell: str) -> str:
     try:
         import argcomplete
     except ImportError:
-        raise NpformerError('completion needs argcomplete: pip install "npformer[completion]"') from None
+        raise lacks("completion", "argcomplete", "completion") from None
     return argcomplete.shellcode(["npformer"], shell=shell)
 
 

@@ -12,6 +12,7 @@ from npformer.cli.arguments import add_options, loading, model_options
 from npformer.cli.recipes import text_columns
 from npformer.cli.texts import read_file
 from npformer.common.errors import NpformerError
+from npformer.common.extras import lacks
 from npformer.tasks.declaration import whole
 
 EPILOG = """examples:
@@ -94,7 +95,7 @@ def _translations(args: argparse.Namespace) -> None:
     try:
         import sacrebleu
     except ImportError:
-        raise NpformerError('BLEU needs sacrebleu: pip install "npformer[evaluate]"') from None
+        raise lacks("BLEU", "sacrebleu", "evaluate") from None
     from npformer.common.progress import with_bar
     from npformer.tasks import pipeline
     from npformer.tasks.task import InputError
@@ -105,7 +106,7 @@ def _translations(args: argparse.Namespace) -> None:
     options = {"num_beams": args.beams} if args.beams else {}
     task = pipeline("translation", args.model, long="truncate", **loading(args), **options)
     answers, cut = [], {}
-    for number, answer in enumerate(with_bar(task.stream(iter(sources), task.options, quiet=True), len(sources)), 1):
+    for number, answer in enumerate(with_bar(task.answers(iter(sources), task.options, quiet=True), len(sources)), 1):
         if isinstance(answer, InputError):
             raise NpformerError(f"{args.source}:{number}: {answer.reason}")
         answers.append(answer["translation_text"])

@@ -147,8 +147,10 @@ def find(name: str) -> Subcommand:
 def _subcommand(name: str, arguments: list[str]) -> int:
     import argparse
 
+    from npformer.cli.usage import Parser
+
     command = find(name)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"npformer {name}",
         description=command.description,
         epilog=command.epilog,
@@ -157,9 +159,6 @@ def _subcommand(name: str, arguments: list[str]) -> int:
     )
     command.add_arguments(parser)
     command.narrow(parser, arguments)
-    parser._print_message = lambda message, file=None: to_stderr(message.rstrip("\n"))  # type: ignore[method-assign]
-    # argparse's own print_help ignores errors, such as a full disk
-    parser.print_help = lambda file=None: print(parser.format_help(), end="", file=file)  # type: ignore[method-assign]
     try:
         args = parser.parse_intermixed_args(arguments)
     except SystemExit as end:  # --help, or a wrong argument that argparse has reported

@@ -17,7 +17,7 @@ from npformer.cli import dataset
 from npformer.cli.answers import as_written, shown
 from npformer.cli.arguments import loading
 from npformer.cli.process import BAD_INPUT, complain
-from npformer.cli.texts import InputLine, count, interactive, lines, paired, read_file
+from npformer.cli.texts import InputLine, check_files, count, interactive, lines, paired, read_file
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.common.progress import hidden, note, with_bar
@@ -102,6 +102,7 @@ def _as_input(command: Command, args: Namespace) -> Callable[[str], str | Pair]:
     if command.reads == "query" and args.query is None:
         raise NpformerError("QUERY: missing; give a query and files of texts, or a dataset with --input")
     if command.reads == "query":
+        check_files(args)
         return lambda text: paired(args.query, text)
     if command.reads == "question":
         context = args.context if args.context_file is None else read_file(args.context_file)
@@ -164,7 +165,7 @@ def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_
                 yield text
 
     cut = 0
-    for answer in task.stream(inputs(), task.options, quiet=True):
+    for answer in task.answers(inputs(), task.options, quiet=True):
         while not is_asked(waiting[0]):
             yield _without_answer(waiting.popleft())
         line = waiting.popleft()

@@ -22,7 +22,7 @@ from npformer.checkpoint.tree import stored
 from npformer.cli.arguments import JSON, add_options, loading, model_options
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.run_task import write_json
-from npformer.cli.texts import InputLine, lines, paired, plain
+from npformer.cli.texts import InputLine, check_files, lines, paired, plain
 from npformer.common.errors import NpformerError
 from npformer.common.files import place_in_folder
 from npformer.common.limits import Limits
@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     query = str(paired(args.query, None))
+    check_files(args)
     files = args.file or ["-"]
     task: Any = pipeline("sentence-embedding", args.model, **loading(args))
     prompts, similarity = task.recipe.prompts, task.similarity_fn_name
@@ -120,7 +121,7 @@ def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray,
 def _computed(task: Any, read: list[InputLine]) -> np.ndarray:
     vectors = np.full((len(read), task.collect([]).shape[1]), np.nan, np.float32)
     asked = [index for index, line in enumerate(read) if not line.error and line.text.strip()]
-    answers = task.stream((read[index].text for index in asked), task.options, quiet=True)
+    answers = task.answers((read[index].text for index in asked), task.options, quiet=True)
     cut = 0
     for index, answer in zip(asked, with_bar(answers, len(asked)), strict=True):
         if isinstance(answer, InputError):

@@ -53,6 +53,17 @@ def lines(args: Namespace) -> Iterator[InputLine]:
         yield from _stdin_lines() if name == "-" else _file_lines(name)
 
 
+def check_files(args: Namespace) -> None:
+    """Raises NpformerError if a file of texts after a query cannot be read, before any model is."""
+    for name in args.file:
+        try:
+            if name != "-":
+                _check_readable(name)
+        except NpformerError as error:
+            form = "after the query, give files with one text per line, or texts on stdin"
+            raise NpformerError(f"{error}; {form}") from None
+
+
 def count(args: Namespace) -> int | None:
     """Returns the number of texts if they are arguments or lines of regular files, otherwise None."""
     if not all(os.path.isfile(name) for name in args.file) or not (args.texts or args.file):

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from threading import Event, RLock, Thread
 from typing import Any, TextIO
 
@@ -133,8 +134,10 @@ def status() -> Iterator[Callable[[str], object] | None]:
 @contextmanager
 def bar(
     total: int | None, unit: str = "texts", done: int = 0, delay: float | None = None, shown: bool | None = None
-) -> Iterator[Callable[[int], object]]:
-    """Yields a function that counts finished items. Shows a bar until the block ends, then a summary line.
+) -> Iterator[Count]:
+    """Yields a `Count`, to be called with the number of newly finished items.
+
+    A bar is shown until the block ends, then a summary line.
 
     Parameters
     ----------
@@ -144,15 +147,11 @@ def bar(
     delay : seconds before the bar appears, by default DELAY; shorter work prints nothing
     shown : bool, show the bar; by default if stderr is a terminal
     """
-    line, count, began, ended = Line(), done, time.monotonic(), Event()
+    line, count, ended = Line(), Count(done), Event()
     delay = DELAY if delay is None else delay
 
-    def add(more: int) -> None:
-        nonlocal count
-        count += more
-
     def draw() -> None:
-        line.show(picture(count, total, unit, done, time.monotonic() - began))
+        line.show(picture(int(count.work + 1e-6), total, unit, done, count.seconds(), count.at, count.pause))
 
     def keep_drawing() -> None:
         pause = delay or TICK
@@ -161,42 +160,153 @@ def bar(
             pause = TICK
 
     if not (line.stream.isatty() if shown is None else shown):
-        yield add
+        yield count
         return
     if not delay:
         draw()
     drawing = Thread(target=keep_drawing, daemon=True)
     drawing.start()
     try:
-        yield add
+        yield count
     finally:
         ended.set()
         drawing.join()
         line.clear()
-    seconds = time.monotonic() - began
+    seconds, more = count.seconds(), count.finished - done
     if seconds >= delay:
-        noun = unit.removesuffix("s") if count - done == 1 else unit
+        noun = unit.removesuffix("s") if more == 1 else unit
         with hidden():
-            line._write(f"{count - done:,} {noun} in {clock(seconds)}{_rate(count - done, seconds)}\n")
+            line._write(f"{more:,} {noun} in {clock(seconds)}{_rate(more, seconds)}\n")
+
+
+class Count:
+    """The items of a bar: the finished ones, and the work done for the next ones, in items.
+
+    work : their sum, which never falls
+    at : seconds from the beginning to the last change of `work`
+    pause : seconds between the last two changes
+    """
+
+    def __init__(self, done: int) -> None:
+        self.finished, self.begun, self.work = done, 0.0, float(done)
+        self.at, self.pause = 0.0, 0.0
+        self._began, self._lock = time.monotonic(), RLock()
+
+    def seconds(self) -> float:
+        """Returns the seconds since the beginning."""
+        return time.monotonic() - self._began
+
+    def __call__(self, more: int) -> None:
+        """Counts finished items."""
+        with self._lock:
+            self.finished += more
+            self.begun = max(0.0, self.begun - more)
+            self._changed()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """The work in the block, as its `part`s report it, is work for the items that finish next."""
+        reporting = _report.set(self._ahead)
+        try:
+            yield
+        finally:
+            _report.reset(reporting)
+
+    def _ahead(self, items: float) -> None:
+        with self._lock:
+            self.begun += items
+            self._changed()
+
+    def _changed(self) -> None:
+        if self.finished + self.begun > self.work:
+            self.work, now = self.finished + self.begun, self.seconds()
+            self.at, self.pause = now, now - self.at
+
+
+#: Counts finished units of the work around this code; None if no bar shows them.
+_report: ContextVar[Callable[[float], object] | None] = ContextVar("report", default=None)
+
+
+def reporter() -> Callable[[float], object]:
+    """Returns a function, for any thread, that counts units of the `part` around the caller as done."""
+    return _report.get() or (lambda units: None)
+
+
+@contextmanager
+def part(size: float, units: float) -> Iterator[None]:
+    """Work in the block is `size` units of the work around it, and reports its own progress in `units`.
+
+    For a bar, the units are its items. At the end of the block all of its work is done.
+    """
+    around, reported, lock = _report.get(), 0.0, RLock()
+    if around is None:
+        yield
+        return
+
+    def report(more: float) -> None:
+        nonlocal reported
+        with lock:
+            more = min(more, units - reported)
+            reported += more
+            around(size * more / units)
+
+    reporting = _report.set(report)
+    try:
+        yield
+    finally:
+        _report.reset(reporting)
+    report(units)
+
+
+def steps_of(texts: int, most: int) -> Callable[[int], object]:
+    """Returns a function to call with the number of texts in each step of work on `texts`, of at most `most` steps.
+
+    It counts `texts` * `most` units in all. A text that has ended counts as if it had taken part in all steps.
+    """
+    report, before, left = reporter(), texts, most
+
+    def step(running: int) -> None:
+        nonlocal before, left
+        report(running + (before - running) * left)
+        before, left = running, left - 1
+
+    return step
 
 
 def with_bar(items: Iterable[Any], total: int | None, unit: str = "texts", **how: Any) -> Iterator[Any]:
     """Yields the items and counts them on a `bar`."""
-    with bar(total, unit, **how) as add:
-        for item in items:
-            yield item
-            add(1)
+    with bar(total, unit, **how) as count:
+        yield from counted(items, count)
 
 
-def picture(count: int, total: int | None, unit: str, done: int, seconds: float) -> str:
-    """The line of a bar, with progress, count, elapsed time, items per second, and time left."""
+def counted(items: Iterable[Any], count: Count) -> Iterator[Any]:
+    """Yields the items and counts each one, and the work for it, which is done before it is yielded."""
+    iterator, end = iter(items), object()
+    while True:
+        with count.working():  # not while the caller works on an item, which may run a model too
+            item = next(iterator, end)
+        if item is end:
+            return
+        yield item
+        count(1)
+
+
+def picture(
+    count: int, total: int | None, unit: str, done: int, seconds: float, at: float | None = None, pause: float = 0.0
+) -> str:
+    """The line of a bar, with progress, count, elapsed time, items per second, and time left.
+
+    at : seconds at which the count was reached, by default now. Until it changes again, the time left falls, at most
+        by the `pause` between two changes, and does not rise.
+    """
+    at = seconds if at is None else at
+    rate = (count - done) / at if at else 0
     if total is None:
-        return f"{count:,} {unit}  {clock(seconds)}{_rate(count - done, seconds)}"
+        return f"{count:,} {unit}  {clock(seconds)}{_rate(count - done, at)}"
     filled = "#" * (WIDTH * count // max(total, 1))
-    rate = (count - done) / seconds if seconds else 0
-    left = f"  {clock((total - count) / rate)} left" if rate else ""
-    counted = f"{count:,}/{total:,} {unit}"
-    return f"[{filled:<{WIDTH}}] {counted}  {clock(seconds)}{_rate(count - done, seconds)}{left}"
+    left = (total - count) / rate - min(seconds - at, pause) if rate else 0
+    shown = f"  {clock(max(left, 0))} left" if rate else ""
+    return f"[{filled:<{WIDTH}}] {count:,}/{total:,} {unit}  {clock(seconds)}{_rate(count - done, at)}{shown}"
 
 
 def clock(seconds: float) -> str:
@@ -205,6 +315,6 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
 
-def _rate(count: int, seconds: float) -> str:
+def _rate(count: float, seconds: float) -> str:
     rate = count / seconds if seconds else 0
     return f", {rate:,.{0 if rate >= 10 else 1}f} a second" if rate >= 0.05 else ""

@@ -8,10 +8,10 @@ the Dask workers of `cluster.py`. `columns.py` converts answers to typed columns
 
 from importlib.util import find_spec
 
-from npformer.common.errors import NpformerError
+from npformer.common.extras import lacks
 
 if find_spec("pyarrow") is None:
-    raise NpformerError('datasets require pyarrow: pip install "npformer[data]"')
+    raise lacks("a dataset", "pyarrow", "data")
 
 from npformer.dataset.mapping import Report, map
 

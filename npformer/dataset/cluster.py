@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from npformer.common.errors import NpformerError, warn
+from npformer.common.extras import lacks
 from npformer.dataset.work import Place, RemoteTask, answer_elsewhere, describe, machine
 from npformer.tasks.task import Task
 from npformer.version import __version__
@@ -30,7 +31,7 @@ ABSENCE = 120  # seconds without a worker after which a run gives up; Dask repla
 def connected(scheduler: str) -> Iterator[Any]:
     """Yields a client of the scheduler at "tcp://host:port", or, for "local:N", of N new workers on this machine."""
     if find_spec("distributed") is None:
-        raise NpformerError('a scheduler requires Dask: pip install "npformer[cluster]"')
+        raise lacks("a scheduler", "Dask", "cluster")
     from distributed import Client, LocalCluster
 
     if scheduler.startswith(LOCAL):

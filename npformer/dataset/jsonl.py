@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,9 @@ from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.dataset.invalid_rows import checked
 from npformer.dataset.sizes import DEPTH
+from npformer.dataset.wide import check_columns
 
+KEYS = "write keys that differ between rows as values, in a list of objects with a key and a value"
 KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 TYPES = {"": pa.null(), "true or false": pa.bool_(), "text": pa.string()}
 
@@ -52,8 +55,8 @@ def _float(digits: str) -> float:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key {shown(next(name for name in names if names.count(name) > 1))}")
+        counted = Counter(name for name, _ in pairs)
+        raise ValueError(f"duplicate key {shown(next(name for name, count in counted.items() if count > 1))}")
     return found
 
 
@@ -111,6 +114,7 @@ class Seen:
         if self.depth > DEPTH:
             raise self._refused(where, f"nested more than {DEPTH} deep")
         self.root.width += 1
+        check_columns(self.root.width, f"{where}: column {shown(self.name or name)}", KEYS)
         return Seen(name, self.depth + 1, self.root)
 
     def _refused(self, where: str, message: str) -> NpformerError:

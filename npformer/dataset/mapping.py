@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError, warn
 from npformer.common.files import written_whole
-from npformer.common.progress import bar
+from npformer.common.progress import Count, bar
 from npformer.dataset.columns import check_names, schema_of, together
 from npformer.dataset.formats import checksum, explained
 from npformer.dataset.invalid_rows import refused
@@ -159,8 +159,8 @@ class _Run:
         self._check_machine(bool(done))
         wanted = self._wanted(done)
         before = sum(self._rows(place) for place in done)
-        with bar(self.source.rows, "rows", before, 0, shown=progress) as tick:
-            answered = self._here(wanted, tick) if client is None else self._elsewhere(client, wanted, tick)
+        with bar(self.source.rows, "rows", before, 0, shown=progress) as count:
+            answered = self._here(wanted, count) if client is None else self._elsewhere(client, wanted, count)
             for place, inputs, results, bits in answered:
                 self._write(place, inputs, results, bits)
         if self.sink.form is not None:
@@ -197,15 +197,15 @@ class _Run:
             elif left:
                 yield from (((i, k), table) for k, table in parts(file, self.source.schema, left.__contains__))
 
-    def _here(self, wanted: Iterator[tuple[Place, Any]], tick: Callable[[int], object]) -> Answered:
+    def _here(self, wanted: Iterator[tuple[Place, Any]], count: Count) -> Answered:
         for place, inputs in wanted:
-            yield place, inputs, answer(self.task, inputs.select(self.columns), place, tick), probe()
+            yield place, inputs, answer(self.task, inputs.select(self.columns), place, count), probe()
 
-    def _elsewhere(self, client: Any, wanted: Iterator[tuple[Place, Any]], tick: Callable[[int], object]) -> Answered:
+    def _elsewhere(self, client: Any, wanted: Iterator[tuple[Place, Any]], count: Count) -> Answered:
         from npformer.dataset.cluster import answers
 
         for place, inputs, results, bits in answers(client, self.task, wanted, self.columns):
-            tick(inputs.num_rows)
+            count(inputs.num_rows)
             yield place, inputs, results, bits
 
     def _write(self, place: Place, inputs: Any, results: Any, bits: str) -> None:

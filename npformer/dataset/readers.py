@@ -11,6 +11,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, forma
 from npformer.dataset.invalid_rows import with_problem
 from npformer.dataset.jsonl import objects
 from npformer.dataset.sizes import BYTES, MISSING, grouped, width
+from npformer.dataset.wide import check_columns, check_parquet, check_schema
 
 BLOCK = 2**20  # characters of text per batch, with MISSING for each value
 LONGEST = 2**26  # maximum characters in a line or in a CSV cell
@@ -49,7 +51,7 @@ def batches(path: Path, schema: Any = None) -> Iterator[Any]:
             yield from _jsonl(lines, path, schema) if form.kind == "jsonl" else _csv(lines, path, form)
     else:
         with explained(path), open_file(as_given(path)) as file:
-            yield from _parquet(file) if form.kind == "parquet" else _arrow(file)
+            yield from _parquet(file, path) if form.kind == "parquet" else _arrow(file, path)
 
 
 @contextmanager
@@ -84,7 +86,7 @@ def conform(batches: list[Any], schema: Any) -> Any:
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
         whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # one chunk, however many batches
-        columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else whole)
+        columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else _cast(whole, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -105,14 +107,32 @@ def carried(schema: Any) -> Any:
 
 
 def plain(schema: Any) -> Any:
-    """Returns the schema without dictionaries."""
+    """Returns the schema without dictionaries and views."""
     return pa.schema([pa.field(each.name, _plain(each.type)) for each in schema])
 
 
 def _carried(kind: Any) -> Any:
     """Returns the type, with dictionary encoding only if a column of texts has it."""
     is_coded = pa.types.is_dictionary(kind) and any(test(_plain(kind)) for test in BYTES)
-    return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _plain(kind)
+    return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _decoded(kind)
+
+
+def _decoded(kind: Any) -> Any:
+    """Returns the type without dictionaries, and with views if this pyarrow supports them everywhere."""
+    if not _keeps_views():
+        return _plain(kind)
+    return _decoded(kind.value_type) if pa.types.is_dictionary(kind) else _inside(kind, _decoded)
+
+
+@lru_cache(1)
+def _keeps_views() -> bool:
+    """Returns whether pyarrow writes views of texts to Parquet and makes them from texts."""
+    try:
+        empty = pa.table({"": pa.array([], pa.large_string()).cast(pa.string_view())})
+        pa.parquet.write_table(empty, io.BytesIO())
+    except (pa.ArrowException, AttributeError):
+        return False
+    return True
 
 
 def _plain(kind: Any) -> Any:
@@ -135,8 +155,10 @@ def _inside(kind: Any, changed: Callable[[Any], Any]) -> Any:
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
-def _parquet(file: Any) -> Iterator[Any]:
+def _parquet(file: Any, where: Path) -> Iterator[Any]:
+    check_parquet(file, where)
     read = pa.parquet.ParquetFile(file, buffer_size=BLOCK, pre_buffer=False)
+    check_schema(read.schema_arrow, where)
     yield pa.RecordBatch.from_pylist([], read.schema_arrow)
     leaves = [read.schema.column(i) for i in range(len(read.schema))]
     texts = [each.path for each in leaves if each.physical_type == "BYTE_ARRAY" and each.logical_type.type in TEXTS]
@@ -170,7 +192,7 @@ def _longest(array: Any) -> int:
     return _longest(array.values) if hasattr(array, "values") else 0
 
 
-def _arrow(file: Any) -> Iterator[Any]:
+def _arrow(file: Any, where: Path) -> Iterator[Any]:
     """Reads both formats: files, which begin with ARROW1, and streams, which the `datasets` library writes.
 
     The file is memory-mapped, so a batch takes no memory until its rows are used.
@@ -178,10 +200,12 @@ def _arrow(file: Any) -> Iterator[Any]:
     mapped = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if mapped[:6].to_pybytes() != b"ARROW1":
         reader = pa.ipc.open_stream(mapped)
+        check_schema(reader.schema, where)
         yield pa.RecordBatch.from_pylist([], reader.schema)
         yield from map(_checked, reader)
         return
     reader = pa.ipc.open_file(mapped)
+    check_schema(reader.schema, where)
     yield pa.RecordBatch.from_pylist([], reader.schema)
     yield from (_checked(reader.get_batch(index)) for index in range(reader.num_record_batches))
 
@@ -204,6 +228,7 @@ def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterato
     names = next(rows, None)
     if names is None:
         raise NpformerError(f"{where}: no header line with column names")
+    check_columns(len(names), where)
     schema = pa.schema([(name, pa.string()) for name in names])
     yield pa.RecordBatch.from_pylist([], schema)
     for block in grouped(((sum(map(len, values), MISSING * len(values)), values) for values in rows), BLOCK):

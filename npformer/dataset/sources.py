@@ -206,7 +206,7 @@ def _common(files: list[File]) -> Any:
             if field.type != plain_types[field.name]:
                 where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]
                 raise NpformerError(f"{where} is {field.type}, but {expected} in {first.path.name}")
-            if file.schema.field(field.name).type != fields[field.name].type:  # dictionary-encoded in only one file
+            if file.schema.field(field.name).type != fields[field.name].type:  # coded, or views, in only one file
                 fields[field.name] = field
     return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from npformer.checkpoint.safetensors import checksum
 from npformer.checkpoint.tree import stored
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_bytes
+from npformer.common.progress import Count, counted
 from npformer.dataset.columns import results
 from npformer.dataset.values import as_list
 from npformer.encoder_layers import encoder_layer
@@ -128,15 +128,12 @@ def _name(folder: Path) -> tuple[str, str | None]:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def answer(task: Task, texts: Any, place: Place, tick: Callable[[int], object] = lambda count: None) -> Any:
-    """Answers the rows of a part with one or two text columns. Returns the table of results."""
+def answer(task: Task, texts: Any, place: Place, count: Count | None = None) -> Any:
+    """Answers the rows of a part with one or two text columns, and counts them. Returns the table of results."""
     columns = [as_list(column) for column in texts.columns]
     items = columns[0] if len(columns) == 1 else list(map(Pair, *columns))
-    answers = []
-    for each in task.stream(iter(items), _seeded(task.options, place), quiet=True):
-        answers.append(each)
-        tick(1)
-    return results(task, answers)
+    answers = task.answers(iter(items), _seeded(task.options, place), quiet=True)
+    return results(task, list(counted(answers, count or Count(0))))
 
 
 def _seeded(options: Any, place: Place) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError, warn
+from npformer.common.progress import part
 from npformer.config import Config, Decoder
 from npformer.generation.decoding import Hypothesis, Step, Stopping, beam_search, greedy_or_sample
 from npformer.generation.logits import Best, Projection
@@ -78,21 +79,24 @@ def generate(
     kind = _kind(model)
     if output_attentions and not model.config.decoder:
         raise NpformerError("output_attentions: only an encoder-decoder has cross-attention; use npformer.trace")
-    prepared = kind.prepare(model, sources)
+    with part(0, 1):
+        prepared = kind.prepare(model, sources)
     projection = Projection(**model.weights["head"]["output"])
     answers: list[list[Hypothesis]] = [[] for _ in sources]
-    for chosen, indices in _by_settings(model, list(map(kind.before, prepared)), settings).items():
+    by_settings = _by_settings(model, list(map(kind.before, prepared)), settings)
+    for chosen, indices in by_settings.items():
         copies = chosen.num_return_sequences if chosen.do_sample else 1
         wanted = [(i, copy) for i in indices for copy in range(copies)]
         wanted.sort(key=lambda each: -len(sources[each[0]]))
         size = _together(model, chosen, kind.before(prepared[wanted[0][0]]))
         for group in (wanted[at : at + size] for at in range(0, len(wanted), size)):
-            state = kind(model, [prepared[i] for i, _ in group], chosen, projection)
-            if chosen.num_beams > 1:
-                found = beam_search(state, chosen, stopping)
-            else:
-                steps = greedy_or_sample(state, chosen, output_scores, group, stopping)
-                found = _joined(steps, len(group))
+            with part(len(group) / copies / len(sources), len(group) * chosen.max_new_tokens):
+                state = kind(model, [prepared[i] for i, _ in group], chosen, projection)
+                if chosen.num_beams > 1:
+                    found = beam_search(state, chosen, stopping)
+                else:
+                    steps = greedy_or_sample(state, chosen, output_scores, group, stopping)
+                    found = _joined(steps, len(group))
             for (i, _), hypotheses in zip(group, found, strict=True):
                 answers[i] += hypotheses[: chosen.num_return_sequences]
                 for each in hypotheses if output_attentions else []:

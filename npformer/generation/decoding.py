@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from npformer.common.progress import steps_of
 from npformer.functions import log_softmax, softmax
 from npformer.generation.logits import Best, best, check_choice, greedy, top
 from npformer.generation.processors import Processors, narrow
@@ -60,7 +61,7 @@ def greedy_or_sample(
     """
     ids, processors = run.prompts, Processors(settings, run.prompts.shape[1])
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
-    alive = np.arange(len(ids))
+    alive, count = np.arange(len(ids)), steps_of(len(ids), settings.max_new_tokens)
     while True:
         logits = run.step(ids[:, -1])
         with run.model.cores():
@@ -70,6 +71,7 @@ def greedy_or_sample(
             else:
                 tokens, scores = greedy(logits, ids, processors, scored)
         likely = None if table is None else _likely(table, tokens, settings.logprobs or 0)
+        count(len(alive))
         yield Step(alive, tokens[:, 0], scores[:, 0], likely)
         ids = np.concatenate([ids, tokens], axis=1)
         going = np.flatnonzero(~_ended(ids, settings, stopping))
@@ -139,11 +141,12 @@ def beam_search(run: State, settings: Settings, stopping: Stopping | None = None
     ids, none = np.repeat(run.prompts[:, None], b, axis=1), np.zeros((n, b, 0), dtype)
     beams = Beams(np.arange(n), ids, scores, none, [[] for _ in range(n)])
     done: list[list[Hypothesis]] = [[]] * n
-    parents = None
+    parents, count = None, steps_of(n, settings.max_new_tokens)
     while len(beams.texts):
         logits = run.step(beams.ids[..., -1].ravel(), parents)
         with run.model.cores():
             parents = _advance(beams, logits, processors, stopping)
+        count(len(beams.texts))
         going = []
         for i, text in enumerate(beams.texts):
             if _is_finished(beams.ended[i], beams.scores[i, 0], beams.token_scores.shape[2], settings):

@@ -38,6 +38,7 @@ def _moved(search: str) -> str:
 
 BANS = "use bad_words_ids, suppress_tokens or sequence_bias to control tokens"
 SPECULATION = "speculative decoding is not implemented"
+STREAMS = "the method stream yields tokens as they are chosen"
 #: Name of a length in new tokens -> older name, which includes the prompt.
 LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 MOST = 2**31
@@ -55,6 +56,8 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "watermarking_config": ((None,), "watermarking is not implemented"),
     "stop_strings": ((None, ""), "only the text-generation task supports it; use eos_token_id"),
     "max_time": ((None,), TIME),
+    "stream": ((None, False), STREAMS),
+    "streamer": ((None,), STREAMS),
     "prompt_lookup_num_tokens": ((None,), SPECULATION),
     "assistant_early_exit": ((None,), SPECULATION),
     "assistant_ensemble_weight": ((None,), SPECULATION),

@@ -18,7 +18,7 @@ from npformer.version import __version__
 
 
 def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*", name: str | None = None) -> Golden:
-    """Records the stages of a model on texts as a golden file, to be saved with `.save(path)`.
+    """Records the stages of a model on texts as a golden file, which its method `save` writes.
 
     Parameters
     ----------

@@ -205,6 +205,7 @@ def logit_attribution(
     ((6, 12, 6), 'the logit of POSITIVE')
     >>> bool(abs(found.total - found.logit) < 1e-4)
     True
+    >>> by_layer, by_word = found.by_layer(), found.by_word()
     """
     check_model("logit_attribution", model)
     recorded = trace(model, text)

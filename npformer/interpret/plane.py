@@ -8,6 +8,7 @@ import numpy as np
 
 from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
+from npformer.common.extras import lacks
 
 METHODS = ("pca", "tsne")
 
@@ -49,7 +50,7 @@ def _tsne(rows: np.ndarray, dimensions: int, seed: int) -> np.ndarray:
     try:
         from sklearn.manifold import TSNE
     except ImportError:
-        raise NpformerError('t-SNE needs scikit-learn: pip install "npformer[plots]"; "pca" needs only NumPy') from None
+        raise lacks("t-SNE", "scikit-learn", "plots", '; "pca" needs only NumPy') from None
     perplexity = min(30.0, (len(rows) - 1) / 3)
     points: np.ndarray = TSNE(dimensions, random_state=seed, perplexity=perplexity, init="pca").fit_transform(rows)
     return points

@@ -200,7 +200,14 @@ class Trace(Mapping[str, Any]):
         return array if isinstance(array, list) else [array]
 
     def select(self, pattern: str) -> dict[str, Any]:
-        """Returns the stages that match a pattern: `t.select("layers.*.attention.weights")`."""
+        """Returns the stages that match a pattern.
+
+        Examples
+        --------
+        >>> t = npformer.trace(npformer.load("distilbert-sst2"), "I love ice cream")
+        >>> len(t.select("layers.*.attention.weights"))
+        6
+        """
         return {name: self[name] for name in table.matching(pattern, list(self), self.fired)}
 
     @property
@@ -295,7 +302,7 @@ def trace(
     Parameters
     ----------
     model : Model or Seq2Seq, optional
-        Without a model, an empty trace to fill: `with trace() as t: model(...)`.
+        Without a model, an empty trace, which records the forward passes in its `with` block.
     text : str, Pair, token ids, or a list of these
         A translation model takes texts, which it translates, or tuples of token ids (source, target).
     stages : name of a stage, pattern with `*`, or several
@@ -325,6 +332,10 @@ def trace(
     ['[CLS]', 'i', 'love', 'ice', 'cream', '[SEP]']
     >>> t["layers.0.attention.weights"].shape, t.grads["layers.0.attention.weights"].shape
     ((12, 6, 6), (12, 6, 6))
+    >>> with trace() as recorded:
+    ...     output = model([[101, 2053, 102]])
+    >>> recorded["embeddings.norm"].shape
+    (3, 384)
     """
     if model is None:
         return Trace(stages)

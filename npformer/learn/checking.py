@@ -65,6 +65,8 @@ def check(
     >>> report = npformer.learn.check(folder)
     >>> report.passed, report.verdicts[0].name, report.verdicts[0].state
     (0, 'embeddings', 'not yet written')
+    >>> report.as_dict()["ok"]
+    False
     """
     path = learners_file(folder)
     report = examine(path, chapter, limit, seed)

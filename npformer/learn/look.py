@@ -40,7 +40,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     Returns
     -------
     PageView
-        `.save("page.html")` writes it.
+        Its method `save` writes it.
 
     Raises
     ------

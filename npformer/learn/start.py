@@ -11,6 +11,7 @@ from textwrap import dedent
 
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
+from npformer.common.extras import REPOSITORY
 from npformer.common.files import new_folder, written_whole
 from npformer.common.progress import note
 from npformer.learn import progress
@@ -18,7 +19,6 @@ from npformer.learn.chapters import EXERCISES
 from npformer.learn.checking import learners_file
 from npformer.learn.exercise import Exercise
 from npformer.learn.template import FILE, template
-from npformer.loading import REPOSITORY
 
 SOURCE = f"{REPOSITORY}/blob/main/"
 

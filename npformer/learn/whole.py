@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.common.extras import REPOSITORY
 from npformer.functions import softmax
 from npformer.interpret.study_inputs import read_inputs
 from npformer.learn.chapters.whole_gradient import tiny_weights
-from npformer.loading import REPOSITORY, installed_from, load
+from npformer.loading import installed_from, load
 from npformer.model import Model
 
 TEXT = "I love ice cream"

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
+from npformer.common.progress import part, reporter
 from npformer.runtime.packing import LONG, PIECE, shards
 from npformer.runtime.threads import (
     num_threads,
@@ -63,8 +64,15 @@ class Runner:
         lone = work_on_long and len(lengths) == 1 and self.threads > 1 and lengths[0] >= PIECE * self.threads
         if work_on_long and lone and self._has_all_threads():
             return self._lone_text(lengths[0], work, work_on_long)
-        with self.cores(self.threads if len(groups) == 1 else 1):
-            answered = run_tasks([partial(work, group) for group in groups], self.threads)
+        with self.cores(self.threads if len(groups) == 1 else 1), part(1, sum(lengths)):
+            report = reporter()
+
+            def reported(group: list[int]) -> list[A]:
+                answers = work(group)
+                report(sum(lengths[index] for index in group))
+                return answers
+
+            answered = run_tasks([partial(reported, group) for group in groups], self.threads)
         by_index = dict(zip(chain(*groups), chain(*answered), strict=True))
         return [by_index[index] for index in range(len(lengths))]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from npformer.common.errors import NpformerError
+from npformer.common.extras import lacks
 from npformer.serve.request_limits import ServiceLimits
 
 if TYPE_CHECKING:
@@ -68,4 +68,4 @@ def need_extra() -> None:
     """Raises NpformerError, with the command to install the extra `serve`, if one of its packages is missing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise NpformerError(f"serve needs {', '.join(missing)}: pip install 'npformer[serve]'")
+        raise lacks("serve", ", ".join(missing), "serve")

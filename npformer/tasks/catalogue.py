@@ -66,7 +66,7 @@ TASKS = {
     "A man sleeps." --pair "Nobody is awake."
   cut -f2 reviews.tsv | npformer classify --top-k 2
 
-whole datasets, with pip install "npformer[data]":
+whole datasets, with the extra "data":
   npformer classify --input reviews.parquet --column review \\
       --output scored.parquet""",
             (option("-k --top-k K", "show the K best labels (default: only the best)", "top_k", type=whole),),

@@ -33,7 +33,8 @@ class Conversation:
     --------
     With a model from the hub::
 
-        conversation = Conversation(npformer.pipeline("text-generation", "Qwen/Qwen2.5-0.5B-Instruct"))
+        write = npformer.pipeline("text-generation", "Qwen/Qwen2.5-0.5B-Instruct")
+        conversation = Conversation(write, max_new_tokens=40)
         for question in ("What is a noun?", "Name three."):
             print("".join(conversation.say(question)))
     """

@@ -91,14 +91,14 @@ class FillMask(Task):
         self._target_ids(settled.targets)
         return settled
 
-    def stream(self, items: Iterator[Any], options: FillOptions, quiet: bool = False) -> Iterator[Any]:
+    def answers(self, items: Iterator[Any], options: FillOptions, quiet: bool = False) -> Iterator[Any]:
         """As in `Task`. Warns about words outside the vocabulary (see `targets`)."""
         for target in dict.fromkeys(options.targets or ()):
             if target not in self._warned and self.model.tokenizer.token_to_id(target) is None:
                 self._warned.add(target)
                 first = self.model.tokenizer.id_to_token(self._target_id(target))
                 warn(f"targets: {target!r} is not a token of the vocabulary; using its first token {first!r}")
-        return super().stream(items, options, quiet)
+        return super().answers(items, options, quiet)
 
     def n_answer_tokens(self, request: Request, options: FillOptions) -> int:
         ids = np.concatenate([text.ids for text in request.encoded[0].texts])

@@ -35,6 +35,7 @@ def _is_empty(value: Any) -> bool:
 
 ENTRIES = "pass its entries as separate arguments, such as truncation=True"
 ARRAYS = "answers are NumPy arrays; torch.from_numpy(array) converts one to a tensor"
+STREAMS = "the method stream yields answers, or the pieces of a text, as they are computed"
 
 TRANSFORMERS = {
     "attn_implementation": Habit(lambda value: isinstance(value, str | None), "leave it out"),
@@ -59,6 +60,8 @@ TRANSFORMERS = {
     ),
     "processor": Habit(_among(None), "models read texts only; leave it out"),
     "return_all_scores": Habit(_among(None, False), "top_k=None gives the scores of all labels"),
+    "stream": Habit(_among(None, False), STREAMS),
+    "streamer": Habit(_among(None), STREAMS),
     "text_pair": Habit(_among(None), "give npformer.Pair(text, text_pair) as the input"),
     "token": Habit(_among(None, True), "set HF_TOKEN in the environment, or log in with `hf auth login`"),
     "tokenize_kwargs": Habit(_is_empty, ENTRIES),

@@ -15,7 +15,7 @@ import numpy as np
 
 from npformer.common.errors import NpformerError, warn
 from npformer.common.other_libraries import TASK, Answering
-from npformer.common.progress import with_bar
+from npformer.common.progress import part, with_bar
 from npformer.config import Decoder
 from npformer.families import has_base
 from npformer.model import Model
@@ -112,10 +112,18 @@ class Task(Answering):
             return self._watched(inputs, settled)
         if self.is_one(inputs):
             try:
-                return next(self.stream(iter([inputs]), settled))
+                return next(self.answers(iter([inputs]), settled))
             except InputError as error:
                 raise NpformerError(error.reason) from None
         return self.collect(list(self._watched(inputs, settled)))
+
+    def stream(self, inputs: Any, **options: Any) -> Iterator[Any]:
+        """Yields the answer to each input, in order; `options` override the task's. One input gives one answer.
+
+        It reads about a thousand inputs before it yields the first answer. The options are checked at once.
+        """
+        settled = self.settle(self.options, options)
+        return self._watched([inputs] if self.is_one(inputs) else inputs, settled)
 
     @classmethod
     def accepts(cls, model: Model) -> bool:
@@ -130,7 +138,7 @@ class Task(Answering):
     def _watched(self, inputs: Iterable[Any] | Indexed, options: Any) -> Iterator[Any]:
         """Yields each answer once it is computed, with a progress bar if `options.progress`."""
         items = iter(inputs) if isinstance(inputs, Iterable) else map(inputs.__getitem__, range(len(inputs)))
-        answers = self.stream(items, options)
+        answers = self.answers(items, options)
         return with_bar(answers, length_hint(inputs) or None, delay=0, shown=True) if options.progress else answers
 
     def defaults(self) -> Any:
@@ -141,7 +149,7 @@ class Task(Answering):
         """Returns the options with the given ones changed. Checks each name and value."""
         return options.changed(self.name, translated(given, self.cut))
 
-    def stream(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
+    def answers(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
         """Yields an answer for each item, in order.
 
         With `quiet`, an input without an answer yields an InputError, and truncated texts give no warning.
@@ -151,8 +159,10 @@ class Task(Answering):
         for window in self._windows(items):
             requests = self.prepare(window, index, options)
             for group in _groups(requests):
-                self.run([request for request in group if isinstance(request, Request)])
-                for result in self.finish(group, index, options):
+                with part(len(group), 1):
+                    self.run([request for request in group if isinstance(request, Request)])
+                    results = list(self.finish(group, index, options))
+                for result in results:
                     if isinstance(result, InputError):
                         if not quiet:
                             raise result
@@ -247,7 +257,7 @@ class Task(Answering):
         """Returns the model that reads the texts."""
         return self.model
 
-    # --- from an input to its answer: the steps of `stream`, for callers with their own batching -----------------
+    # --- from an input to its answer: the steps of `answers`, for callers with their own batching -----------------
 
     def prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
         """Encodes the texts of each input, in pieces that fit the model."""

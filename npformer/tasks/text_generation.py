@@ -11,6 +11,7 @@ import numpy as np
 
 from npformer.common.checks import boolean, one_of, shown
 from npformer.common.errors import NpformerError, warn
+from npformer.common.progress import part
 from npformer.generation import Stream, generate, joined
 from npformer.generation.logits import Best
 from npformer.generation.settings import Settings, resolve
@@ -103,6 +104,8 @@ class TextGeneration(Writing):
 
         write = npformer.pipeline("text-generation", "openai-community/gpt2", seed=0)
         write("Once upon a time", max_new_tokens=20)[0]["generated_text"]
+        for piece in write.stream("Once upon a time", max_new_tokens=20):
+            print(piece, end="", flush=True)
     """
 
     name = "text-generation"
@@ -168,11 +171,8 @@ class TextGeneration(Writing):
         return {self.form.several: [each[self.key] for each in answer]}
 
     def tokens(self, text: Any, **options: Any) -> Iterator[str]:
-        """Yields the continuation of one prompt piece by piece, as each token is chosen, greedily or by sampling.
-
-        Joined, the pieces are the text that `return_full_text=False` gives for the same seed.
-        """
-        yield from self.writing(text, **options)
+        """As in `Writing`. Joined, the pieces are the text that return_full_text=False gives for the same seed."""
+        return iter(self.writing(text, **options))
 
     def writing(self, text: Any, **options: Any) -> Writer:
         """Returns an iterator over the pieces of `tokens`, which also has the tokens and the reason for the end."""
@@ -255,7 +255,8 @@ class TextGeneration(Writing):
         answers: list[Any] = [None] * len(requests)
         for length in dict.fromkeys(each.get("max_new_tokens") for each in settings):
             some = [i for i, each in enumerate(settings) if each.get("max_new_tokens") == length]
-            found = generate(self.model, [prompts[i] for i in some], stopping=stopping, **settings[some[0]])
+            with part(len(some) / len(prompts), 1):
+                found = generate(self.model, [prompts[i] for i in some], stopping=stopping, **settings[some[0]])
             for i, hypotheses in zip(some, found, strict=True):
                 answers[i] = []
                 for each in hypotheses:

@@ -85,12 +85,11 @@ class TextToText(Writing):
         return settled
 
     def tokens(self, text: str, **options: Any) -> Iterator[str]:
-        """Yields the answer to one text piece by piece, as each token is chosen, greedily or by sampling."""
         settled: TextToTextOptions = self.settle(self.options, {"num_beams": 1, **options})
         source = self.source(text, settled)
         if source.truncated:
             warn(was_cut("input 0", source.n_tokens, self.encoder.limit))
-        yield from pieces(self.tokenizer, stream(self.model, source.texts[0], **settled.settings))
+        return pieces(self.tokenizer, stream(self.model, source.texts[0], **settled.settings))
 
     def limit(self, options: Any) -> int:
         """Returns the number of tokens to which sources are truncated."""
@@ -148,7 +147,8 @@ class Summarization(TextToText):
     With a model from the hub::
 
         summarize = npformer.pipeline("summarization", "facebook/bart-large-cnn")
-        summarize(article, min_length=30, max_length=90)["summary_text"]
+        article = "The tower is 324 metres tall."
+        summarize(article, min_length=5, max_length=30)["summary_text"]
     """
 
     name, key, column, usual = "summarization", "summary_text", "summary", USUAL

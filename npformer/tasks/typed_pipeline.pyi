@@ -54,6 +54,8 @@ class Loading(TypedDict, total=False):
     padding: Any
     processor: Any
     return_all_scores: Any
+    stream: Any
+    streamer: Any
     text_pair: Any
     token: Any
     tokenize_kwargs: Any

@@ -73,7 +73,7 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
     Parameters
     ----------
     query : (D,) array, or (Q, D) for several queries
-    corpus : (N, D) array, which may be mapped from a file: numpy.load("vectors.npy", mmap_mode="r")
+    corpus : (N, D) array, which may be mapped from a file
     k : int; at most N are found
     similarity : "cosine" or "dot", the dot product
     threads : int, cores to use; by default all
@@ -93,6 +93,9 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
     >>> hits = npformer.search([0.0, 1.0], corpus, k=2)
     >>> hits.indices.tolist(), hits.scores.astype(float).round(4).tolist()
     ([1, 2], [1.0, 0.7071])
+    >>> np.save("vectors.npy", corpus)
+    >>> npformer.search([0.0, 1.0], np.load("vectors.npy", mmap_mode="r"), k=2).indices.tolist()  # not read into memory
+    [1, 2]
     """
     one_of("similarity", similarity, ("cosine", "dot"))
     whole("k", k, 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
-from npformer.common.checks import unknown
+from npformer.common.checks import boolean, unknown
 from npformer.common.errors import NpformerError
 from npformer.generation.settings import NAMES, UNSUPPORTED, merged, resolve, stored_settings, usable
 from npformer.tasks.ignored_keywords import translated
@@ -73,6 +73,21 @@ class Writing(Task):
         settings = merged(options.settings, searched)
         others = {name: given[name] for name in own if name in given}
         return super().settle(options, {**others, "settings": settings})
+
+    def __call__(self, inputs: Any, *, stream: bool = False, **options: Any) -> Any:
+        """As in `Task`; with stream=True, calls `stream`."""
+        return self.stream(inputs, **options) if boolean("stream", stream) else super().__call__(inputs, **options)
+
+    def stream(self, inputs: Any, **options: Any) -> Iterator[Any]:
+        """Yields the pieces of the text that is written for one input, or the answers to several inputs, in order."""
+        return self.tokens(inputs, **options) if self.is_one(inputs) else super().stream(inputs, **options)
+
+    def tokens(self, text: Any, **options: Any) -> Iterator[str]:
+        """Yields the text that is written for one input piece by piece, as each token is chosen.
+
+        The token is the most likely one or sampled; num_beams is 1 unless it is given.
+        """
+        raise NotImplementedError
 
     def gives_lists(self) -> bool:
         settings = resolve(self.model.folder, self.model.config, self.options.settings)

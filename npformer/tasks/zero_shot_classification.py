@@ -98,10 +98,10 @@ class ZeroShotClassification(Task):
             options["candidate_labels"] = candidate_labels
         return super().__call__(inputs, **options)
 
-    def stream(self, items: Iterator[Any], options: ZeroShotOptions, quiet: bool = False) -> Iterator[Any]:
+    def answers(self, items: Iterator[Any], options: ZeroShotOptions, quiet: bool = False) -> Iterator[Any]:
         if not options.candidate_labels:
             raise NpformerError("candidate_labels: expected at least one label")
-        return super().stream(items, options, quiet)
+        return super().answers(items, options, quiet)
 
     def values(self, answer: Any) -> dict[str, Any]:
         return {name: answer[name] for name in ("labels", "scores")}

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from npformer.common.errors import NpformerError
+from npformer.common.extras import lacks
 from npformer.common.files import read_text
 from npformer.text.special_tokens import template_tokens
 from npformer.text.tokenizer_class import SETTINGS, read_settings
@@ -196,13 +197,13 @@ def _started() -> subprocess.Popen[str]:
 def _check_jinja2(where: str) -> None:
     """Raises NpformerError if jinja2 is not installed, or is a version with a hole in its sandbox."""
     if find_spec("jinja2") is None:
-        raise NpformerError(f'{where}: a chat template needs jinja2: pip install "npformer[chat]"')
+        raise lacks(f"{where}: a chat template", "jinja2", "chat")
     found = _version("jinja2")
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < JINJA2:
-        raise NpformerError(
-            f"{where}: a chat template needs jinja2 {'.'.join(map(str, JINJA2))} or newer, because templates can leave "
-            f'the sandbox of older versions, got {found}: pip install -U "npformer[chat]"'
+        newer = (
+            f"jinja2 {'.'.join(map(str, JINJA2))} or newer, because templates can leave the sandbox of older versions"
         )
+        raise lacks(f"{where}: a chat template", f"{newer}; got {found}", "chat")
 
 
 @cache

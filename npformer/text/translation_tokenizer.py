@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from npformer.common.checks import boolean, shown
 from npformer.common.errors import NpformerError
+from npformer.common.extras import lacks
 from npformer.common.files import read_bytes, read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
@@ -169,7 +170,7 @@ def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
-        raise NpformerError(f"{path}: this file requires sentencepiece; pip install 'npformer[translate]'") from None
+        raise lacks(f"{path}: this file", "sentencepiece", "translate") from None
     content = read_bytes(path, "vocabulary", limits)
     if not content:
         raise NpformerError(f"{path}: the file is empty")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npformer.base_model import BaseModel
-from npformer.common.progress import bar
+from npformer.common.progress import bar, part
 from npformer.functions import cross_entropy
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
@@ -76,11 +76,13 @@ def scores(wanted: Sequence[int], given: Sequence[int], labels: Sequence[str]) -
 def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = False) -> Scores:
     """Evaluates a classifier on examples. progress: show a progress bar on stderr."""
     given: list[int] = []
-    with bar(len(examples), shown=progress) as add:
+    with bar(len(examples), shown=progress) as count:
         for start in range(0, len(examples), TEXTS):
-            answers = model.run([example.text for example in examples[start : start + TEXTS]])
+            some = [example.text for example in examples[start : start + TEXTS]]
+            with count.working(), part(len(some), 1):
+                answers = model.run(some)
             given += [int(np.argmax(answer["logits"])) for answer in answers]
-            add(len(answers))
+            count(len(answers))
     return scores([example.target for example in examples], given, model.config.labels)
 
 

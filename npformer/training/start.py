@@ -99,7 +99,7 @@ def save(model: BaseModel, folder: str | Path) -> None:
 
     Parameters
     ----------
-    model : Model or Seq2Seq with float32 or float64 weights, such as `Model(config, weights.tree, folder)`
+    model : Model or Seq2Seq with float32 or float64 weights
     folder : str or Path
 
     Raises

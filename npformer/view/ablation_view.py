@@ -36,7 +36,7 @@ def ablation(
     Returns
     -------
     AblationView
-        Shows itself in a notebook; `.save("ablation.html")`, `.svg()`, `print()`.
+        Shows itself in a notebook, and has the methods of `View`.
 
     Raises
     ------

@@ -77,7 +77,7 @@ def attribution(
     Returns
     -------
     AttributionView
-        Shows itself in a notebook; `.save("words.html")`, `.svg()`, `print()`.
+        Shows itself in a notebook, and has the methods of `View`.
 
     Raises
     ------

@@ -38,6 +38,17 @@ class View(ABC):
     In a notebook each view is in an iframe (`srcdoc`). Views on one page do not share scripts, styles or key presses,
     and cannot change the notebook. A shadow root would isolate only styles, and its script would depend on how the
     notebook inserts output.
+
+    Examples
+    --------
+    >>> view = npformer.view.heads(npformer.load("distilbert-sst2"), "I love ice cream")
+    >>> view.save("heads.html").name  # one file, without dependencies
+    'heads.html'
+    >>> view.svg()[:4]  # for papers and slides
+    '<svg'
+    >>> print(view)  # on a terminal
+    Self-attention, layer 0, all 12 heads
+    ...
     """
 
     kind: ClassVar[str]

@@ -48,7 +48,7 @@ def heads(
     Returns
     -------
     HeadView
-        Shows itself in a notebook; `.save("heads.html")`, `.svg()`, `print()`.
+        Shows itself in a notebook, and has the methods of `View`.
 
     Raises
     ------

@@ -44,7 +44,7 @@ def logit(
     Returns
     -------
     LogitView
-        Shows itself in a notebook; `.save("logit.html")`, `.svg()`, `print()`.
+        Shows itself in a notebook, and has the methods of `View`.
 
     Raises
     ------

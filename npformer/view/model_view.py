@@ -30,7 +30,7 @@ def model(
     Returns
     -------
     ModelView
-        Displays itself in a notebook; otherwise use `.save("model.html")`, `.svg()` or `print()`.
+        Shows itself in a notebook, and has the methods of `View`.
 
     Raises
     ------

@@ -78,7 +78,7 @@ def neurons(
     Returns
     -------
     NeuronView
-        Shows itself in a notebook; `.save("neurons.html")`, `.svg()`, `print()`.
+        Shows itself in a notebook, and has the methods of `View`.
 
     Raises
     ------

@@ -71,7 +71,7 @@ def page(
     Returns
     -------
     PageView
-        Shows itself in a notebook; `.save("page.html")`, `.svg()`, `print()`.
+        Shows itself in a notebook, and has the methods of `View`.
 
     Raises
     ------

@@ -122,7 +122,7 @@ def stages(
     Returns
     -------
     StageView
-        Shows itself in a notebook; `.save("stages.html")`, `.svg()`, `print()`.
+        Shows itself in a notebook, and has the methods of `View`.
 
     Raises
     ------

@@ -62,5 +62,5 @@ def test_json_is_refused_with_an_array(models, tmp_path):
 def test_the_extra_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "npformer.dataset", raising=False)
-    with pytest.raises(NpformerError, match=r'pip install "npformer\[data\]"'):
+    with pytest.raises(NpformerError, match=r'a dataset needs pyarrow: pip install "npformer\[data\] @ git'):
         import npformer.dataset  # noqa: F401

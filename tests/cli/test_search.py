@@ -139,6 +139,9 @@ def test_unreadable_lines_are_reported_each_time(model, tmp_path):
         assert len(output.splitlines()) == 2
 
 
+FORM = "after the query, give files with one text per line, or texts on stdin"
+
+
 def test_missing_files_are_errors(model, tmp_path):
     code, output, errors = search(model, "ice", "no.txt", cwd=tmp_path)
-    assert (code, output, errors) == (1, "", "npformer: no.txt: No such file or directory\n")
+    assert (code, output, errors) == (1, "", f"npformer: no.txt: No such file or directory; {FORM}\n")

@@ -161,7 +161,7 @@ def test_an_impossible_view_is_an_error_of_one_line(
     [
         (("--kind", "hats"), "invalid choice: 'hats'"),
         (("--layer", "two"), "invalid int value: 'two'"),
-        ((), "the following arguments are required: TEXT"),
+        ((), "npformer view: error: expected TEXT"),
     ],
 )
 def test_wrong_arguments_of_view_are_explained(arguments: tuple[object, ...], message: str, capsys) -> None:

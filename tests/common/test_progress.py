@@ -10,14 +10,17 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from npformer import Text, load, pipeline
 from npformer.checkpoint import convert
 from npformer.cli import convert as command
 from npformer.cli.main import main
 from npformer.cli.process import Escaping, complain
 from npformer.common import progress
-from tests.support import tiny
+from npformer.runtime import packing
+from tests.support import tiny, writers
 
 
 class Terminal(StringIO):
@@ -219,3 +222,81 @@ def test_a_command_shows_that_it_works(terminal: Terminal, tmp_path: Path, monke
         assert main(["convert", str(tmp_path / "model"), str(tmp_path / "new")]) == 0
     assert (tmp_path / "new").exists()
     assert terminal.lines() == [""]
+
+
+# --- work for the next items -----------------------------------------------------------------------------------------
+
+
+class Watched(progress.Count):
+    """A count that keeps its sum after each report."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.seen: list[float] = []
+
+    def _ahead(self, items: float) -> None:
+        super()._ahead(items)
+        self.seen.append(self.work)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("text-classification", "sequence-classification"), ("zero-shot-classification", "sequence-classification")],
+)
+def test_texts_count_before_the_first_answer_of_their_window(
+    name: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model computes all texts of a window before the task yields the first answer."""
+    monkeypatch.setattr(packing, "SHARD", 16)
+    task = pipeline(name, tiny.folder(tmp_path / "model", "bert", head, labels=("ENTAILMENT", "no")), threads=2)
+    options = {"candidate_labels": ["ice", "music"]} if name.startswith("zero") else {}
+    count, texts = Watched(), [f"ice {'music ' * (i % 7)}" for i in range(40)]
+    answers = progress.counted(task.answers(iter(texts), task.settle(task.options, options)), count)
+    next(answers)
+    assert len(set(count.seen)) > 8
+    assert count.seen == sorted(count.seen)
+    assert count.work == pytest.approx(40)
+    assert len(list(answers)) == 39
+    assert (count.finished, count.begun, count.work) == (40, pytest.approx(0, abs=1e-6), pytest.approx(40))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True, "seed": 0}])
+def test_generated_tokens_count_before_their_texts_are_finished(options: dict[str, Any], tmp_path: Path) -> None:
+    task = pipeline("text-generation", writers.folder(tmp_path / "model"), do_sample=False, max_new_tokens=12)
+    count = Watched()
+    settled = task.settle(task.options, options)
+    answers = progress.counted(task.answers(iter(["I live in", "Paris"]), settled), count)
+    next(answers)
+    assert len(set(count.seen)) >= 12
+    assert count.seen == sorted(count.seen)
+    assert count.work == pytest.approx(2)
+    assert len(list(answers)) == 1
+    assert count.work == pytest.approx(2)
+
+
+def test_a_model_that_the_caller_runs_between_two_items_does_not_count(tmp_path: Path) -> None:
+    model, count = load(tiny.folder(tmp_path / "model", "bert", "base")), Watched()
+    for _ in progress.counted(range(3), count):
+        model.run([Text(np.array([2, 5, 6, 3]))])
+        assert count.seen == []
+    assert count.work == 3
+
+
+def test_the_time_left_falls_while_the_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 windows of 1,000 texts and 10 seconds, drawn each second. The estimate once rose by a window's time."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    count, left = progress.Count(0), []
+    for second in range(1, 301):
+        now[0] = float(second)
+        if second % 10 == 0:
+            count(1000)
+        drawn = progress.picture(int(count.work), 30_000, "texts", 0, count.seconds(), count.at, count.pause)
+        if found := re.search(r"(\d+):(\d\d) left", drawn):
+            left.append(60 * int(found[1]) + int(found[2]))
+    assert left == list(range(290, -1, -1))
+
+
+def test_a_pause_longer_than_expected_does_not_reach_zero() -> None:
+    """After 2 of 4 items in 20 seconds, the third takes 90 instead of 10: the estimate stays at the last item's time."""
+    assert progress.picture(2, 4, "texts", 0, 110, 20, 10).endswith("0:10 left")

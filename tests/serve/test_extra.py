@@ -7,6 +7,7 @@ import pytest
 import npformer
 from npformer import serve
 from npformer.cli.main import main
+from npformer.common.extras import installation
 
 
 @pytest.fixture(autouse=True)
@@ -15,10 +16,10 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_app_names_the_extra_to_install():
-    with pytest.raises(npformer.NpformerError, match=r"serve needs uvicorn: pip install 'npformer\[serve\]'"):
+    with pytest.raises(npformer.NpformerError, match=r'serve needs uvicorn: pip install "npformer\[serve\] @ git'):
         npformer.serve.app("distilbert-sst2")
 
 
 def test_the_command_names_the_extra_to_install(capsys):
     assert main(["serve", "distilbert-sst2"]) == 1
-    assert capsys.readouterr().err == "npformer: serve needs uvicorn: pip install 'npformer[serve]'\n"
+    assert capsys.readouterr().err == f"npformer: serve needs uvicorn: {installation('serve')}\n"

@@ -321,7 +321,7 @@ def test_inputs_other_than_texts_are_refused(name, bad):
 def test_a_quiet_stream_answers_bad_inputs_with_their_errors(name):
     task = make(name)
     good = as_input(name, "[MASK]")
-    answers = list(task.stream(iter([3, good, None, good]), task.options, quiet=True))
+    answers = list(task.answers(iter([3, good, None, good]), task.options, quiet=True))
     assert [each.index if isinstance(each, InputError) else None for each in answers] == [0, None, 2, None]
     assert equal(answers[1], task(good))
 

@@ -293,7 +293,7 @@ def test_a_translator_s_missing_tokenizer_files_are_named(folder: Path) -> None:
 
 def test_without_sentencepiece_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(NpformerError, match=r"source\.spm: this file requires sentencepiece; pip install"):
+    with pytest.raises(NpformerError, match=r"source\.spm: this file needs sentencepiece: pip install"):
         npformer.pipeline("translation", FILES)
 
 

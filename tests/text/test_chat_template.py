@@ -99,7 +99,7 @@ def test_processes_that_are_started_ahead_render_once_and_have_the_limits(monkey
 
 def test_a_folder_without_a_template_and_an_environment_without_jinja2(folder, monkeypatch):
     monkeypatch.setattr(chat_template, "find_spec", lambda name: None)
-    with pytest.raises(NpformerError, match=r'a chat template needs jinja2: pip install "npformer\[chat\]"'):
+    with pytest.raises(NpformerError, match=r'a chat template needs jinja2: pip install "npformer\[chat\] @ git'):
         pair_template(folder, False, {})
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(NpformerError, match=r"no chat template; looked for chat_template\.jinja and a text"):

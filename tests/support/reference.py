@@ -1,0 +1,41 @@
+"""The names of the reference, and the blocks of code in their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from npformer.tasks.catalogue import TASKS
+from npformer.tasks.conversation import Conversation
+from npformer.tasks.pipelines import class_of
+
+ROOT = Path(__file__).parent.parent.parent
+BLOCK = re.compile(r"::\n\n((?: {4,}.*(?:\n\n?|\Z))+)")
+
+
+def documented() -> dict[str, Any]:
+    """The objects of the reference, name -> class, function or method with a docstring of its own."""
+    sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+    try:
+        rooms = import_module("rooms")
+    finally:
+        sys.path.pop(0)
+    found = {}
+    for name in (each for names in rooms.rooms().values() for each in names):
+        module, _, last = name.rpartition(".")
+        found[name] = getattr(import_module(module), last)
+        if last in rooms.WITH_METHODS:
+            methods = {key: each for key, each in vars(found[name]).items() if key[0] != "_" and callable(each)}
+            found |= {f"{name}.{key}": each for key, each in methods.items()}
+    found |= {f"pipeline({name!r})": class_of(name) for name in TASKS} | {"Conversation": Conversation}
+    return {name: each for name, each in found.items() if callable(each) and inspect.getdoc(each)}
+
+
+def blocks(doc: str) -> list[str]:
+    """The indented blocks of code after `::` in a docstring, which need a model from the hub, a file or a server."""
+    return [dedent(found) for found in BLOCK.findall(doc)]
