@@ -82,7 +82,7 @@ async def answered(name: str, service: Service, given: dict[str, Any]) -> Reply:
         raise f.too_large(f"inputs: expected at most {most} tokens in the filled texts, got {count}; lower top_k")
     found = await service.answers(TaskWork(task, options), prepared, "inputs", texts.several)
     values = map(_plain, map(task.reply, found))
-    return Reply(prepared, values if texts.several else next(values))
+    return Reply(prepared, values if texts.several else partial(next, values))
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.common.limits import how_to_allow_more
 from npformer.model import Model, Seq2Seq
+from npformer.runtime.steps import Steps
 from npformer.serve.batching import log
 from npformer.serve.fields import Refusal, too_large, wrong
 from npformer.serve.request_limits import ServiceLimits
@@ -53,10 +54,18 @@ class TaskWork:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def run(self, requests: list[Request]) -> list[Any]:
-        """Returns the requests' answers, with an InputError for each request that has no answer."""
-        self.task.run(requests)
-        return list(self.task.finish(requests, 0, self.options))
+    @property
+    def model(self) -> BaseModel:
+        return self.task.model
+
+    @property
+    def stepwise(self) -> bool:
+        return isinstance(self.task, Writing)
+
+    def run(self, requests: list[Request]) -> Steps[list[Any]]:
+        """Returns steps to the requests' answers, with an InputError for each request that has no answer."""
+        answers = yield from self.task.in_steps(requests, self.options)
+        return list(self.task.finished(requests, answers, 0))
 
 
 @dataclass(frozen=True)

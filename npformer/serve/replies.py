@@ -24,15 +24,18 @@ def as_json(value: Any) -> bytes:
 def in_parts(value: Any) -> Iterator[bytes]:
     """Yields the JSON of a value in parts. An iterator becomes a list, and its elements are computed one at a time.
 
-    No other Python thread runs while a part is encoded, so large answers are split into small parts.
+    A function stands for the value that it returns. No other Python thread runs while a part is encoded, so large
+    answers are split into small parts.
     """
-    if isinstance(value, Iterator):
+    if callable(value):
+        yield from in_parts(value())
+    elif isinstance(value, Iterator):
         yield b"["
         for i, each in enumerate(value):
             yield from [b","] * (i > 0)
             yield from in_parts(each)
         yield b"]"
-    elif isinstance(value, dict) and any(isinstance(each, Iterator) for each in value.values()):
+    elif isinstance(value, dict) and any(isinstance(each, Iterator) or callable(each) for each in value.values()):
         for i, (name, each) in enumerate(value.items()):
             yield (b"," if i else b"{") + as_json(name) + b":"
             yield from in_parts(each)

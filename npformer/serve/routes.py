@@ -32,11 +32,15 @@ from npformer.text.inputs import Pair
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to prepared texts: a value for JSON, in which iterators stand for lists, or pieces of a text."""
+    """An answer to prepared texts: a value for JSON, in which iterators stand for lists, or pieces of a text.
+
+    The value is computed outside of the event loop, so everything that takes time belongs in an iterator or a function.
+    """
 
     prepared: Prepared
     value: Any = None
     pieces: AsyncIterator[bytes] | None = None
+    held: int = 0  # bytes in memory until the last piece is sent
     media_type: str = "application/json"
 
 
@@ -62,24 +66,29 @@ class Service:
         return found
 
     async def answers(
-        self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, cost: int = 1
+        self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, costs: Sequence[int] | None = None
     ) -> list[Any]:
-        """Returns the answers to prepared texts. `cost`: cost of a token, relative to an encoder's token."""
-        found = await self.batcher.answers(work, prepared.requests, [size * cost for size in prepared.sizes])
+        """Returns the answers to prepared texts. costs: the cost of each text in tokens, by default its size."""
+        sizes = prepared.sizes
+        found = await self.batcher.answers(work, prepared.requests, costs or sizes, sizes)
         first_error(found, where, several)
         return found
 
     async def ask(
         self, work: TaskWork, texts: f.Texts, truncate: bool, where: str = "inputs", cost: int = 1
     ) -> tuple[list[Any], Prepared]:
-        """Returns the answers to a request's texts, and the encoded texts."""
-        prepared = await self.prepared(work.task, texts, truncate, where, work.options)
-        return await self.answers(work, prepared, where, texts.several, cost), prepared
+        """Returns the answers to a request's texts, and the encoded texts.
 
-    async def piece(self, pieces: Iterator[str]) -> str | None:
+        cost: cost of a token, relative to an encoder's token.
+        """
+        prepared = await self.prepared(work.task, texts, truncate, where, work.options)
+        costs = [size * cost for size in prepared.sizes]
+        return await self.answers(work, prepared, where, texts.several, costs), prepared
+
+    async def piece(self, task: Task, pieces: Iterator[str]) -> str | None:
         """Waits for the next piece of a stream, which is computed in its turn. Returns None at the end."""
         async with asyncio.timeout(self.limits.seconds):
-            found: str | None = await self.batcher.call(lambda: next(pieces, None))
+            found: str | None = await self.batcher.call(lambda: next(pieces, None), task.model)
             return found
 
 
@@ -173,7 +182,7 @@ async def embed(service: Service, given: dict[str, Any]) -> Reply:
 async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
     _, task = choose(service.models, given["model"], "feature-extraction")
     found, prepared = await service.ask(TaskWork(task, task.options), given["inputs"], given["truncate"])
-    return Reply(prepared, pieces=_rows_of(service, found))
+    return Reply(prepared, pieces=_rows_of(service, found), held=sum(np.asarray(each).nbytes for each in found))
 
 
 async def _rows_of(service: Service, arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterator[bytes]:

@@ -68,7 +68,7 @@ def _work(task: TextToText, options: Any) -> TaskWork:
 async def written(name: str, service: Service, given: dict[str, Any]) -> Reply:
     """Returns the named task's answer to each text."""
     _, task = choose(service.models, given["model"], name)
-    options = _settled(task, given["parameters"] or {})
+    options = await service.in_thread(_settled, task, given["parameters"] or {})
     cost = COST * options.settings.get("num_beams", 1)
     found, prepared = await service.ask(_work(task, options), given["inputs"], given["truncate"], cost=cost)
     return Reply(prepared, [each for answer in found for each in (answer if isinstance(answer, list) else [answer])])
@@ -78,7 +78,8 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
     task = choose_writer(service.models, given["model"])
     if not isinstance(task, TextToText):
         return await generated(service, given, task)
-    options = _settled(task, {**effective(given["parameters"], OF_PROMPTS), "num_beams": 1})
+    parameters = effective(given["parameters"], OF_PROMPTS)
+    options = await service.in_thread(_settled, task, {**parameters, "num_beams": 1})
     one = f.Texts([given["inputs"]], several=False)
     if not given["stream"]:
         (answer,), prepared = await service.ask(_work(task, options), one, given["truncate"], cost=COST)
@@ -86,7 +87,7 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
     prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
     long = "truncate" if prepared.cut else "error"
     pieces = task.tokens(given["inputs"], to=options.to, long=long, **options.settings)
-    return await streamed(service, pieces, prepared)
+    return await streamed(service, task, pieces, prepared)
 
 
 async def generate_stream(service: Service, given: dict[str, Any]) -> Reply:

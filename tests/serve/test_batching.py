@@ -38,6 +38,8 @@ class Recorded:
     """Work that records its batches, and waits while it is held."""
 
     together: bool = True
+    stepwise: bool = False
+    model: object = None
     batches: list[list[Any]] = field(default_factory=list)
     started: threading.Event = field(default_factory=threading.Event)
     free: threading.Event = field(default_factory=threading.Event)
@@ -250,7 +252,7 @@ def test_a_full_queue_refuses_a_whole_request_with_a_time_to_retry():
             with pytest.raises(QueueFull) as full:
                 await batcher.answers(work, ["c", "d"], [1, 1])
             assert full.value.seconds == 18
-            assert len(batcher.queue) == 2
+            assert batcher.waiting == 2
             admitted = asyncio.create_task(batcher.call(lambda: "a piece of a stream"))
             await asyncio.sleep(0)
             work.free.set()
