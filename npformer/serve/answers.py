@@ -19,7 +19,7 @@ from npformer.serve.fields import Refusal
 from npformer.serve.replies import refused
 from npformer.serve.watch import path_of
 
-PIECE = 64 * 1024  # bytes that wait in a connection
+PIECE = 16 * 1024  # bytes that wait in a connection
 FRESH = 1.0  # seconds in which any client may read an answer: it is not disconnected for another one
 
 

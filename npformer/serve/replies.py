@@ -1,4 +1,4 @@
-"""Answers and errors as bytes: JSON, with errors in TEI's format, or in OpenAI's format for routes below /v1."""
+"""Answers and errors as bytes: JSON, with errors in TEI's format, or in OpenAI's for routes below /v1 and /v2."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def refused(refusal: Refusal, path: str) -> Response:
 
 def error_body(refusal: Refusal, path: str) -> dict[str, Any]:
     """Returns an error in the format of a route's clients."""
-    if path.startswith("/v1/"):
+    if path.startswith(("/v1/", "/v2/")):
         kind = "invalid_request_error" if refusal.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
         return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.status}}
     return {"error": refusal.message, "error_type": refusal.kind}

@@ -105,19 +105,19 @@ class Route:
     summary: str
     fields: Fields
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
-    of_object: Route | None = None  # for an object in `inputs`: Hugging Face's endpoints accept it at the root too
+    other: Route | None = None  # for bodies in another format
+    is_other: Callable[[dict[str, Any]], bool] = lambda given: False
 
     def of(self, given: Any) -> Route:
         """Returns the route for a request's parsed body."""
-        is_object = isinstance(given, dict) and isinstance(given.get("inputs"), dict)
-        return self.of_object if is_object and self.of_object is not None else self
+        return self.other if self.other is not None and isinstance(given, dict) and self.is_other(given) else self
 
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of requests to the route."""
-        if self.of_object is None:
+        if self.other is None:
             return f.schema_of(self.fields)
-        return {"anyOf": [f.schema_of(self.fields), self.of_object.schema]}
+        return {"anyOf": [f.schema_of(self.fields), self.other.schema]}
 
 
 # --- fields shared by several routes ---------------------------------------------------------------------------------
@@ -225,10 +225,10 @@ async def embeddings(service: Service, given: dict[str, Any]) -> Reply:
         {"object": "embedding", "index": i, "embedding": _base64(each) if packed else each.tolist()}
         for i, each in enumerate(vectors)
     )
-    return Reply(prepared, {"object": "list", "data": data, "model": name, "usage": _usage(prepared)})
+    return Reply(prepared, {"object": "list", "data": data, "model": name, "usage": usage(prepared)})
 
 
-def _usage(prepared: Prepared) -> dict[str, int]:
+def usage(prepared: Prepared) -> dict[str, int]:
     return dict.fromkeys(("prompt_tokens", "total_tokens"), sum(prepared.sizes))
 
 
@@ -248,35 +248,6 @@ async def predict(service: Service, given: dict[str, Any]) -> Reply:
     # Hugging Face's inference client, which sends parameters, reads a list of lists even for one text.
     nested = texts.several or parameters is not None
     return Reply(prepared, iter(found) if nested else found[0])
-
-
-async def _ranks(
-    service: Service, given: dict[str, Any], texts: Sequence[str], where: str
-) -> tuple[list[tuple[int, float]], Prepared, str]:
-    """Returns indices and scores of the texts, best first."""
-    name, task = choose(service.models, given["model"], "text-ranking")
-    options = replace(task.options, function_to_apply="none" if given.get("raw_scores") else "sigmoid")  # as in TEI
-    pairs = f.Texts([Pair(given["query"], each) for each in texts], several=True)
-    found, prepared = await service.ask(TaskWork(task, options), pairs, given["truncate"], where)
-    scores = [(i, each["score"]) for i, each in enumerate(found)]
-    return sorted(scores, key=lambda each: -each[1]), prepared, name
-
-
-async def rerank(service: Service, given: dict[str, Any]) -> Reply:
-    texts = given["texts"]
-    ranks, prepared, _ = await _ranks(service, given, texts, "texts")
-    shown = [{"index": i, "score": score} | ({"text": texts[i]} if given["return_text"] else {}) for i, score in ranks]
-    return Reply(prepared, shown)
-
-
-async def rerank_documents(service: Service, given: dict[str, Any]) -> Reply:
-    texts = given["documents"]
-    ranks, prepared, name = await _ranks(service, given, texts, "documents")
-    results = [
-        {"index": i, "relevance_score": score} | ({"document": {"text": texts[i]}} if given["return_documents"] else {})
-        for i, score in ranks[: given["top_n"]]
-    ]
-    return Reply(prepared, {"object": "rerank", "results": results, "model": name, "usage": _usage(prepared)})
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
@@ -302,7 +273,15 @@ SIMILARITY = Route(
     similarity,
 )
 ROUTES = (
-    Route("/embed", "A vector for each text", EMBED, embed, of_object=SIMILARITY),
+    # Hugging Face's endpoints accept the requests of /similarity at the root too.
+    Route(
+        "/embed",
+        "A vector for each text",
+        EMBED,
+        embed,
+        SIMILARITY,
+        lambda given: isinstance(given.get("inputs"), dict),
+    ),
     Route(
         "/embed_all",
         "A vector for each token of each text",
@@ -336,18 +315,6 @@ ROUTES = (
         predict,
     ),
     Route(
-        "/rerank",
-        "The texts ranked by relevance to the query, best first",
-        {
-            "query": Field(f.TEXT),
-            "texts": Field(f.TEXT_LIST),
-            "raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities."),
-            "return_text": Field(f.BOOLEAN, False),
-            **{each: TEI[each] for each in TEI if each != "prompt_name"},
-        },
-        rerank,
-    ),
-    Route(
         "/tokenize",
         "The tokens of each text",
         {"inputs": Field(f.TEXTS), "add_special_tokens": Field(f.BOOLEAN, True), **MODEL},
@@ -367,18 +334,5 @@ ROUTES = (
             **TRUNCATE,
         },
         embeddings,
-    ),
-    Route(
-        "/v1/rerank",
-        "The documents ranked by relevance to the query, in Jina's and Cohere's format",
-        {
-            "query": Field(f.TEXT),
-            "documents": Field(f.DOCUMENTS),
-            **MODEL,
-            "top_n": Field(f.whole(1), None),
-            "return_documents": Field(f.BOOLEAN, False),
-            **TRUNCATE,
-        },
-        rerank_documents,
     ),
 )
