@@ -26,7 +26,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route as Path
 
 from npformer.common.errors import NpformerError
-from npformer.serve import pages
+from npformer.serve import docs_page, pages
 from npformer.serve.answers import Answer, Answers
 from npformer.serve.batching import Batcher, QueueFull, log, place_of
 from npformer.serve.bodies import Bodies, Gone
@@ -328,7 +328,7 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
         message = f"not answered within {limits.seconds:g} s"
         return await _refused(request, Refusal(HTTPStatus.GATEWAY_TIMEOUT, message, "Overloaded"))
 
-    page, described = pages.docs(ALL_ROUTES), pages.openapi(ALL_ROUTES)
+    page, described = docs_page.docs(ALL_ROUTES), pages.openapi(ALL_ROUTES)
 
     def docs() -> Response:
         return HTMLResponse(page)

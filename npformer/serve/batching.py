@@ -37,6 +37,7 @@ class Call:
     """Work that calls a single function alone in its batch, for example to compute the next piece of a stream."""
 
     together = stepwise = False
+    in_steps: Any = None  # never used: a call is short
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -195,7 +196,8 @@ def computed(batch: Sequence[Entry]) -> Steps[list[Any]]:
     """Computes the answers to a batch. If it fails, each text is computed alone, so that only the faulty one fails."""
     work = batch[0].work
     try:
-        found = work.run([entry.request for entry in batch])
+        requests = [entry.request for entry in batch]
+        found = work.in_steps(requests) if batch[0].pauses else work.run(requests)
         return (yield from found) if isinstance(found, Generator) else found
     except Exception as error:
         if len(batch) == 1 or not work.together:

@@ -62,8 +62,15 @@ class TaskWork:
     def stepwise(self) -> bool:
         return isinstance(self.task, Writing)
 
-    def run(self, requests: list[Request]) -> Steps[list[Any]]:
-        """Returns steps to the requests' answers, with an InputError for each request that has no answer."""
+    def run(self, requests: list[Request]) -> list[Any] | Steps[list[Any]]:
+        """Returns the requests' answers, or steps to them, with an InputError for each request that has no answer."""
+        if self.stepwise:
+            return self.in_steps(requests)
+        self.task.run(requests)
+        return list(self.task.finish(requests, 0, self.options))
+
+    def in_steps(self, requests: list[Request]) -> Steps[list[Any]]:
+        """Returns steps to the answers, between which others can be computed."""
         answers = yield from self.task.in_steps(requests, self.options)
         return list(self.task.finished(requests, answers, 0))
 

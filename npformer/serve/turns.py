@@ -19,6 +19,7 @@ from npformer.runtime.steps import Steps
 
 PIECE = 64  # tokens per core, in about twice the time of one short text; more are somewhat faster per token
 ALONE = 512  # tokens per core that a batch of a lone request has at most; more would not be faster
+LONG = 4  # a request with this many times the tokens of a PIECE is computed in steps too
 PATIENCE = 16  # batches of a lone request after which its pieces double
 JOBS = 8  # batches that are generated token by token at the same time; each holds its cached keys and values
 
@@ -37,6 +38,8 @@ class Work(Protocol):
 
     def run(self, requests: list[Any]) -> list[Any] | Steps[list[Any]]: ...
 
+    def in_steps(self, requests: list[Any]) -> Steps[list[Any]]: ...
+
 
 @dataclass(eq=False)
 class Entry:
@@ -48,6 +51,7 @@ class Entry:
     ticket: Ticket
     index: int  # index in the ticket's texts
     reads: int  # number of tokens that the model reads in the first step
+    pauses: bool = False  # others are computed between the steps of the text's batch
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -188,6 +192,8 @@ class Turns:
         for entry in batch:
             entry.ticket.waiting.popleft()
             self._forget_if_done(entry.ticket)
+        is_long = sum(entry.reads for entry in batch if entry.ticket is ticket) > LONG * self.least
+        batch[0].pauses = batch[0].work.together and (bool(ticket.waiting) or is_long)
         return ticket.job
 
 

@@ -279,16 +279,13 @@ class Task(Answering):
     def in_steps(self, requests: list[Request], options: Any) -> Steps[list[Any]]:
         """`run` and `answer` for a service, which answers others between the steps.
 
-        If a request has several texts, such as windows, each step reads some of them.
+        A step computes one layer for some of the texts. A request may have many, such as windows.
         """
-        if all(sum(len(each.texts) for each in request.encoded) == 1 for request in requests):
-            self.run(requests)
-            return self.answer(requests, options)
         runner = self.runner()
         texts = [text for request in requests for each in request.encoded for text in each.texts]
         found: list[dict[str, np.ndarray]] = []
         for some in pieces(list(map(len, texts)), runner.threads):
-            found += runner.run([texts[i] for i in some])
+            found += yield from runner.run_in_steps([texts[i] for i in some])
             yield
         self._give(requests, found)
         return self.answer(requests, options)

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.common.errors import NpformerError
+from npformer.runtime.steps import Steps
 from npformer.serve import batching
 from npformer.serve.batching import Batcher, QueueFull
 from npformer.serve.models import TaskWork, prepare
@@ -46,6 +47,10 @@ class Recorded:
 
     def __post_init__(self) -> None:
         self.free.set()
+
+    def in_steps(self, requests: list[Any]) -> Steps[list[Any]]:
+        yield
+        return self.run(requests)
 
     def run(self, requests: list[Any]) -> list[Any]:
         self.batches.append(list(requests))

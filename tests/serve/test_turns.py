@@ -40,6 +40,8 @@ class Noted:
             yield
         return requests
 
+    in_steps = run
+
 
 class Desk:
     """Turns without a thread: a test takes them one at a time."""
@@ -279,17 +281,39 @@ def test_a_request_that_is_read_many_times_is_read_in_several_steps(monkeypatch)
     tagged = tags(long)
     monkeypatch.setattr("npformer.runtime.steps.PIECE", 50)
     work, requests = work_of(zero, ["music " * 5, "ice"], candidate_labels=labels)
-    count, found = steps_of(work.run(requests))
+    count, found = steps_of(work.in_steps(requests))
     assert count > 4
     assert found == expected
     work, requests = work_of(tags, [long], long="window")
-    count, found = steps_of(work.run(requests))
+    count, found = steps_of(work.in_steps(requests))
     assert count > 2
     assert found == [tagged]
 
 
 @pytest.mark.numbers
-def test_texts_of_one_piece_are_read_in_one_pass():
-    task = pipeline("text-classification", tiny.model())
-    work, requests = work_of(task, ["a", Pair("b", "c")])
-    assert steps_of(work.run(requests)) == (0, task(["a", Pair("b", "c")]))
+@pytest.mark.parametrize("texts", [1, 9])
+@pytest.mark.parametrize("family", ["distilbert", "deberta-v2", "bert", "modernbert"])
+def test_each_layer_of_a_long_batch_is_a_step(family, texts):
+    """The answers have the bits of a whole run, for one text and for texts on several threads."""
+    model = tiny.model(family, threads=2)
+    task = pipeline("text-classification", model, top_k=None)
+    items: list[Any] = ["ice cream " * (2 * i + 9) for i in range(texts - 1)] + [Pair("music", "in paris " * 9)]
+    work, requests = work_of(task, items)
+    count, found = steps_of(work.in_steps(requests))
+    assert count >= model.config.n_layers
+    assert found == task(items)
+    embed = pipeline("feature-extraction", tiny.model(family, "base", threads=2), return_tensors=True)
+    singles = ["ice cream " * (2 * i + 9) for i in range(texts)]
+    work, requests = work_of(embed, singles)
+    for vectors, expected in zip(steps_of(work.in_steps(requests))[1], embed(singles), strict=True):
+        assert vectors.tobytes() == expected.tobytes()
+
+
+def test_a_long_text_and_pieces_are_computed_in_steps_and_short_texts_are_not(desk):
+    pauses = []
+    for sizes in ((300,), (20, 20), (200, 200, 200, 200)):
+        desk.ask(Noted("model"), "text", *sizes)
+        job = desk.begin()
+        pauses.append(job.batch[0].pauses)
+        desk.end(job)
+    assert pauses == [True, False, True]
