@@ -35,15 +35,15 @@ MORE_LIMITS = {
     "typical_p": Field(f.number(1e-6, 1), None, "Sample from the most typical tokens with this total probability."),
 }
 SEARCH = {
-    "max_new_tokens": Field(f.whole(1), None),
-    "do_sample": Field(f.BOOLEAN, None),
-    "temperature": Field(f.number(COLDEST, 1e6), None),
-    "top_k": Field(f.whole(0), None),
-    "top_p": Field(f.number(0, 1), None),
+    "max_new_tokens": Field(f.whole(1), None, "Maximum number of new tokens."),
+    "do_sample": Field(f.BOOLEAN, None, "Sample, instead of greedy decoding or beam search."),
+    "temperature": Field(f.number(COLDEST, 1e6), None, "Divide logits by this number before sampling."),
+    "top_k": Field(f.whole(0), None, "Sample from this many most likely tokens (0: all)."),
+    "top_p": Field(f.number(0, 1), None, "Sample from the most likely tokens with this total probability."),
     **MORE_LIMITS,
     "seed": Field(f.whole(0, 2**63 - 1), None, "Seed for sampling (default: random)."),
-    "repetition_penalty": Field(f.number(1e-6, 1e6), None),
-    "no_repeat_ngram_size": Field(f.whole(0), None),
+    "repetition_penalty": Field(f.number(1e-6, 1e6), None, "Above 1: earlier tokens become less likely."),
+    "no_repeat_ngram_size": Field(f.whole(0), None, "No sequence of this many tokens occurs twice (0: any may)."),
 }
 WITHOUT_EFFECT = {
     "best_of": Field(f.nothing_else("only one text is generated", 1), None),

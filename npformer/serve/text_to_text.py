@@ -29,9 +29,9 @@ from npformer.tasks.text_to_text import TextToText
 BEAMS = 16  # more beams cost memory and time without benefit
 
 BEAM_SEARCH = {
-    "num_beams": Field(f.whole(1, BEAMS), None),
-    "length_penalty": Field(f.number(-50, 50), None),
-    "early_stopping": Field(f.BOOLEAN, None),
+    "num_beams": Field(f.whole(1, BEAMS), None, "Beams of the search (1: greedy decoding, or sampling)."),
+    "length_penalty": Field(f.number(-50, 50), None, "Above 0: beam search prefers longer texts."),
+    "early_stopping": Field(f.BOOLEAN, None, "Beam search ends once num_beams texts are finished."),
     "min_length": Field(f.whole(0), None, "Minimum number of tokens, including the start token."),
     "max_length": Field(f.whole(2), None, "Maximum number of tokens, including the start token."),
 }
