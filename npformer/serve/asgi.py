@@ -34,7 +34,7 @@ from npformer.serve.declared import ALL_ROUTES
 from npformer.serve.fields import Refusal, read_fields, read_json
 from npformer.serve.models import Served
 from npformer.serve.prometheus import Metrics
-from npformer.serve.replies import as_json, cut_header, in_parts, json_response, refused
+from npformer.serve.replies import as_json, cut_header, in_parts, json_response, refused, some_parts
 from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.watch import GONE, Watch, path_of
@@ -157,8 +157,10 @@ class App:
         how: dict[str, Any] = {"media_type": reply.media_type, "headers": headers}
         if reply.pieces is not None:
             return Answer(self.answers, self._pieces(reply), reply.held, **how)
-        content = await in_thread(lambda: b"".join(in_parts(reply.value)))
-        return Answer(self.answers, content, **how)
+        parts, found = await in_thread(in_parts, reply.value), list[bytes]()
+        while some := await in_thread(some_parts, parts):  # requests take turns in the threads
+            found.append(some)
+        return Answer(self.answers, b"".join(found), **how)
 
     async def _pieces(self, reply: Reply) -> AsyncIterator[bytes]:
         assert reply.pieces is not None

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 #: see the error.
 ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
+PORTION = 200_000  # bytes of JSON that are made at a time
+
 
 def as_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -42,6 +44,17 @@ def in_parts(value: Any) -> Iterator[bytes]:
         yield b"}"
     else:
         yield as_json(value)
+
+
+def some_parts(parts: Iterator[bytes]) -> bytes:
+    """Joins the next parts, up to about a PORTION of bytes. Returns no bytes after the last part."""
+    found, size = [], 0
+    for part in parts:
+        found.append(part)
+        size += len(part)
+        if size >= PORTION:
+            break
+    return b"".join(found)
 
 
 def json_response(value: Any, status: int = HTTPStatus.OK) -> Response:

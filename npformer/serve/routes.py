@@ -22,12 +22,23 @@ from npformer.common.errors import NpformerError
 from npformer.serve import fields as f
 from npformer.serve.batching import Batcher
 from npformer.serve.fields import Field, Fields
-from npformer.serve.models import Prepared, Served, TaskWork, candidates, choose, first_error, prepare, tokenized
+from npformer.serve.models import (
+    Prepared,
+    Served,
+    TaskWork,
+    candidates,
+    choose,
+    first_error,
+    joined,
+    n_characters,
+    portions,
+    prepare,
+    tokenized,
+)
 from npformer.serve.replies import as_json
 from npformer.serve.request_limits import ServiceLimits
 from npformer.tasks.pooling import normalize
 from npformer.tasks.task import Task
-from npformer.text.inputs import Pair
 
 
 @dataclass(frozen=True)
@@ -58,12 +69,12 @@ class Service:
         """Encodes a request's texts. Refuses too many texts, and texts that are too long."""
         times = task.n_texts(options)
         self.limits.check_texts(where if times == 1 else f"{where}, each read {times} times", len(texts.items) * times)
-        self.limits.check_characters(where, times * sum(map(_length, texts.items)))
-        found: Prepared = await self.in_thread(
-            prepare, task, texts.items, options, truncate, where, texts.several, self.limits
-        )
-        self.limits.check_tokens(where, sum(found.sizes))
-        return found
+        self.limits.check_characters(where, times * sum(map(n_characters, texts.items)))
+        several, limits, found = texts.several, self.limits, list[Prepared]()
+        for first, some in portions(texts.items):
+            found.append(await self.in_thread(prepare, task, some, options, truncate, where, several, limits, first))
+            limits.check_tokens(where, sum(sum(each.sizes) for each in found))
+        return joined(found)
 
     async def answers(
         self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, costs: Sequence[int] | None = None
@@ -90,11 +101,6 @@ class Service:
         async with asyncio.timeout(self.limits.seconds):
             found: str | None = await self.batcher.call(lambda: next(pieces, None), task.model)
             return found
-
-
-def _length(item: Any) -> int:
-    """Returns the number of characters of a text or pair. A conversation counts 0, because it is not repeated."""
-    return len(item) if isinstance(item, str) else sum(map(len, item)) if isinstance(item, Pair) else 0
 
 
 @dataclass(frozen=True)
@@ -258,7 +264,12 @@ async def tokenize(service: Service, given: dict[str, Any]) -> Reply:
     service.limits.check_texts("inputs", len(texts.items))
     served = candidates(service.models, given["model"])[0]
     special, most = given["add_special_tokens"], service.limits.tokens
-    prepared = await service.in_thread(tokenized, served, texts.items, special, most, "inputs", texts.several)
+    found: list[Prepared] = []
+    for first, some in portions(texts.items):
+        found.append(await service.in_thread(tokenized, served, some, special, most, "inputs", texts.several, first))
+        if sum(sum(each.sizes) for each in found) > most:
+            raise f.too_large(f"inputs: expected at most {most} tokens in a request, got more")
+    prepared = joined(found)
     return Reply(prepared, map(iter, prepared.requests))
 
 
