@@ -53,7 +53,7 @@ class Batcher:
     ----------
     max_tokens : int, tokens of a batch; a longer text is a batch of its own
     max_wait : float, seconds that a text waits for others to share its batch while the batcher is idle
-    max_queue : int, maximum number of waiting texts
+    max_queue : int, number of waiting texts above which requests with more than an equal share are refused
     observe : function of a batch and its duration in seconds, called in the batching thread
     cores : int, cores that compute a batch
     """
@@ -113,7 +113,7 @@ class Batcher:
         listed = enumerate(zip(requests, sizes, reads or sizes, strict=True))
         entries = [Entry(work, request, size, ticket, index, first) for index, (request, size, first) in listed]
         with self._changed:
-            if not admitted and self.turns.count + len(requests) > self.max_queue:
+            if not admitted and self._is_full(len(requests)):
                 raise QueueFull(self._seconds_to_wait())
             self.turns.add(ticket, entries)
             self._changed.notify()
@@ -172,6 +172,14 @@ class Batcher:
                 if not more_may_come or wait <= 0 or self._closing:
                     return self.turns.begin(ticket, batch)
                 self._changed.wait(wait)
+
+    def _is_full(self, more: int) -> bool:
+        """Whether there is no room for this many texts.
+
+        A request with at most an equal share of the queue has room even if other requests fill the queue.
+        """
+        share = self.max_queue // (len(self.turns.tickets) + 1)
+        return self.turns.count + more > self.max_queue and more > share
 
     def _seconds_to_wait(self) -> int:
         """Estimates the seconds needed to compute the queued texts, from 1 to 60."""

@@ -268,6 +268,26 @@ def test_a_full_queue_refuses_a_whole_request_with_a_time_to_retry():
     assert work.batches == [["first"], ["a"], ["b"]]
 
 
+def test_one_request_cannot_fill_the_queue_for_all():
+    """A request with at most an equal share of the queue is accepted, and one with more is refused."""
+    work = Recorded()
+
+    async def test() -> None:
+        async with Running(max_queue=12) as batcher:
+            busy = await held(batcher, work)
+            large = asyncio.create_task(batcher.answers(work, list(range(12)), [1] * 12))
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull):
+                await batcher.answers(work, [0] * 5, [1] * 5)
+            small = asyncio.create_task(batcher.answers(work, ["a", "b", "c", "d"], [1] * 4))
+            await asyncio.sleep(0)
+            assert batcher.waiting == 16
+            work.free.set()
+            await asyncio.gather(busy, large, small)
+
+    run(test)
+
+
 def test_texts_of_a_caller_that_left_are_never_computed_and_make_room():
     work = Recorded()
 
