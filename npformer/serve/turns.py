@@ -63,6 +63,7 @@ class Ticket:
     answers: list[Any]
     open: int
     last: int = 0  # when its last turn ended
+    total: int = 0  # number of tokens in all of its texts
     waiting: deque[Entry] = field(default_factory=deque)
     job: Job | None = None  # its unfinished batch
 
@@ -116,7 +117,7 @@ class Turns:
 
     def add(self, ticket: Ticket, entries: Sequence[Entry]) -> None:
         ticket.waiting.extend(entries)
-        ticket.last = next(self._clock)
+        ticket.last, ticket.total = next(self._clock), ticket.reads
         self.tickets.append(ticket)
         self.count += len(entries)
 
@@ -162,7 +163,8 @@ class Turns:
         work = ticket.waiting[0].work
         if not work.together:
             return list(ticket.waiting), False
-        share = self.share if len(self.tickets) == 1 else self.least
+        share = self.most if ticket.total <= self.most else self.share  # a request of usual size is computed at once
+        share = share if len(self.tickets) == 1 else self.least
         batch = _some(ticket, share, self.max_tokens, at_least=1)
         is_whole, left = len(batch) == len(ticket.waiting), self.max_tokens - _cost(batch)
         largest = max(share, ticket.reads) if is_whole else math.inf

@@ -118,6 +118,17 @@ def test_pieces_are_small_while_others_wait_and_grow_again(desk, monkeypatch):
     assert sizes == [4, 4, 4, 8, 8, 16, 16, 32, 8]
 
 
+def test_a_request_of_usual_size_is_computed_at_once_when_it_is_alone(desk):
+    """Also shortly after others have waited, when large requests still have small pieces."""
+    work, other = Noted("model"), Noted("other")
+    desk.ask(work, "large", *[16] * 100)
+    desk.ask(other, "small", 1)
+    list(desk.rest())
+    desk.turns.share = desk.turns.least
+    desk.ask(work, "usual", *[32] * 16)
+    assert desk.turn() == names("usual", 0, 15)
+
+
 def test_a_large_request_of_one_model_does_not_delay_another_model(desk):
     work, other = Noted("model"), Noted("other")
     for name in "abc":
