@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,13 +21,14 @@ from npformer.decoder_layers import shift_right
 from npformer.functions import IGNORE_INDEX
 from npformer.generating_model import GeneratingModel
 from npformer.runtime.output import Output
-from npformer.runtime.packing import Text, pack
+from npformer.runtime.packing import Batch, Text, pack, shards
 from npformer.runtime.padding import as_padded, check_texts, padded, unpadded
 from npformer.runtime.products import kernel
+from npformer.runtime.steps import Steps
 from npformer.runtime.threads import run_row_parallel
 from npformer.tape import Stages
 from npformer.taps import listening
-from npformer.transformer import backward, forward, packed, transformer, transformer_backward
+from npformer.transformer import backward, forward, forward_in_steps, packed, transformer, transformer_backward
 
 if TYPE_CHECKING:
     from npformer.text.translation_tokenizer import TranslationTokenizer
@@ -121,6 +123,22 @@ class Model(GeneratingModel):
         expect_finite(answers)
         return answers
 
+    def run_in_steps(self, texts: Sequence[Text]) -> Steps[list[dict[str, np.ndarray]]]:
+        """The same as `run`, with a step for each layer, so that a caller can do other work in between."""
+        if listening():
+            return self.run(texts)
+        c = self.config
+        check_texts(texts, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.positions.first)
+        groups = shards([len(text) for text in texts], self.threads)
+        batches = [packed(c, [texts[i] for i in group]) for group in groups]
+        filled = [batch.filled(kernel(self.dtype).rows(len(batch.ids))) for batch in batches]
+        found = yield from self.together([forward_in_steps(self.weights, c, batch) for batch in filled])
+        split = [self._split(batch, answers) for batch, answers in zip(batches, found, strict=True)]
+        by_index = dict(zip(chain(*groups), chain(*split), strict=True))
+        answers = [by_index[index] for index in range(len(texts))]
+        expect_finite(answers)
+        return answers
+
     def resume(self, texts: Sequence[Text], layer: int, rows: np.ndarray) -> list[dict[str, np.ndarray]]:
         """Continues `run` at a layer, from the packed rows (T, D) that the layer reads."""
         with self.cores(1):
@@ -145,6 +163,10 @@ class Model(GeneratingModel):
         else:  # add the padding rows of products once for the whole batch, not in each product
             filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
             answers = forward(self.weights, self.config, filled)
+        return self._split(batch, answers)
+
+    def _split(self, batch: Batch, answers: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """The answers for each text of a batch."""
         per_text = [batch.split(array) if self._per_token(name) else array for name, array in answers.items()]
         return [dict(zip(answers, arrays, strict=True)) for arrays in zip(*per_text, strict=True)]
 

@@ -20,6 +20,7 @@ from npformer.families import parts_of
 from npformer.layers.stack import Stack
 from npformer.output_heads.formulas import mean_rows, mean_rows_backward
 from npformer.runtime.packing import Batch, Text, pack
+from npformer.runtime.steps import Steps
 from npformer.runtime.threads import all_gather
 from npformer.tape import Stages
 from npformer.taps import scope, tap
@@ -44,9 +45,32 @@ def forward(
     """
     if config.decoder:
         return reread(weights, config, batch)
-    head = parts_of(config).head
-    pooled_only = head.of_texts and not all_rows and not head.means
+    pooled_only = not all_rows and _reads_one_row(config)
     x = encode(weights, config, batch, row_indices=batch.read if pooled_only else None, resumed=resumed)
+    return _headed(x, weights, config, batch, pooled_only)
+
+
+def forward_in_steps(weights: Mapping[str, Any], config: Config, batch: Batch) -> Steps[dict[str, np.ndarray]]:
+    """The same as `forward`, with a step for each layer. A model with a decoder takes one step."""
+    if config.decoder:
+        return reread(weights, config, batch)
+    parts, pooled_only = parts_of(config), _reads_one_row(config)
+    rows = Rows(batch.lengths, batch, batch.read if pooled_only else None)
+    x = yield from parts.stack.in_steps(parts.embeddings(batch.ids, batch, weights), rows, weights)
+    return _headed(x, weights, config, batch, pooled_only)
+
+
+def _reads_one_row(config: Config) -> bool:
+    """Whether the head reads only one row of each text."""
+    head = parts_of(config).head
+    return bool(head.of_texts and not head.means)
+
+
+def _headed(
+    x: np.ndarray, weights: Mapping[str, Any], config: Config, batch: Batch, pooled_only: bool
+) -> dict[str, np.ndarray]:
+    """The answers of the head, from the output x of the stack."""
+    head = parts_of(config).head
     rows = tap("read", batch.read) if head.of_texts else batch.read
     if head.means:
         [whole] = all_gather(x)  # threads may share the rows of a text; the first thread computes the answer

@@ -110,7 +110,7 @@ def routes() -> Iterable[str]:
         yield f"## POST {route.path}"
         yield f"{literal(route.summary)}."
         yield ""
-        for each in filter(None, [route, route.of_object]):
+        for each in filter(None, [route, route.other]):
             if each is not route:
                 yield f"If `inputs` is an object, the request is one of `{each.path}`."
             else:

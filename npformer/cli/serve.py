@@ -31,6 +31,7 @@ LIMITS = {
     "--max-texts": ("texts", "maximum texts in a request"),
     "--max-tokens": ("tokens", "maximum tokens in a request"),
     "--timeout": ("seconds", "maximum seconds from a request to its answer"),
+    "--max-answers": ("answers", "maximum bytes of answers that clients have not read"),
     "--max-queue": ("queue", "maximum waiting texts; further requests get status 429"),
     "--max-batch-tokens": ("batch_tokens", "maximum tokens in a batch"),
     "--max-wait": ("wait_ms", "milliseconds a text waits for others to share its batch"),

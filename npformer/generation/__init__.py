@@ -1,7 +1,8 @@
 """Generation of targets for sources, or of texts after prompts: greedy search, sampling and beam search.
 
-`generate` and `stream` are here. The loops are in `decoding.py`, the state of a model in `state.py`, the choice of
-tokens in `logits.py` and `processors.py`, the settings in `settings.py`, and cached keys and values in `kv_cache.py`.
+`generate` and `stream` are here, and `generating`, which lets others work between its steps (`steps.py`). The loops are
+in `decoding.py`, the state of a model in `state.py`, the choice of tokens in `logits.py` and `processors.py`, the
+settings in `settings.py`, and cached keys and values in `kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from npformer.generation.logits import Best, Projection
 from npformer.generation.settings import Settings, resolve
 from npformer.generation.state import PromptState, Seq2SeqState, State
 from npformer.runtime.packing import Text
+from npformer.runtime.steps import Steps, finished
 from npformer.taps import listen
 
 __all__ = ["Hypothesis", "Settings", "Stream", "cross_attentions", "generate", "padded_targets", "stream"]
@@ -76,11 +78,23 @@ def generate(
     >>> hypothesis.ids.shape
     (5,)
     """
+    return finished(generating(model, sources, output_scores, output_attentions, stopping, **settings))
+
+
+def generating(
+    model: BaseModel,
+    sources: Sequence[Text],
+    output_scores: bool = False,
+    output_attentions: bool = False,
+    stopping: Stopping | None = None,
+    **settings: Any,
+) -> Steps[list[list[Hypothesis]]]:
+    """The steps of `generate`: some sources or prompts that are read, or one more token of each text."""
     kind = _kind(model)
     if output_attentions and not model.config.decoder:
         raise NpformerError("output_attentions: only an encoder-decoder has cross-attention; use npformer.trace")
     with part(0, 1):
-        prepared = kind.prepare(model, sources)
+        prepared = yield from kind.prepare(model, sources)
     projection = Projection(**model.weights["head"]["output"])
     answers: list[list[Hypothesis]] = [[] for _ in sources]
     by_settings = _by_settings(model, list(map(kind.before, prepared)), settings)
@@ -91,12 +105,13 @@ def generate(
         size = _together(model, chosen, kind.before(prepared[wanted[0][0]]))
         for group in (wanted[at : at + size] for at in range(0, len(wanted), size)):
             with part(len(group) / copies / len(sources), len(group) * chosen.max_new_tokens):
-                state = kind(model, [prepared[i] for i, _ in group], chosen, projection)
+                some = [prepared[i] for i, _ in group]
+                state = kind(model, some, chosen, projection, read=(yield from kind.reading(model, some)))
                 if chosen.num_beams > 1:
-                    found = beam_search(state, chosen, stopping)
+                    found = yield from beam_search(state, chosen, stopping)
                 else:
                     steps = greedy_or_sample(state, chosen, output_scores, group, stopping)
-                    found = _joined(steps, len(group))
+                    found = yield from _joined(steps, len(group))
             for (i, _), hypotheses in zip(group, found, strict=True):
                 answers[i] += hypotheses[: chosen.num_return_sequences]
                 for each in hypotheses if output_attentions else []:
@@ -155,7 +170,7 @@ class Stream:
 
     def __init__(self, model: BaseModel, source: Text, stopping: Stopping | None = None, **settings: Any) -> None:
         kind = _kind(model)
-        [prepared] = kind.prepare(model, [source])
+        [prepared] = finished(kind.prepare(model, [source]))
         [chosen] = _by_settings(model, [kind.before(prepared)], settings)
         if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
             raise NpformerError("stream: expected one beam and one sequence; use num_beams=1, num_return_sequences=1")
@@ -246,7 +261,7 @@ def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
     return size
 
 
-def _joined(steps: Iterator[Step], count: int) -> list[list[Hypothesis]]:
+def _joined(steps: Iterator[Step], count: int) -> Steps[list[list[Hypothesis]]]:
     """Joins the steps of `greedy_or_sample` into `count` targets."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     scores: list[list[float]] = [[] for _ in range(count)]
@@ -256,6 +271,7 @@ def _joined(steps: Iterator[Step], count: int) -> list[list[Hypothesis]]:
             tokens[place].append(int(step.tokens[i]))
             scores[place].append(step.scores[i])
             likely[place] += [] if step.likely is None else [Best(*(each[i : i + 1] for each in step.likely))]
+        yield
     return [
         [Hypothesis(np.array(ids), token_scores=np.array(values), likely=joined(best))]
         for ids, values, best in zip(tokens, scores, likely, strict=True)

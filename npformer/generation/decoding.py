@@ -17,6 +17,7 @@ from npformer.generation.logits import Best, best, check_choice, greedy, top
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
 from npformer.generation.state import State
+from npformer.runtime.steps import Steps
 
 Stopping = Callable[[np.ndarray], np.ndarray]  # tokens with prompts (R, L) -> whether each row ends here (R,)
 
@@ -127,8 +128,8 @@ class Beams:
     ended: list[list[Hypothesis]]  # the best b finished targets of each text, with the best first
 
 
-def beam_search(run: State, settings: Settings, stopping: Stopping | None = None) -> list[list[Hypothesis]]:
-    """The best b = num_beams texts of each source or prompt, with the best first.
+def beam_search(run: State, settings: Settings, stopping: Stopping | None = None) -> Steps[list[list[Hypothesis]]]:
+    """In steps of one token, the best b = num_beams texts of each source or prompt, with the best first.
 
     As in Transformers, the best max(2, 1 + number of end tokens) * b continuations of all beams are candidates. The
     best b unfinished candidates continue. Finished candidates among the best b are kept if they are among the b
@@ -161,6 +162,7 @@ def beam_search(run: State, settings: Settings, stopping: Stopping | None = None
             )  # fmt: skip
             parents = parents[some]
             run.keep(some)
+        yield
     return done
 
 

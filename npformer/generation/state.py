@@ -24,6 +24,7 @@ from npformer.mechanisms.mechanism import Mechanism
 from npformer.output_heads.heads import Head
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
+from npformer.runtime.steps import Steps, finished, pieces
 from npformer.taps import listening
 from npformer.transformer import decode_target, encode, encode_source
 
@@ -39,11 +40,17 @@ class State(Protocol):
     @property
     def model(self) -> BaseModel: ...
 
-    def __init__(self, model: Any, prepared: Sequence[Any], settings: Settings, projection: Projection) -> None: ...
+    def __init__(
+        self, model: Any, prepared: Sequence[Any], settings: Settings, projection: Projection, read: Any = None
+    ) -> None: ...
 
     @staticmethod
-    def prepare(model: Any, sources: Sequence[Text]) -> list[Any]:
+    def prepare(model: Any, sources: Sequence[Text]) -> Steps[list[Any]]:
         """Prepares each source or prompt."""
+
+    @staticmethod
+    def reading(model: Any, prepared: Sequence[Any]) -> Steps[Any]:
+        """Reads the prompts of a group, for the constructor's `read`. Otherwise the constructor reads them at once."""
 
     @staticmethod
     def before(prepared: Any) -> int:
@@ -63,7 +70,12 @@ class Seq2SeqState:
     """The state of an encoder-decoder that generates targets from the encoder's output (S, D) for each source."""
 
     def __init__(
-        self, model: BaseModel, sources: Sequence[np.ndarray], settings: Settings, projection: Projection
+        self,
+        model: BaseModel,
+        sources: Sequence[np.ndarray],
+        settings: Settings,
+        projection: Projection,
+        read: None = None,
     ) -> None:
         self.model = model
         self.n_beams = settings.num_beams
@@ -75,8 +87,17 @@ class Seq2SeqState:
         self.steps = 0
 
     @staticmethod
-    def prepare(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
-        return read_sources(model, sources)
+    def prepare(model: BaseModel, sources: Sequence[Text]) -> Steps[list[np.ndarray]]:
+        check_sources(model, sources)
+        read: list[np.ndarray] = []
+        for some in pieces(list(map(len, sources)), model.threads):
+            read += read_sources(model, [sources[i] for i in some])
+            yield
+        return read
+
+    @staticmethod
+    def reading(model: BaseModel, sources: Sequence[np.ndarray]) -> Steps[None]:
+        yield from ()
 
     @staticmethod
     def before(source: np.ndarray) -> int:
@@ -117,13 +138,20 @@ class Continued(Text):
 class PromptState:
     """The state of a causal model that continues prompts. A repeated prompt is computed once."""
 
-    def __init__(self, model: BaseModel, prompts: Sequence[Text], settings: Settings, projection: Projection) -> None:
+    def __init__(
+        self,
+        model: BaseModel,
+        prompts: Sequence[Text],
+        settings: Settings,
+        projection: Projection,
+        read: list[Read] | None = None,
+    ) -> None:
         self.model = model
         self.n_beams = settings.num_beams
         self.projection = projection
         distinct = {id(prompt): prompt for prompt in prompts}
         places = {each: place for place, each in enumerate(distinct)}
-        read = _read(model, list(distinct.values()))
+        read = finished(self.reading(model, prompts)) if read is None else read
         lengths = np.array([len(prompt) for prompt in distinct.values()])
         self.ancestry = BeamAncestry(self.n_beams, lengths)
         self.layers = [
@@ -142,7 +170,7 @@ class PromptState:
             row[len(row) - len(prompt) :] = prompt.ids
 
     @staticmethod
-    def prepare(model: BaseModel, prompts: Sequence[Text]) -> list[Text]:
+    def prepare(model: BaseModel, prompts: Sequence[Text]) -> Steps[list[Text]]:
         for each in parts_of(model.config).stack.mechanisms:
             if not each.cached:
                 kind = type(each).__name__
@@ -158,7 +186,17 @@ class PromptState:
             known = isinstance(prompt, Continued)
             texts.append(prompt if known else Text(prompt.ids if len(prompt) else np.array([start])))
         check_texts(texts, model.config.max_length, model.config.vocab_size)
+        yield from ()
         return texts
+
+    @staticmethod
+    def reading(model: BaseModel, prompts: Sequence[Text]) -> Steps[list[Read]]:
+        distinct = list({id(prompt): prompt for prompt in prompts}.values())
+        read: list[Read] = []
+        for some in pieces(list(map(len, distinct)), model.threads):
+            read += _read(model, [distinct[i] for i in some])
+            yield
+        return read
 
     @staticmethod
     def before(prompt: Text) -> int:
@@ -227,14 +265,19 @@ def _rows(tokens: np.ndarray, positions: np.ndarray, n_beams: int) -> Batch:
     return Batch(tokens, positions, np.zeros_like(tokens), np.full(len(tokens) // n_beams, n_beams))
 
 
-def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
-    """The encoder's output (S, D) for each source. Its bits do not depend on the other sources."""
+def check_sources(model: BaseModel, sources: Sequence[Text]) -> None:
+    """Raises NpformerError for a source that the model cannot read."""
     c = model.config
     check_texts(sources, c.max_length, c.vocab_size, first_position=-c.positions.first)
 
+
+def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
+    """The encoder's output (S, D) for each source. Its bits do not depend on the other sources."""
+    check_sources(model, sources)
+
     def work(indices: list[int]) -> list[np.ndarray]:
         batch = pack([sources[i] for i in indices])
-        return batch.split(encode_source(model.weights, c, batch))
+        return batch.split(encode_source(model.weights, model.config, batch))
 
     states = model.in_shards([len(source) for source in sources], work)
     expect_finite([{"encoder_last_hidden_state": each} for each in states])

@@ -19,6 +19,7 @@ from npformer.direction import Direction
 from npformer.layers.layer import Layer, add_shared
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.norms.norm import Norm
+from npformer.runtime.steps import Steps
 from npformer.runtime.threads import all_gather
 from npformer.tape import Stages
 from npformer.taps import scope, tap
@@ -53,13 +54,28 @@ class Stack:
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any], first: int = 0) -> np.ndarray:
         """The output of the stack, (T, D). first: index of the layer that reads x; earlier layers are skipped."""
         rows = self._begun(x, rows, weights)
-        for i, (layer, of_layer) in list(enumerate(zip(self.layers, weights["layers"], strict=False)))[first:]:
-            at = self._at(i, rows, last=i + 1 == len(weights["layers"]))
-            with scope(f"layers.{i}"):
-                x = layer(x, at, of_layer)
-            if i == 0 and self.after_first is not None:
-                x = self.after_first(x, at, weights)
+        for i in range(first, self._count(weights)):
+            x = self._layer(i, x, rows, weights)
         return self.finish(x, weights)
+
+    def in_steps(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> Steps[np.ndarray]:
+        """The same as `__call__`, with a step for each layer."""
+        rows = self._begun(x, rows, weights)
+        for i in range(self._count(weights)):
+            x = self._layer(i, x, rows, weights)
+            yield
+        return self.finish(x, weights)
+
+    def _layer(self, i: int, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
+        """The output of layer i, from the rows x that it reads."""
+        at = self._at(i, rows, last=i + 1 == len(weights["layers"]))
+        with scope(f"layers.{i}"):
+            x = self.layers[i](x, at, weights["layers"][i])
+        return self.after_first(x, at, weights) if i == 0 and self.after_first is not None else x
+
+    def _count(self, weights: Mapping[str, Any]) -> int:
+        """The number of layers that have weights."""
+        return min(len(self.layers), len(weights["layers"]))
 
     def finish(self, x: np.ndarray, weights: Mapping[str, Any]) -> np.ndarray:
         """The output of the stack, from the output x of its last layer."""

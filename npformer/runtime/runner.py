@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from npformer.common.progress import part, reporter
 from npformer.runtime.packing import LONG, PIECE, shards
+from npformer.runtime.steps import Steps
 from npformer.runtime.threads import (
     num_threads,
     products,
@@ -76,6 +77,18 @@ class Runner:
         by_index = dict(zip(chain(*groups), chain(*answered), strict=True))
         return [by_index[index] for index in range(len(lengths))]
 
+    def together(self, shards: Sequence[Steps[A]]) -> Steps[list[A]]:
+        """The results of computations in steps, in order. Each step computes one step of all of them, in threads."""
+        found: list[A | None] = [None] * len(shards)
+        left = list(enumerate(shards))
+        while left:
+            with self.cores(self.threads if len(shards) == 1 else 1):
+                ended = run_tasks([partial(_advance, steps, found, i) for i, steps in left], self.threads)
+            left = [each for each, is_over in zip(left, ended, strict=True) if not is_over]
+            if left:
+                yield
+        return cast("list[A]", found)
+
     def _lone_text(
         self, length: int, work: Callable[[list[int]], list[A]], work_on_long: Callable[[int], list[A]]
     ) -> list[A]:
@@ -91,3 +104,13 @@ class Runner:
 
     def _has_all_threads(self) -> bool:
         return start_workers(self.threads - 1) == self.threads - 1
+
+
+def _advance(steps: Steps[A], found: list[A | None], index: int) -> bool:
+    """Computes a step. Stores the result after the last step, and returns whether it was the last."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        found[index] = end.value
+        return True
+    return False

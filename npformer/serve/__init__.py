@@ -1,8 +1,10 @@
 """An HTTP service: `app` makes an ASGI app, and the command `npformer serve` runs one. Both need the extra `serve`.
 
-Requests from different clients share batches (`batching.py`), and each answer has the same bits as if it were computed
-alone. `declared.py` collects the routes, `fields.py` validates requests, `asgi.py` has the code shared by all routes,
-`bodies.py` reads request bodies, `watch.py` counts and logs requests, and `supervisor.py` runs servers and workers.
+Requests from different clients share batches (`batching.py`) and take turns (`turns.py`), and each answer has the same
+bits as if it were computed alone. `declared.py` collects the routes, `fields.py` validates requests, and `asgi.py` has
+the code shared by all routes. `bodies.py` reads request bodies and `answers.py` sends answers, both within bounds.
+`watch.py` counts and logs requests, `quiet.py` limits warnings, `docs_page.py` is the page /docs, and `supervisor.py`
+runs servers and workers.
 """
 
 from __future__ import annotations

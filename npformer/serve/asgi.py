@@ -22,18 +22,19 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route as Path
 
 from npformer.common.errors import NpformerError
-from npformer.serve import pages
+from npformer.serve import docs_page, pages
+from npformer.serve.answers import Answer, Answers
 from npformer.serve.batching import Batcher, QueueFull, log, place_of
 from npformer.serve.bodies import Bodies, Gone
 from npformer.serve.declared import ALL_ROUTES
 from npformer.serve.fields import Refusal, read_fields, read_json
 from npformer.serve.models import Served
 from npformer.serve.prometheus import Metrics
-from npformer.serve.replies import as_json, cut_header, in_parts, json_response, refused
+from npformer.serve.replies import as_json, cut_header, in_parts, json_response, refused, some_parts
 from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.watch import GONE, Watch, path_of
@@ -58,9 +59,10 @@ class App:
         self.end: float | None = None  # when the grace period of a stopping server is over, by time.monotonic
         self.open = 0  # requests with a complete body and no answer yet
         self.bodies = Bodies(limits)
+        self.answers = Answers(limits.answers)
         self.routes = {route.path: route for route in ALL_ROUTES}
         self.service: Service | None = None  # during the lifespan
-        self.metrics = Metrics(lambda: 0 if self.service is None else len(self.service.batcher.queue))
+        self.metrics = Metrics(lambda: 0 if self.service is None else self.service.batcher.waiting)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -69,7 +71,8 @@ class App:
         A batch that is not computed at the end of the grace period is abandoned.
         """
         limits = self.limits
-        batcher = Batcher(limits.batch_tokens, limits.wait_ms / 1000, limits.queue, self.metrics.batch)
+        cores = max(each.model.threads for each in self.models.values())
+        batcher = Batcher(limits.batch_tokens, limits.wait_ms / 1000, limits.queue, self.metrics.batch, cores)
         tokenizers = ThreadPoolExecutor(TOKENIZERS, "npformer-tokens")
         renderers = ThreadPoolExecutor(RENDERERS, "npformer-templates")
         self.service = Service(self.models, batcher, limits, _in_thread(tokenizers), _rendering(renderers))
@@ -100,7 +103,7 @@ class App:
                 raise stopped() from None
             raise
 
-    async def _accepted(self, path: str, request: Request, body: bytes) -> Response:
+    async def _accepted(self, path: str, request: Request, body: bytearray) -> Response:
         self.open += 1
         try:
             async with asyncio.timeout(self.limits.seconds):
@@ -142,7 +145,7 @@ class App:
             answering.cancel()
             leaving.cancel()
 
-    async def _answer(self, request: Request, route: Route, body: bytes) -> Response:
+    async def _answer(self, request: Request, route: Route, body: bytearray) -> Response:
         assert self.service is not None
         in_thread = self.service.in_thread
         route, given = await in_thread(_read, route, body)
@@ -151,10 +154,13 @@ class App:
         headers = cut_header(reply.prepared.cut)
         if reply.media_type == EVENTS:
             headers |= UNBUFFERED
+        how: dict[str, Any] = {"media_type": reply.media_type, "headers": headers}
         if reply.pieces is not None:
-            return StreamingResponse(self._pieces(reply), media_type=reply.media_type, headers=headers)
-        content = await in_thread(lambda: b"".join(in_parts(reply.value)))
-        return Response(content, media_type=reply.media_type, headers=headers)
+            return Answer(self.answers, self._pieces(reply), reply.held, **how)
+        parts, found = await in_thread(in_parts, reply.value), list[bytes]()
+        while some := await in_thread(some_parts, parts):  # requests take turns in the threads
+            found.append(some)
+        return Answer(self.answers, b"".join(found), **how)
 
     async def _pieces(self, reply: Reply) -> AsyncIterator[bytes]:
         assert reply.pieces is not None
@@ -184,6 +190,12 @@ class App:
         """Answers a GET request that needs the API key."""
         self._check_key(request)
         return answer()
+
+    async def get_metrics(self, request: Request) -> Response:
+        """Answers with the metrics, which are collected in a thread: workers read the files of all workers."""
+        self._check_key(request)
+        shown = await asyncio.to_thread(self.metrics.shown)
+        return Response(shown, media_type="text/plain; version=0.0.4")
 
     def info(self) -> Response:
         """Returns TEI's fields for the first model, and all models with their tasks."""
@@ -235,7 +247,7 @@ def _rendering(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
     return waiting
 
 
-def _read(route: Route, body: bytes) -> tuple[Route, dict[str, Any]]:
+def _read(route: Route, body: bytearray) -> tuple[Route, dict[str, Any]]:
     """Returns the route for a body, and the values of the body's fields."""
     given = read_json(body)
     route = route.of(given)
@@ -318,14 +330,15 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
         message = f"not answered within {limits.seconds:g} s"
         return await _refused(request, Refusal(HTTPStatus.GATEWAY_TIMEOUT, message, "Overloaded"))
 
+    page, described = docs_page.docs(ALL_ROUTES), pages.openapi(ALL_ROUTES)
+
     def docs() -> Response:
-        return HTMLResponse(pages.docs(ALL_ROUTES))
+        return HTMLResponse(page)
 
     gets = {
         "/info": state.info,
-        "/metrics": lambda: Response(state.metrics.shown(), media_type="text/plain; version=0.0.4"),
         "/v1/models": state.list_models,
-        "/openapi.json": lambda: json_response(pages.openapi(ALL_ROUTES)),
+        "/openapi.json": lambda: json_response(described),
         "/docs": docs,
     }
     [first, *_] = next(iter(served.values())).tasks
@@ -335,6 +348,7 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
         return await (post if request.method == "POST" else get)(request)
 
     paths = [Path("/", root, methods=["GET", "POST"]), Path("/health", state.health, methods=["GET"])]
+    paths.append(Path("/metrics", state.get_metrics, methods=["GET"]))
     paths += [Path(path, partial(state.post, path), methods=["POST"]) for path in state.routes]
     paths += [Path(path, partial(state.get, answer), methods=["GET"]) for path, answer in gets.items()]
     paths.append(Path("/v1/models/{name:path}", state.one_model, methods=["GET"]))

@@ -1,7 +1,7 @@
 """Dynamic batching: texts of independent requests are computed together.
 
-One thread takes the oldest text from a bounded queue, and later texts that need the same computation. A text's answer
-has the same bits in any batch, so batching affects only the time that it takes.
+One thread takes texts from a bounded queue, in the order of `turns.py`, and later texts that need the same computation.
+A text's answer has the same bits in any batch, so batching affects only the time that it takes.
 """
 
 from __future__ import annotations
@@ -12,26 +12,17 @@ import math
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from npformer.common.errors import NpformerError
+from npformer.runtime.steps import Steps
 from npformer.serve.fields import Refusal
+from npformer.serve.turns import Entry, Job, Ticket, Turns, Work
 
 log = logging.getLogger("npformer.serve")
-
-
-class Work(Protocol):
-    """A computation on requests. Requests with equal work share a batch if `together` is True."""
-
-    @property
-    def together(self) -> bool: ...  # False: a batch has the requests of one ticket only
-
-    def run(self, requests: list[Any]) -> list[Any]: ...
 
 
 class QueueFull(Refusal):
@@ -42,38 +33,14 @@ class QueueFull(Refusal):
         super().__init__(HTTPStatus.TOO_MANY_REQUESTS, message, "Overloaded", seconds)
 
 
-@dataclass(eq=False)
-class Ticket:
-    """A caller's pending answers to its texts, in order."""
-
-    done: asyncio.Future[list[Any]]
-    answers: list[Any]
-    open: int
-
-    def deliver(self, index: int, answer: Any) -> None:
-        """Stores an answer. The last answer wakes the caller. Runs in the caller's event loop."""
-        self.answers[index] = answer
-        self.open -= 1
-        if self.open == 0 and not self.done.done():
-            self.done.set_result(self.answers)
-
-
-@dataclass(eq=False)
-class Entry:
-    """A text in the queue."""
-
-    work: Work
-    request: Any
-    size: int  # number of tokens
-    ticket: Ticket
-    index: int  # index in the ticket's texts
-    arrived: float = field(default_factory=time.monotonic)
-
-
 class Call:
     """Work that calls a single function alone in its batch, for example to compute the next piece of a stream."""
 
-    together = False
+    together = stepwise = False
+    in_steps: Any = None  # never used: a call is short
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
 
     def run(self, requests: list[Any]) -> list[Any]:
         return [function() for function in requests]
@@ -86,8 +53,9 @@ class Batcher:
     ----------
     max_tokens : int, tokens of a batch; a longer text is a batch of its own
     max_wait : float, seconds that a text waits for others to share its batch while the batcher is idle
-    max_queue : int, maximum number of waiting texts
+    max_queue : int, number of waiting texts above which requests with more than an equal share are refused
     observe : function of a batch and its duration in seconds, called in the batching thread
+    cores : int, cores that compute a batch
     """
 
     def __init__(
@@ -96,16 +64,21 @@ class Batcher:
         max_wait: float,
         max_queue: int,
         observe: Callable[[Sequence[Entry], float], None] = lambda batch, seconds: None,
+        cores: int = 1,
     ) -> None:
-        self.max_tokens = max_tokens
         self.max_wait = max_wait
         self.max_queue = max_queue
         self.observe = observe
-        self.queue: deque[Entry] = deque()
+        self.turns = Turns(max_tokens, cores)
         self.rate = 5000.0  # tokens per second, a moving average over batches
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="npformer-batches", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """The number of texts that wait."""
+        return self.turns.count
 
     def start(self) -> None:
         """Starts the batching thread."""
@@ -119,38 +92,45 @@ class Batcher:
         self._thread.join(seconds)
 
     async def answers(
-        self, work: Work, requests: Sequence[Any], sizes: Sequence[int], admitted: bool = False
+        self,
+        work: Work,
+        requests: Sequence[Any],
+        sizes: Sequence[int],
+        reads: Sequence[int] | None = None,
+        admitted: bool = False,
     ) -> list[Any]:
         """Waits for the answers to requests, in order: a value or an error for each.
 
-        If the waiting task is cancelled, its queued requests are dropped. Raises QueueFull, and queues no request, if
-        there is no room for all of them. With `admitted`, the requests are queued even if the queue is full.
+        sizes: the cost of each request in tokens. reads: the tokens that the first step of each request reads, by
+        default its size. If the waiting task is cancelled, its queued requests are dropped. Raises QueueFull, and
+        queues no request, if there is no room for all of them. With `admitted`, the requests are queued even if the
+        queue is full.
         """
         if not requests:
             return []
         loop = asyncio.get_running_loop()
         ticket = Ticket(loop.create_future(), [None] * len(requests), len(requests))
+        listed = enumerate(zip(requests, sizes, reads or sizes, strict=True))
+        entries = [Entry(work, request, size, ticket, index, first) for index, (request, size, first) in listed]
         with self._changed:
-            if not admitted and len(self.queue) + len(requests) > self.max_queue:
+            if not admitted and self._is_full(len(requests)):
                 raise QueueFull(self._seconds_to_wait())
-            self.queue.extend(
-                Entry(work, request, size, ticket, index)
-                for index, (request, size) in enumerate(zip(requests, sizes, strict=True))
-            )
+            self.turns.add(ticket, entries)
             self._changed.notify()
         try:
             return await ticket.done
         finally:
             if ticket.open:
                 with self._changed:
-                    self.queue = deque(entry for entry in self.queue if entry.ticket is not ticket)
+                    self.turns.drop(ticket)
 
-    async def call(self, function: Callable[[], Any]) -> Any:
-        """Runs function() alone on the batching thread, in its turn, and returns its result or raises its error.
+    async def call(self, function: Callable[[], Any], model: Any = None) -> Any:
+        """Runs function() alone on the batching thread, in a turn of the model, and returns its result.
 
-        A full queue does not refuse the call, because its request has already been admitted.
+        A full queue does not refuse the call, because its request has already been admitted. Raises the function's
+        error.
         """
-        (answer,) = await self.answers(Call(), [function], [1], admitted=True)
+        (answer,) = await self.answers(Call(model), [function], [1], admitted=True)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -158,63 +138,84 @@ class Batcher:
     # --- the batching thread -------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while batch := self._next():
+        while job := self._next():
             start = time.monotonic()
-            answers = computed(batch)
-            seconds = time.monotonic() - start
-            rate = sum(entry.size for entry in batch) / max(seconds, 1e-6)
-            self.rate += 0.1 * (rate - self.rate)
-            self.observe(batch, seconds)
-            loop = batch[0].ticket.done.get_loop()
-            with suppress(RuntimeError):  # the loop is closed: no caller is waiting
-                loop.call_soon_threadsafe(_deliver, batch, answers)
+            answers = advanced(job)
+            job.seconds += time.monotonic() - start
+            with self._changed:
+                self.turns.ended(job, done=answers is not None)
+            if answers:
+                self._deliver(job, answers)
 
-    def _next(self) -> list[Entry]:
-        """Waits for texts, and takes a batch of them. The batch is empty once the batcher is closed and done."""
+    def _deliver(self, job: Job, answers: list[Any]) -> None:
+        rate = sum(entry.size for entry in job.batch) / max(job.seconds, 1e-6)
+        self.rate += 0.1 * (rate - self.rate)
+        self.observe(job.batch, job.seconds)
+        loop = job.ticket.done.get_loop()
+        with suppress(RuntimeError):  # the loop is closed: no caller is waiting
+            loop.call_soon_threadsafe(_deliver, job.batch, answers)
+
+    def _next(self) -> Job | None:
+        """Waits for texts, and returns the job whose turn it is. Returns None once the batcher is closed and done."""
         with self._changed:
             while True:
-                if self.queue:
-                    batch, more_may_come = self._batch()
-                    wait = batch[0].arrived + self.max_wait - time.monotonic()
-                    if not more_may_come or wait <= 0 or self._closing:
-                        taken = set(map(id, batch))
-                        self.queue = deque(entry for entry in self.queue if id(entry) not in taken)
-                        return batch
-                    self._changed.wait(wait)
-                elif self._closing:
-                    return []
-                else:
+                ticket = self.turns.next()
+                if ticket is None and self._closing:
+                    return None
+                if ticket is None:
                     self._changed.wait()
+                    continue
+                if ticket.job is not None:
+                    return ticket.job
+                batch, more_may_come = self.turns.batch(ticket)
+                wait = batch[0].arrived + self.max_wait - time.monotonic()
+                if not more_may_come or wait <= 0 or self._closing:
+                    return self.turns.begin(ticket, batch)
+                self._changed.wait(wait)
 
-    def _batch(self) -> tuple[list[Entry], bool]:
-        """Returns the oldest text with later texts that may share its batch, and whether to wait for more."""
-        first = self.queue[0]
-        if not first.work.together:
-            return [entry for entry in self.queue if entry.ticket is first.ticket], False
-        batch, size = [first], first.size
-        for entry in list(self.queue)[1:]:
-            if entry.work == first.work:
-                if size + entry.size > self.max_tokens:
-                    return batch, False
-                batch.append(entry)
-                size += entry.size
-        return batch, size < self.max_tokens and len(batch) == len(self.queue)
+    def _is_full(self, more: int) -> bool:
+        """Whether there is no room for this many texts.
+
+        A request with at most an equal share of the queue has room even if other requests fill the queue.
+        """
+        share = self.max_queue // (len(self.turns.tickets) + 1)
+        return self.turns.count + more > self.max_queue and more > share
 
     def _seconds_to_wait(self) -> int:
         """Estimates the seconds needed to compute the queued texts, from 1 to 60."""
-        return min(60, max(1, math.ceil(sum(entry.size for entry in self.queue) / self.rate)))
+        return min(60, max(1, math.ceil(sum(entry.size for entry in self.turns.texts()) / self.rate)))
 
 
-def computed(batch: list[Entry]) -> list[Any]:
-    """Returns the answers to a batch. If it fails, each text is computed alone, so that only the faulty one fails."""
+def advanced(job: Job) -> list[Any] | None:
+    """Computes the next step of a job. Returns None if it goes on, and no answers if all of its callers have left."""
+    if not job.is_wanted:
+        return []
+    if job.steps is None:
+        job.steps = computed(job.batch)
     try:
-        return batch[0].work.run([entry.request for entry in batch])
+        next(job.steps)
+    except StopIteration as finished:
+        answers: list[Any] = finished.value
+        return answers
+    return None
+
+
+def computed(batch: Sequence[Entry]) -> Steps[list[Any]]:
+    """Computes the answers to a batch. If it fails, each text is computed alone, so that only the faulty one fails."""
+    work = batch[0].work
+    try:
+        requests = [entry.request for entry in batch]
+        found = work.in_steps(requests) if batch[0].pauses else work.run(requests)
+        return (yield from found) if isinstance(found, Generator) else found
     except Exception as error:
-        if len(batch) > 1 and batch[0].work.together:
-            return [answer for entry in batch for answer in computed([entry])]
-        if not isinstance(error, NpformerError):
-            log.error("internal error: %s", place_of(error))
-        return [error] * len(batch)
+        if len(batch) == 1 or not work.together:
+            if not isinstance(error, NpformerError):
+                log.error("internal error: %s", place_of(error))
+            return [error] * len(batch)
+    answers = []
+    for entry in batch:
+        answers += yield from computed([entry])
+    return answers
 
 
 def place_of(error: BaseException) -> str:
@@ -224,6 +225,6 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__}{where}"
 
 
-def _deliver(batch: list[Entry], answers: list[Any]) -> None:
+def _deliver(batch: Sequence[Entry], answers: list[Any]) -> None:
     for entry, answer in zip(batch, answers, strict=True):
         entry.ticket.deliver(entry.index, answer)

@@ -32,7 +32,7 @@ class Bodies:
         self.held = 0  # bytes of unfinished bodies, and of requests without an answer yet
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
+    async def read(self, request: Request) -> AsyncIterator[bytearray]:
         """Reads the body of a request. Its bytes count towards `held` until the request is answered.
 
         Raises Refusal for a body that is too large or too slow, Gone if the client disconnects.
@@ -44,7 +44,7 @@ class Bodies:
         finally:
             self.held -= len(body)
 
-    async def _whole(self, request: Request) -> bytes:
+    async def _whole(self, request: Request) -> bytearray:
         if request.headers.get("content-encoding", "").lower() not in ("", "identity"):
             message = "body: expected no Content-Encoding; compressed bodies are not supported"
             raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
@@ -81,7 +81,7 @@ class Bodies:
             raise Gone from None
         finally:
             self.held -= self.unfinished.pop(deadline, 0)
-        return bytes(body)
+        return body
 
     def _refuse_largest(self) -> None:
         """Refuses the largest unfinished body. An attacker sends a lot, then stalls; a slow client has sent little."""

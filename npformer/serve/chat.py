@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,10 +77,10 @@ CHAT = {
 
 async def chat_completions(service: Service, given: dict[str, Any]) -> Reply:
     name, task = choose(service.models, given["model"], "text-generation")
-    options = _settled(task, given)
+    options = await service.in_thread(_settled, task, given)
     messages = [{"role": _role(each["role"]), "content": each["content"]} for each in given["messages"]]
     try:
-        where = task.chat.where
+        where = await service.in_thread(lambda: task.chat.where)
     except NpformerError:
         raise f.wrong("model", "it has no chat template; use /v1/completions") from None
     try:
@@ -101,8 +101,8 @@ async def chat_completions(service: Service, given: dict[str, Any]) -> Reply:
     if given["stream"]:
         counts = (given["stream_options"] or {}).get("include_usage", False)
         return Reply(prompts.prepared, pieces=answers.chunks(first, frame, counts), media_type="text/event-stream")
-    choices = [await answers.whole(i, first if i == 0 else await answers.begun(i)) for i in range(n)]
-    return Reply(prompts.prepared, {**frame, "choices": choices, "usage": answers.usage})
+    contents = [await answers.whole(first if i == 0 else await answers.begun(i)) for i in range(n)]
+    return Reply(prompts.prepared, {**frame, "choices": answers.choices(contents), "usage": answers.usage})
 
 
 def _role(role: str) -> str:
@@ -149,7 +149,7 @@ class ChatAnswers:
 
     async def begun(self, i: int) -> AsyncIterator[str]:
         """Yields the pieces of answer i, each computed in its turn."""
-        return await begun(self.service, self._pieces(i), "messages")
+        return await begun(self.service, self.writers[i].task, self._pieces(i), "messages")
 
     def _pieces(self, i: int) -> Iterator[str]:
         writer, read = self.writers[i], self.writers[0].stream
@@ -158,12 +158,16 @@ class ChatAnswers:
             writer.prompt = read.state.continued(ids, len(ids) - 1)
         return withheld(iter(writer), tuple(writer.options.stop_strings))
 
-    async def whole(self, i: int, pieces: AsyncIterator[str]) -> dict[str, Any]:
-        """Returns a choice with the whole answer i."""
-        content = "".join([piece async for piece in pieces])
-        message = {"role": "assistant", "content": content, "refusal": None}
-        ended = OPENAI_REASON[self.writers[i].ended]
-        return {"index": i, "message": message, "logprobs": self._logprobs(i, last=True), "finish_reason": ended}
+    async def whole(self, pieces: AsyncIterator[str]) -> str:
+        """Returns the text of an answer from its pieces."""
+        return "".join([piece async for piece in pieces])
+
+    def choices(self, contents: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yields a choice for each answer's text."""
+        for i, content in enumerate(contents):
+            message = {"role": "assistant", "content": content, "refusal": None}
+            ended = OPENAI_REASON[self.writers[i].ended]
+            yield {"index": i, "message": message, "logprobs": self._logprobs(i, last=True), "finish_reason": ended}
 
     async def chunks(self, first: AsyncIterator[str], frame: dict[str, Any], counts: bool) -> AsyncIterator[bytes]:
         """Yields an event for each piece of the answers, and with `counts` a last event with token counts."""
@@ -177,8 +181,8 @@ class ChatAnswers:
         for i, writer in enumerate(self.writers):
             yield chunk(i, {"role": "assistant", "content": ""})
             async for piece in first if i == 0 else await self.begun(i):
-                yield chunk(i, {"content": piece})
-            yield chunk(i, {}, OPENAI_REASON[writer.ended])
+                yield await self.service.in_thread(chunk, i, {"content": piece})
+            yield await self.service.in_thread(chunk, i, {}, OPENAI_REASON[writer.ended])
         if counts:
             yield event({**frame, "choices": [], "usage": self.usage})
         yield b"data: [DONE]\n\n"

@@ -1,8 +1,8 @@
 """All routes. A route made from a task's declaration has the format of Hugging Face's inference API.
 
 Its parameters are the options of the task's command, and those in `MORE`. Routes for vectors, labels, ranks and
-generated texts follow the formats of other services (`routes.py`, `text_to_text.py`, `text_generation.py` and
-`chat.py`).
+generated texts follow the formats of other services: `routes.py`, `reranking.py`, `text_to_text.py`,
+`text_generation.py` and `chat.py`.
 
 References
 ----------
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.serve import chat, routes, text_to_text
+from npformer.serve import chat, reranking, routes, text_to_text
 from npformer.serve import fields as f
 from npformer.serve.fields import REQUIRED, Field, Kind
 from npformer.serve.models import TaskWork, choose
@@ -82,7 +82,7 @@ async def answered(name: str, service: Service, given: dict[str, Any]) -> Reply:
         raise f.too_large(f"inputs: expected at most {most} tokens in the filled texts, got {count}; lower top_k")
     found = await service.answers(TaskWork(task, options), prepared, "inputs", texts.several)
     values = map(_plain, map(task.reply, found))
-    return Reply(prepared, values if texts.several else next(values))
+    return Reply(prepared, values if texts.several else partial(next, values))
 
 
 def _plain(value: Any) -> Any:
@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-FORMATS = (*routes.ROUTES, *text_to_text.ROUTES, *chat.ROUTES)
+FORMATS = (*routes.ROUTES, *reranking.ROUTES, *text_to_text.ROUTES, *chat.ROUTES)
 ALL_ROUTES = FORMATS + tuple(
     declared(name, each.route, each.command)
     for name, each in TASKS.items()

@@ -13,6 +13,18 @@ STREAM = """data:{"index":1,"token":{"text":" sat","special":false},"generated_t
 data:{"index":2,"token":{"text":" down","special":false},"generated_text":" sat down","details":null}
 """
 
+RANKED: tuple[dict[str, Any], Any] = (
+    {"query": "a dessert", "documents": TEXTS, "top_n": 1},
+    {
+        "id": "0c7f3a52-8a7e-4d33-9d5c-5f0f3b6f2a11",
+        "object": "rerank",
+        "results": [{"index": 0, "relevance_score": 0.9127}],
+        "model": "ms-marco-MiniLM-L6-v2",
+        "usage": {"prompt_tokens": 17, "total_tokens": 17},
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+    },
+)
+
 #: Path -> request and answer; a streamed answer is a text.
 EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "/embed": ({"inputs": TEXTS}, [VECTOR, [0.0271, 0.0618]]),
@@ -50,15 +62,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
             "usage": {"prompt_tokens": 11, "total_tokens": 11},
         },
     ),
-    "/v1/rerank": (
-        {"query": "a dessert", "documents": TEXTS},
-        {
-            "object": "rerank",
-            "results": [{"index": 0, "relevance_score": 0.9127}, {"index": 1, "relevance_score": 0.0003}],
-            "model": "ms-marco-MiniLM-L6-v2",
-            "usage": {"prompt_tokens": 17, "total_tokens": 17},
-        },
-    ),
+    "/v1/rerank": RANKED,
+    "/v2/rerank": RANKED,
     "/translate": ({"inputs": ["the dog"]}, [{"translation_text": "der Hund"}]),
     "/summarize": ({"inputs": ["The first hour was slow. I loved the end."]}, [{"summary_text": "A slow start."}]),
     "/text2text": ({"inputs": ["translate English to German: the dog"]}, [{"generated_text": "der Hund"}]),

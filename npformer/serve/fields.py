@@ -322,7 +322,7 @@ JSON_OBJECT = Kind({"type": "object", "properties": {}}, _json_object)
 BOOLEAN = Kind({"type": "boolean"}, _boolean)
 
 
-def read_json(body: bytes) -> Any:
+def read_json(body: bytes | bytearray) -> Any:
     """Parses a request's body. Raises Refusal for invalid JSON; the message has the place but no text."""
     if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
         raise too_large(f"body: more than {MOST_PARTS} lists and objects")
@@ -338,7 +338,7 @@ def read_json(body: bytes) -> Any:
         raise wrong("body", "JSON with a number that is too long") from None
 
 
-def _openings(body: bytes) -> int:
+def _openings(body: bytes | bytearray) -> int:
     return body.count(b"[") + body.count(b"{")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.common.limits import how_to_allow_more
 from npformer.model import Model, Seq2Seq
+from npformer.runtime.steps import Steps
 from npformer.serve.batching import log
 from npformer.serve.fields import Refusal, too_large, wrong
 from npformer.serve.request_limits import ServiceLimits
@@ -24,7 +26,9 @@ from npformer.tasks.task import InputError, Request, Task
 from npformer.tasks.text_generation import TextGeneration
 from npformer.tasks.text_ranking import TextRanking
 from npformer.tasks.writing import Writing
+from npformer.text.inputs import Pair
 
+PORTION = 50_000  # characters that are tokenized at a time
 Given = str | Path | Model | Seq2Seq | Task
 
 #: Task -> its options in a service, where they differ from the task's own defaults. Of a model's tasks, the first in
@@ -54,10 +58,25 @@ class TaskWork:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def run(self, requests: list[Request]) -> list[Any]:
-        """Returns the requests' answers, with an InputError for each request that has no answer."""
+    @property
+    def model(self) -> BaseModel:
+        return self.task.model
+
+    @property
+    def stepwise(self) -> bool:
+        return isinstance(self.task, Writing)
+
+    def run(self, requests: list[Request]) -> list[Any] | Steps[list[Any]]:
+        """Returns the requests' answers, or steps to them, with an InputError for each request that has no answer."""
+        if self.stepwise:
+            return self.in_steps(requests)
         self.task.run(requests)
         return list(self.task.finish(requests, 0, self.options))
+
+    def in_steps(self, requests: list[Request]) -> Steps[list[Any]]:
+        """Returns steps to the answers, between which others can be computed."""
+        answers = yield from self.task.in_steps(requests, self.options)
+        return list(self.task.finished(requests, answers, 0))
 
 
 @dataclass(frozen=True)
@@ -194,11 +213,45 @@ def choose_writer(models: Mapping[str, Served], name: str | None) -> Any:
     return found or choose(models, name, "text-generation")[1]
 
 
-def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, where: str, several: bool) -> Prepared:
-    """Tokenizes texts into prepared requests. Raises Refusal for more than `most` tokens in total."""
+def portions(items: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
+    """Yields texts or pairs in portions of some characters, each with the index of its first item.
+
+    Requests take turns in the threads that tokenize, by portion.
+    """
+    first = size = 0
+    for i, item in enumerate(items):
+        length = n_characters(item)
+        if i > first and size + length > PORTION:
+            yield first, items[first:i]
+            first, size = i, 0
+        size += length
+    if len(items) > first:
+        yield first, items[first:]
+
+
+def n_characters(item: Any) -> int:
+    """Returns the number of characters of a text or pair. A conversation counts 0, because it is not repeated."""
+    return len(item) if isinstance(item, str) else sum(map(len, item)) if isinstance(item, Pair) else 0
+
+
+def joined(found: Sequence[Prepared]) -> Prepared:
+    """Joins the portions of a request."""
+    requests, sizes, cut = (
+        list(chain(*each)) for each in zip(*((p.requests, p.sizes, p.cut) for p in found), strict=True)
+    )
+    return Prepared(requests, sizes, cut)
+
+
+def tokenized(
+    served: Served, texts: Sequence[str], special: bool, most: int, where: str, several: bool, first: int = 0
+) -> Prepared:
+    """Tokenizes texts into prepared requests. Raises Refusal for more than `most` tokens in total.
+
+    first: the index of the first text in its request.
+    """
     found: list[list[dict[str, Any]]] = []
     count = 0
-    for index, text in enumerate(texts):
+    for index, text in enumerate(texts, first):
         try:
             found.append(served.tokens(text, special, most))
         except NpformerError as error:
@@ -211,18 +264,28 @@ def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, wh
 
 
 def prepare(
-    task: Task, items: Sequence[Any], options: Any, truncate: bool, where: str, several: bool, limits: ServiceLimits
+    task: Task,
+    items: Sequence[Any],
+    options: Any,
+    truncate: bool,
+    where: str,
+    several: bool,
+    limits: ServiceLimits,
+    first: int = 0,
 ) -> Prepared:
-    """Encodes texts. Raises Refusal for an unreadable text and, unless `truncate`, for one that is too long."""
+    """Encodes texts. Raises Refusal for an unreadable text and, unless `truncate`, for one that is too long.
+
+    first: the index of the first text in its request.
+    """
     if options.long == "window":
         found = _in_windows(task, items, options, where, limits)
     else:
         found = task.prepare(items, 0, replace(options, long="truncate"))
     requests, cut, limit = [], [], task.limit(options)
-    for index, request in enumerate(found):
+    for index, (item, request) in enumerate(zip(items, found, strict=True), first):
         place = f"{where}[{index}]" if several else where
         if isinstance(task, TextGeneration):
-            request = _whole(task, request, items[index], options)
+            request = _whole(task, request, item, options)
         if isinstance(request, InputError):
             if isinstance(task, TextGeneration) and limit < 1:  # a truncated prompt would be empty
                 raise wrong(

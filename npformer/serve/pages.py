@@ -1,9 +1,7 @@
-"""The pages /openapi.json and /docs, made from the table of routes. Neither page loads anything from a network."""
+"""The page /openapi.json, made from the table of routes, and the descriptions that /docs (`docs_page.py`) shows too."""
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +18,7 @@ ERRORS = {
     422: "Invalid JSON or an invalid field; the message says where",
     424: "The model does not support this task; the message lists its tasks",
     429: "The queue is full; retry after the time in Retry-After",
-    503: "The server is shutting down",
+    503: "The server is shutting down, or answers that clients have not read take too much memory",
     504: "Not answered before the timeout",
 }
 GETS = {
@@ -66,20 +64,3 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
     security = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
     about = {"title": "npformer", "version": __version__}
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": security, "security": [{"key": []}, {}]}
-
-
-def docs(routes: Iterable[Route]) -> str:
-    """Returns the description of all routes as a web page without scripts."""
-    parts = [f"<h1>npformer {__version__}</h1><p>See also <a href=openapi.json>openapi.json</a>.</p>"]
-    for route in routes:
-        rows = "".join(
-            f"<tr><td><code>{name}</code><td><code>{html.escape(json.dumps(each.kind.schema))}</code>"
-            f"<td>{html.escape(each.what)}"
-            for name, each in route.fields.items()
-        )
-        parts.append(f"<h2>POST {route.path}</h2><p>{html.escape(route.summary)}.</p><table>{rows}</table>")
-    parts += [f"<h2>GET {path}</h2><p>{html.escape(what)}.</p>" for path, what in GETS.items()]
-    errors = "".join(f"<tr><td>{status}<td>{html.escape(what)}" for status, what in ERRORS.items())
-    style = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td{padding:.2em .8em;vertical-align:top}"
-    head = f"<!doctype html><meta charset=utf-8><title>npformer</title><style>{style}</style>"
-    return head + "".join(parts) + f"<h2>Errors</h2><table>{errors}</table>"

@@ -14,8 +14,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from npformer.serve.batching import Entry
 from npformer.serve.pages import METRICS
+from npformer.serve.turns import Entry
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -1,4 +1,4 @@
-"""Answers and errors as bytes: JSON, with errors in TEI's format, or in OpenAI's format for routes below /v1."""
+"""Answers and errors as bytes: JSON, with errors in TEI's format, or in OpenAI's for routes below /v1 and /v2."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 #: see the error.
 ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
+PORTION = 200_000  # bytes of JSON that are made at a time
+
 
 def as_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -24,21 +26,35 @@ def as_json(value: Any) -> bytes:
 def in_parts(value: Any) -> Iterator[bytes]:
     """Yields the JSON of a value in parts. An iterator becomes a list, and its elements are computed one at a time.
 
-    No other Python thread runs while a part is encoded, so large answers are split into small parts.
+    A function stands for the value that it returns. No other Python thread runs while a part is encoded, so large
+    answers are split into small parts.
     """
-    if isinstance(value, Iterator):
+    if callable(value):
+        yield from in_parts(value())
+    elif isinstance(value, Iterator):
         yield b"["
         for i, each in enumerate(value):
             yield from [b","] * (i > 0)
             yield from in_parts(each)
         yield b"]"
-    elif isinstance(value, dict) and any(isinstance(each, Iterator) for each in value.values()):
+    elif isinstance(value, dict) and any(isinstance(each, Iterator) or callable(each) for each in value.values()):
         for i, (name, each) in enumerate(value.items()):
             yield (b"," if i else b"{") + as_json(name) + b":"
             yield from in_parts(each)
         yield b"}"
     else:
         yield as_json(value)
+
+
+def some_parts(parts: Iterator[bytes]) -> bytes:
+    """Joins the next parts, up to about a PORTION of bytes. Returns no bytes after the last part."""
+    found, size = [], 0
+    for part in parts:
+        found.append(part)
+        size += len(part)
+        if size >= PORTION:
+            break
+    return b"".join(found)
 
 
 def json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
@@ -56,7 +72,7 @@ def refused(refusal: Refusal, path: str) -> Response:
 
 def error_body(refusal: Refusal, path: str) -> dict[str, Any]:
     """Returns an error in the format of a route's clients."""
-    if path.startswith("/v1/"):
+    if path.startswith(("/v1/", "/v2/")):
         kind = "invalid_request_error" if refusal.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
         return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.status}}
     return {"error": refusal.message, "error_type": refusal.kind}

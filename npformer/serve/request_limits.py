@@ -19,7 +19,10 @@ class ServiceLimits:
     texts : int, maximum texts in a request
     tokens : int, maximum tokens in all texts of a request
     seconds : float, maximum seconds from the end of a request's body to its answer, and for each token of a stream
-    queue : int, maximum waiting texts, and maximum open requests; further requests get 429
+    answers : int, maximum bytes of all answers that clients have not read; above it the slowest reader is disconnected,
+        or, if there is none, requests get 503
+    queue : int, maximum waiting texts, and maximum open requests; further requests get 429. A request with at most an
+        equal share of the queue is accepted even if other requests fill it
     batch_tokens : int, maximum tokens in a batch
     wait_ms : float, milliseconds that a text waits for others to share its batch while the batcher is idle
     grace : float, maximum seconds to answer accepted requests at shutdown
@@ -29,6 +32,7 @@ class ServiceLimits:
     texts: int = 256
     tokens: int = 65_536
     seconds: float = 60.0
+    answers: int = 2**28
     queue: int = 1024
     batch_tokens: int = 4096
     wait_ms: float = 0.0

@@ -22,21 +22,36 @@ from npformer.common.errors import NpformerError
 from npformer.serve import fields as f
 from npformer.serve.batching import Batcher
 from npformer.serve.fields import Field, Fields
-from npformer.serve.models import Prepared, Served, TaskWork, candidates, choose, first_error, prepare, tokenized
+from npformer.serve.models import (
+    Prepared,
+    Served,
+    TaskWork,
+    candidates,
+    choose,
+    first_error,
+    joined,
+    n_characters,
+    portions,
+    prepare,
+    tokenized,
+)
 from npformer.serve.replies import as_json
 from npformer.serve.request_limits import ServiceLimits
 from npformer.tasks.pooling import normalize
 from npformer.tasks.task import Task
-from npformer.text.inputs import Pair
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to prepared texts: a value for JSON, in which iterators stand for lists, or pieces of a text."""
+    """An answer to prepared texts: a value for JSON, in which iterators stand for lists, or pieces of a text.
+
+    The value is computed outside of the event loop, so everything that takes time belongs in an iterator or a function.
+    """
 
     prepared: Prepared
     value: Any = None
     pieces: AsyncIterator[bytes] | None = None
+    held: int = 0  # bytes in memory until the last piece is sent
     media_type: str = "application/json"
 
 
@@ -54,38 +69,38 @@ class Service:
         """Encodes a request's texts. Refuses too many texts, and texts that are too long."""
         times = task.n_texts(options)
         self.limits.check_texts(where if times == 1 else f"{where}, each read {times} times", len(texts.items) * times)
-        self.limits.check_characters(where, times * sum(map(_length, texts.items)))
-        found: Prepared = await self.in_thread(
-            prepare, task, texts.items, options, truncate, where, texts.several, self.limits
-        )
-        self.limits.check_tokens(where, sum(found.sizes))
-        return found
+        self.limits.check_characters(where, times * sum(map(n_characters, texts.items)))
+        several, limits, found = texts.several, self.limits, list[Prepared]()
+        for first, some in portions(texts.items):
+            found.append(await self.in_thread(prepare, task, some, options, truncate, where, several, limits, first))
+            limits.check_tokens(where, sum(sum(each.sizes) for each in found))
+        return joined(found)
 
     async def answers(
-        self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, cost: int = 1
+        self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, costs: Sequence[int] | None = None
     ) -> list[Any]:
-        """Returns the answers to prepared texts. `cost`: cost of a token, relative to an encoder's token."""
-        found = await self.batcher.answers(work, prepared.requests, [size * cost for size in prepared.sizes])
+        """Returns the answers to prepared texts. costs: the cost of each text in tokens, by default its size."""
+        sizes = prepared.sizes
+        found = await self.batcher.answers(work, prepared.requests, costs or sizes, sizes)
         first_error(found, where, several)
         return found
 
     async def ask(
         self, work: TaskWork, texts: f.Texts, truncate: bool, where: str = "inputs", cost: int = 1
     ) -> tuple[list[Any], Prepared]:
-        """Returns the answers to a request's texts, and the encoded texts."""
-        prepared = await self.prepared(work.task, texts, truncate, where, work.options)
-        return await self.answers(work, prepared, where, texts.several, cost), prepared
+        """Returns the answers to a request's texts, and the encoded texts.
 
-    async def piece(self, pieces: Iterator[str]) -> str | None:
+        cost: cost of a token, relative to an encoder's token.
+        """
+        prepared = await self.prepared(work.task, texts, truncate, where, work.options)
+        costs = [size * cost for size in prepared.sizes]
+        return await self.answers(work, prepared, where, texts.several, costs), prepared
+
+    async def piece(self, task: Task, pieces: Iterator[str]) -> str | None:
         """Waits for the next piece of a stream, which is computed in its turn. Returns None at the end."""
         async with asyncio.timeout(self.limits.seconds):
-            found: str | None = await self.batcher.call(lambda: next(pieces, None))
+            found: str | None = await self.batcher.call(lambda: next(pieces, None), task.model)
             return found
-
-
-def _length(item: Any) -> int:
-    """Returns the number of characters of a text or pair. A conversation counts 0, because it is not repeated."""
-    return len(item) if isinstance(item, str) else sum(map(len, item)) if isinstance(item, Pair) else 0
 
 
 @dataclass(frozen=True)
@@ -96,19 +111,19 @@ class Route:
     summary: str
     fields: Fields
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
-    of_object: Route | None = None  # for an object in `inputs`: Hugging Face's endpoints accept it at the root too
+    other: Route | None = None  # for bodies in another format
+    is_other: Callable[[dict[str, Any]], bool] = lambda given: False
 
     def of(self, given: Any) -> Route:
         """Returns the route for a request's parsed body."""
-        is_object = isinstance(given, dict) and isinstance(given.get("inputs"), dict)
-        return self.of_object if is_object and self.of_object is not None else self
+        return self.other if self.other is not None and isinstance(given, dict) and self.is_other(given) else self
 
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of requests to the route."""
-        if self.of_object is None:
+        if self.other is None:
             return f.schema_of(self.fields)
-        return {"anyOf": [f.schema_of(self.fields), self.of_object.schema]}
+        return {"anyOf": [f.schema_of(self.fields), self.other.schema]}
 
 
 # --- fields shared by several routes ---------------------------------------------------------------------------------
@@ -173,7 +188,7 @@ async def embed(service: Service, given: dict[str, Any]) -> Reply:
 async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
     _, task = choose(service.models, given["model"], "feature-extraction")
     found, prepared = await service.ask(TaskWork(task, task.options), given["inputs"], given["truncate"])
-    return Reply(prepared, pieces=_rows_of(service, found))
+    return Reply(prepared, pieces=_rows_of(service, found), held=sum(np.asarray(each).nbytes for each in found))
 
 
 async def _rows_of(service: Service, arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterator[bytes]:
@@ -216,10 +231,10 @@ async def embeddings(service: Service, given: dict[str, Any]) -> Reply:
         {"object": "embedding", "index": i, "embedding": _base64(each) if packed else each.tolist()}
         for i, each in enumerate(vectors)
     )
-    return Reply(prepared, {"object": "list", "data": data, "model": name, "usage": _usage(prepared)})
+    return Reply(prepared, {"object": "list", "data": data, "model": name, "usage": usage(prepared)})
 
 
-def _usage(prepared: Prepared) -> dict[str, int]:
+def usage(prepared: Prepared) -> dict[str, int]:
     return dict.fromkeys(("prompt_tokens", "total_tokens"), sum(prepared.sizes))
 
 
@@ -241,35 +256,6 @@ async def predict(service: Service, given: dict[str, Any]) -> Reply:
     return Reply(prepared, iter(found) if nested else found[0])
 
 
-async def _ranks(
-    service: Service, given: dict[str, Any], texts: Sequence[str], where: str
-) -> tuple[list[tuple[int, float]], Prepared, str]:
-    """Returns indices and scores of the texts, best first."""
-    name, task = choose(service.models, given["model"], "text-ranking")
-    options = replace(task.options, function_to_apply="none" if given.get("raw_scores") else "sigmoid")  # as in TEI
-    pairs = f.Texts([Pair(given["query"], each) for each in texts], several=True)
-    found, prepared = await service.ask(TaskWork(task, options), pairs, given["truncate"], where)
-    scores = [(i, each["score"]) for i, each in enumerate(found)]
-    return sorted(scores, key=lambda each: -each[1]), prepared, name
-
-
-async def rerank(service: Service, given: dict[str, Any]) -> Reply:
-    texts = given["texts"]
-    ranks, prepared, _ = await _ranks(service, given, texts, "texts")
-    shown = [{"index": i, "score": score} | ({"text": texts[i]} if given["return_text"] else {}) for i, score in ranks]
-    return Reply(prepared, shown)
-
-
-async def rerank_documents(service: Service, given: dict[str, Any]) -> Reply:
-    texts = given["documents"]
-    ranks, prepared, name = await _ranks(service, given, texts, "documents")
-    results = [
-        {"index": i, "relevance_score": score} | ({"document": {"text": texts[i]}} if given["return_documents"] else {})
-        for i, score in ranks[: given["top_n"]]
-    ]
-    return Reply(prepared, {"object": "rerank", "results": results, "model": name, "usage": _usage(prepared)})
-
-
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +264,12 @@ async def tokenize(service: Service, given: dict[str, Any]) -> Reply:
     service.limits.check_texts("inputs", len(texts.items))
     served = candidates(service.models, given["model"])[0]
     special, most = given["add_special_tokens"], service.limits.tokens
-    prepared = await service.in_thread(tokenized, served, texts.items, special, most, "inputs", texts.several)
+    found: list[Prepared] = []
+    for first, some in portions(texts.items):
+        found.append(await service.in_thread(tokenized, served, some, special, most, "inputs", texts.several, first))
+        if sum(sum(each.sizes) for each in found) > most:
+            raise f.too_large(f"inputs: expected at most {most} tokens in a request, got more")
+    prepared = joined(found)
     return Reply(prepared, map(iter, prepared.requests))
 
 
@@ -293,7 +284,15 @@ SIMILARITY = Route(
     similarity,
 )
 ROUTES = (
-    Route("/embed", "A vector for each text", EMBED, embed, of_object=SIMILARITY),
+    # Hugging Face's endpoints accept the requests of /similarity at the root too.
+    Route(
+        "/embed",
+        "A vector for each text",
+        EMBED,
+        embed,
+        SIMILARITY,
+        lambda given: isinstance(given.get("inputs"), dict),
+    ),
     Route(
         "/embed_all",
         "A vector for each token of each text",
@@ -327,18 +326,6 @@ ROUTES = (
         predict,
     ),
     Route(
-        "/rerank",
-        "The texts ranked by relevance to the query, best first",
-        {
-            "query": Field(f.TEXT),
-            "texts": Field(f.TEXT_LIST),
-            "raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities."),
-            "return_text": Field(f.BOOLEAN, False),
-            **{each: TEI[each] for each in TEI if each != "prompt_name"},
-        },
-        rerank,
-    ),
-    Route(
         "/tokenize",
         "The tokens of each text",
         {"inputs": Field(f.TEXTS), "add_special_tokens": Field(f.BOOLEAN, True), **MODEL},
@@ -358,18 +345,5 @@ ROUTES = (
             **TRUNCATE,
         },
         embeddings,
-    ),
-    Route(
-        "/v1/rerank",
-        "The documents ranked by relevance to the query, in Jina's and Cohere's format",
-        {
-            "query": Field(f.TEXT),
-            "documents": Field(f.DOCUMENTS),
-            **MODEL,
-            "top_n": Field(f.whole(1), None),
-            "return_documents": Field(f.BOOLEAN, False),
-            **TRUNCATE,
-        },
-        rerank_documents,
     ),
 )

@@ -45,6 +45,7 @@ from npformer.serve.asgi import App, check_key, make
 from npformer.serve.connections import KEEP_ALIVE
 from npformer.serve.connections import Connection as HttpConnection
 from npformer.serve.models import Served, name_of_path, serve_all
+from npformer.serve.quiet import spare
 from npformer.serve.request_limits import ServiceLimits
 
 POLL = 0.2  # seconds between checks of workers, and of whether a stopping server is idle
@@ -93,6 +94,7 @@ def _log_to_stderr() -> None:
     logging.basicConfig(format="npformer: %(message)s", level=logging.INFO, stream=sys.stderr)
     for noisy in ("httpx", "huggingface_hub", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    spare("uvicorn.error", "npformer.serve")
 
 
 def _allow_connections() -> None:

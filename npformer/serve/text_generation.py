@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from npformer.common.errors import NpformerError
@@ -35,15 +35,15 @@ MORE_LIMITS = {
     "typical_p": Field(f.number(1e-6, 1), None, "Sample from the most typical tokens with this total probability."),
 }
 SEARCH = {
-    "max_new_tokens": Field(f.whole(1), None),
-    "do_sample": Field(f.BOOLEAN, None),
-    "temperature": Field(f.number(COLDEST, 1e6), None),
-    "top_k": Field(f.whole(0), None),
-    "top_p": Field(f.number(0, 1), None),
+    "max_new_tokens": Field(f.whole(1), None, "Maximum number of new tokens."),
+    "do_sample": Field(f.BOOLEAN, None, "Sample, instead of greedy decoding or beam search."),
+    "temperature": Field(f.number(COLDEST, 1e6), None, "Divide logits by this number before sampling."),
+    "top_k": Field(f.whole(0), None, "Sample from this many most likely tokens (0: all)."),
+    "top_p": Field(f.number(0, 1), None, "Sample from the most likely tokens with this total probability."),
     **MORE_LIMITS,
     "seed": Field(f.whole(0, 2**63 - 1), None, "Seed for sampling (default: random)."),
-    "repetition_penalty": Field(f.number(1e-6, 1e6), None),
-    "no_repeat_ngram_size": Field(f.whole(0), None),
+    "repetition_penalty": Field(f.number(1e-6, 1e6), None, "Above 1: earlier tokens become less likely."),
+    "no_repeat_ngram_size": Field(f.whole(0), None, "No sequence of this many tokens occurs twice (0: any may)."),
 }
 WITHOUT_EFFECT = {
     "best_of": Field(f.nothing_else("only one text is generated", 1), None),
@@ -116,10 +116,10 @@ def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, An
     return given
 
 
-async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIterator[str]:
+async def begun(service: Service, task: Writing, pieces: Iterator[str], where: str) -> AsyncIterator[str]:
     """Computes a text's first piece at once, so that an error gets its HTTP status, and later pieces in their turn."""
     try:
-        first = await service.piece(pieces)
+        first = await service.piece(task, pieces)
     except NpformerError as error:
         raise f.wrong(where, str(error)) from None
 
@@ -127,7 +127,7 @@ async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIte
         piece = first
         while piece is not None:
             yield piece
-            piece = await service.piece(pieces)
+            piece = await service.piece(task, pieces)
 
     return one_by_one()
 
@@ -167,8 +167,7 @@ async def _answers(
 ) -> list[Any]:
     """Returns the texts generated after each prompt."""
     seeded = options.settings.get("do_sample") and options.settings.get("seed") is not None
-    weighed = replace(prompts.prepared, sizes=prompts.sizes)
-    return await service.answers(TaskWork(task, options, not seeded), weighed, where, several)
+    return await service.answers(TaskWork(task, options, not seeded), prompts.prepared, where, several, prompts.sizes)
 
 
 # --- text-generation-inference ---------------------------------------------------------------------------------------
@@ -180,7 +179,8 @@ async def generated(service: Service, given: dict[str, Any], task: TextGeneratio
     details = known.pop("details", False)
     draws = bool(known.keys() & {"temperature", "top_k", "top_p", *MORE_LIMITS})
     usual = {"do_sample": draws, "temperature": 1.0, "top_k": 0, "return_full_text": False}
-    options = settled(task, {"num_beams": 1, "num_return_sequences": 1, **usual, **known}, "parameters")
+    settings = {"num_beams": 1, "num_return_sequences": 1, **usual, **known}
+    options = await service.in_thread(settled, task, settings, "parameters")
     one = f.Texts([given["inputs"]], several=False)
     prompts = await read_prompts(service, task, one, given["truncate"], "inputs", options)
     if given["stream"]:
@@ -190,7 +190,7 @@ async def generated(service: Service, given: dict[str, Any], task: TextGeneratio
         def told() -> dict[str, Any]:
             return _details(len(writer.ids), writer.ended, options)
 
-        return await streamed(service, iter(writer), prompts.prepared, before, told if details else None)
+        return await streamed(service, task, iter(writer), prompts.prepared, before, told if details else None)
     [[answer]] = await _answers(service, task, prompts, False, "inputs", options)
     more = {"details": _details(answer.n_tokens, answer.ended, options)} if details else {}
     return Reply(prompts.prepared, {"generated_text": answer["generated_text"], **more})
@@ -202,10 +202,10 @@ def _details(n_tokens: int, ended: str, options: Any) -> dict[str, Any]:
 
 
 async def streamed(
-    service: Service, pieces: Iterator[str], prepared: Prepared, before: str = "", told: Any = None
+    service: Service, task: Writing, pieces: Iterator[str], prepared: Prepared, before: str = "", told: Any = None
 ) -> Reply:
     """Returns a stream with an event for each piece of a text, and a last event with the whole text."""
-    shown = await begun(service, pieces, "inputs")
+    shown = await begun(service, task, pieces, "inputs")
 
     async def events() -> AsyncIterator[bytes]:
         whole, index = before, 1
@@ -238,7 +238,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
         raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all texts would be equal")
     if given["echo"] and given["logprobs"] is not None:
         raise f.wrong("echo", "expected false with logprobs: log probabilities of prompt tokens are not computed")
-    options = settled(task, settings, "body", "max_tokens")
+    options = await service.in_thread(settled, task, settings, "body", "max_tokens")
     frame = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
     frame["model"] = name
     if given["stream"] and (len(texts.items) > 1 or n > 1):
@@ -248,13 +248,15 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
         return await _completed(service, given, prompts, options, frame)
     found = await _answers(service, task, prompts, texts.several, "prompt", options)
     flat = [(text, each) for text, answer in zip(texts.items, found, strict=True) for each in answer]
-    choices = []
-    for i, (text, each) in enumerate(flat):
-        shown = until(each["generated_text"], options.stop_strings)
-        tokens = None if each.likely is None else scored(task.model.tokenizer, each.likely, each.ended)
-        choices.append(_choice(i, str(text) + shown if given["echo"] else shown, each.ended, tokens))
+
+    def choices() -> Iterator[dict[str, Any]]:
+        for i, (text, each) in enumerate(flat):
+            shown = until(each["generated_text"], options.stop_strings)
+            tokens = None if each.likely is None else scored(task.model.tokenizer, each.likely, each.ended)
+            yield _choice(i, str(text) + shown if given["echo"] else shown, each.ended, tokens)
+
     usage = usage_of(sum(prompts.prepared.sizes), sum(each.n_tokens for _, each in flat))
-    return Reply(prompts.prepared, {**frame, "choices": choices, "usage": usage})
+    return Reply(prompts.prepared, {**frame, "choices": choices(), "usage": usage})
 
 
 async def _completed(
@@ -262,7 +264,7 @@ async def _completed(
 ) -> Reply:
     """Returns a stream with a chunk for each piece of a text, and a last chunk with the finish reason."""
     [writer] = prompts.writers
-    shown = await begun(service, withheld(iter(writer), options.stop_strings), "prompt")
+    shown = await begun(service, writer.task, withheld(iter(writer), options.stop_strings), "prompt")
 
     scores, wanted, offset = NewScores(writer), given["logprobs"] is not None, 0
 
@@ -275,10 +277,10 @@ async def _completed(
 
     async def chunks() -> AsyncIterator[bytes]:
         if given["echo"]:
-            yield chunk(given["prompt"].items[0])
+            yield await service.in_thread(chunk, given["prompt"].items[0])
         async for piece in shown:
-            yield chunk(piece)
-        yield chunk("", writer.ended)
+            yield await service.in_thread(chunk, piece)
+        yield await service.in_thread(chunk, "", writer.ended)
         if (given["stream_options"] or {}).get("include_usage"):
             yield event({**frame, "choices": [], "usage": usage_of(sum(prompts.prepared.sizes), len(writer.ids))})
         yield b"data: [DONE]\n\n"

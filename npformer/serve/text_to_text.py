@@ -29,9 +29,9 @@ from npformer.tasks.text_to_text import TextToText
 BEAMS = 16  # more beams cost memory and time without benefit
 
 BEAM_SEARCH = {
-    "num_beams": Field(f.whole(1, BEAMS), None),
-    "length_penalty": Field(f.number(-50, 50), None),
-    "early_stopping": Field(f.BOOLEAN, None),
+    "num_beams": Field(f.whole(1, BEAMS), None, "Beams of the search (1: greedy decoding, or sampling)."),
+    "length_penalty": Field(f.number(-50, 50), None, "Above 0: beam search prefers longer texts."),
+    "early_stopping": Field(f.BOOLEAN, None, "Beam search ends once num_beams texts are finished."),
     "min_length": Field(f.whole(0), None, "Minimum number of tokens, including the start token."),
     "max_length": Field(f.whole(2), None, "Maximum number of tokens, including the start token."),
 }
@@ -68,7 +68,7 @@ def _work(task: TextToText, options: Any) -> TaskWork:
 async def written(name: str, service: Service, given: dict[str, Any]) -> Reply:
     """Returns the named task's answer to each text."""
     _, task = choose(service.models, given["model"], name)
-    options = _settled(task, given["parameters"] or {})
+    options = await service.in_thread(_settled, task, given["parameters"] or {})
     cost = COST * options.settings.get("num_beams", 1)
     found, prepared = await service.ask(_work(task, options), given["inputs"], given["truncate"], cost=cost)
     return Reply(prepared, [each for answer in found for each in (answer if isinstance(answer, list) else [answer])])
@@ -78,7 +78,8 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
     task = choose_writer(service.models, given["model"])
     if not isinstance(task, TextToText):
         return await generated(service, given, task)
-    options = _settled(task, {**effective(given["parameters"], OF_PROMPTS), "num_beams": 1})
+    parameters = effective(given["parameters"], OF_PROMPTS)
+    options = await service.in_thread(_settled, task, {**parameters, "num_beams": 1})
     one = f.Texts([given["inputs"]], several=False)
     if not given["stream"]:
         (answer,), prepared = await service.ask(_work(task, options), one, given["truncate"], cost=COST)
@@ -86,7 +87,7 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
     prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
     long = "truncate" if prepared.cut else "error"
     pieces = task.tokens(given["inputs"], to=options.to, long=long, **options.settings)
-    return await streamed(service, pieces, prepared)
+    return await streamed(service, task, pieces, prepared)
 
 
 async def generate_stream(service: Service, given: dict[str, Any]) -> Reply:

@@ -19,6 +19,7 @@ from npformer.common.progress import part, with_bar
 from npformer.config import Decoder
 from npformer.families import has_base
 from npformer.model import Model
+from npformer.runtime.steps import Steps, pieces
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Form
 from npformer.tasks.ignored_keywords import translated
@@ -279,16 +280,37 @@ class Task(Answering):
 
     def run(self, requests: list[Request]) -> None:
         """Runs the model on all pieces and assigns the outputs to their requests."""
-        outputs = iter(
-            self.runner().run([text for request in requests for each in request.encoded for text in each.texts])
-        )
+        texts = [text for request in requests for each in request.encoded for text in each.texts]
+        self._give(requests, self.runner().run(texts))
+
+    def _give(self, requests: list[Request], found: Iterable[dict[str, np.ndarray]]) -> None:
+        """Assigns the model's outputs for all texts to their requests."""
+        outputs = iter(found)
         for request in requests:
             request.outputs = [[next(outputs) for _ in each.texts] for each in request.encoded]
+
+    def in_steps(self, requests: list[Request], options: Any) -> Steps[list[Any]]:
+        """`run` and `answer` for a service, which answers others between the steps.
+
+        A step computes one layer for some of the texts. A request may have many, such as windows.
+        """
+        runner = self.runner()
+        texts = [text for request in requests for each in request.encoded for text in each.texts]
+        found: list[dict[str, np.ndarray]] = []
+        for some in pieces(list(map(len, texts)), runner.threads):
+            found += yield from runner.run_in_steps([texts[i] for i in some])
+            yield
+        self._give(requests, found)
+        return self.answer(requests, options)
 
     def finish(self, group: Sequence[Request | InputError], first: int, options: Any) -> Iterator[Any]:
         """Yields an answer for each request, or an InputError."""
         requests = [request for request in group if isinstance(request, Request)]
-        answers = iter(self.answer(requests, options) if requests else [])
+        return self.finished(group, self.answer(requests, options) if requests else [], first)
+
+    def finished(self, group: Sequence[Request | InputError], answers: Iterable[Any], first: int) -> Iterator[Any]:
+        """Yields the answers to a group with its InputErrors, and frees the model's outputs."""
+        answers = iter(answers)
         for index, request in enumerate(group, first):
             answer = request if isinstance(request, InputError) else next(answers)
             if isinstance(request, InputError) or isinstance(answer, NpformerError):

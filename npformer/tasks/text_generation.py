@@ -12,10 +12,11 @@ import numpy as np
 from npformer.common.checks import boolean, one_of, shown
 from npformer.common.errors import NpformerError, warn
 from npformer.common.progress import part
-from npformer.generation import Stream, generate, joined
+from npformer.generation import Stream, generating, joined
 from npformer.generation.logits import Best
 from npformer.generation.settings import Settings, resolve
 from npformer.runtime.packing import Text
+from npformer.runtime.steps import Steps
 from npformer.tasks.declaration import Form
 from npformer.tasks.results import Written
 from npformer.tasks.task import InputError, Request
@@ -248,7 +249,7 @@ class TextGeneration(Writing):
         length = options.settings.get("max_length", self.stored.get("max_length", 0))
         return max(1, int(length) - n_tokens)
 
-    def answer(self, requests: list[Request], options: TextGenerationOptions) -> list[Any]:
+    def in_steps(self, requests: list[Request], options: TextGenerationOptions) -> Steps[list[Any]]:
         prompts = [request.encoded[0].texts[0] for request in requests]
         settings = [self._settings(options, len(prompt)) for prompt in prompts]
         stopping, ends = self._stopping(options), self.resolved(options).end_ids
@@ -256,7 +257,9 @@ class TextGeneration(Writing):
         for length in dict.fromkeys(each.get("max_new_tokens") for each in settings):
             some = [i for i, each in enumerate(settings) if each.get("max_new_tokens") == length]
             with part(len(some) / len(prompts), 1):
-                found = generate(self.model, [prompts[i] for i in some], stopping=stopping, **settings[some[0]])
+                found = yield from generating(
+                    self.model, [prompts[i] for i in some], stopping=stopping, **settings[some[0]]
+                )
             for i, hypotheses in zip(some, found, strict=True):
                 answers[i] = []
                 for each in hypotheses:

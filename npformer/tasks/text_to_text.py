@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from npformer.common.errors import NpformerError, warn
-from npformer.generation import generate, stream
+from npformer.generation import generating, stream
 from npformer.generation.settings import resolve, usable
 from npformer.model import Model, Seq2Seq
+from npformer.runtime.steps import Steps
 from npformer.tasks.declaration import Form
 from npformer.tasks.task import WINDOW, Request
 from npformer.tasks.task_settings import pairs_of, task_settings
@@ -108,10 +109,10 @@ class TextToText(Writing):
             self.prefixes[to] = task_settings(self.model, self.name, to).prefix
         return self.prefixes[to]
 
-    def answer(self, requests: list[Request], options: TextToTextOptions) -> list[Any]:
+    def in_steps(self, requests: list[Request], options: TextToTextOptions) -> Steps[list[Any]]:
         sources = [request.encoded[0].texts[0] for request in requests]
         found = []
-        for hypotheses in generate(self.model, sources, **options.settings):
+        for hypotheses in (yield from generating(self.model, sources, **options.settings)):
             answers = [{self.key: self.tokenizer.decode(each.ids.tolist())} for each in hypotheses]
             found.append(answers[0] if len(answers) == 1 else answers)
         return found

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from npformer.common.checks import boolean, unknown
 from npformer.common.errors import NpformerError
 from npformer.generation.settings import NAMES, UNSUPPORTED, merged, resolve, stored_settings, usable
+from npformer.runtime.steps import finished
 from npformer.tasks.ignored_keywords import translated
 from npformer.tasks.options import Options
 from npformer.tasks.task import InputError, Request, Task
@@ -35,7 +36,7 @@ class WritingOptions(Options):
 
 
 class Writing(Task):
-    """A generative task. A subclass defines `source`, the text the model reads, and `answer`."""
+    """A generative task. A subclass defines `source`, the text the model reads, and `in_steps`."""
 
     options_type: ClassVar[type[WritingOptions]] = WritingOptions
     usual: ClassVar[Mapping[str, Any]] = {}  # defaults that the model's folder and the caller can override
@@ -118,6 +119,9 @@ class Writing(Task):
 
     def run(self, requests: list[Request]) -> None:
         """Does nothing, because `answer` generates all answers of a group together."""
+
+    def answer(self, requests: list[Request], options: Any) -> list[Any]:
+        return finished(self.in_steps(requests, options))
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from npformer.serve.fields import Refusal, read_fields
 from npformer.serve.models import serve_all
 from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Service
+from npformer.tasks.task import Task
 from npformer.tasks.text_generation import TextGeneration
 from npformer.text import chat, chat_template
 from tests.support import chatters, tiny, writers
@@ -234,12 +235,12 @@ def test_a_client_that_disconnects_stops_its_answer(
     piece = Service.piece
 
     async def leaving(service: Service) -> None:
-        async def counted(self: Service, pieces: Iterator[str]) -> str | None:
+        async def counted(self: Service, task: Task, pieces: Iterator[str]) -> str | None:
             nonlocal made
             made += 1
             if made == 3:
                 asking.cancel()
-            return await piece(self, pieces)
+            return await piece(self, task, pieces)
 
         async def whole() -> None:
             reply = await ask(service, max_tokens=400, stream=stream)
@@ -250,7 +251,7 @@ def test_a_client_that_disconnects_stops_its_answer(
         asking = asyncio.ensure_future(whole())
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert not service.batcher.queue
+        assert not service.batcher.waiting
 
     serving(folder, leaving)
     assert made == 3

@@ -6,9 +6,8 @@ import asyncio
 import json
 import re
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -17,43 +16,18 @@ from starlette.applications import Starlette
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from npformer.serve import ServiceLimits, bodies, connections, supervisor
+from npformer.serve import ServiceLimits, bodies, connections
 from tests.support.cli_runner import command
+from tests.support.hasty import LONG, Hasty, connect, hasty_server, is_whole, rest, until
 from tests.support.service import START, Server, Service
 
 HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-LONG = 600.0  # seconds that no test takes
-
-
-class Hasty(Service):
-    """A server in a thread of this process, with small system buffers.
-
-    Each test sets only the deadline that it waits for, so that a pause of the client or the server changes nothing.
-    """
-
-    def __init__(self, folder: Path, listening: socket.socket) -> None:
-        settings = supervisor.ServerSettings([str(folder)], limits=ServiceLimits(queue=64, texts=16))
-        ready = threading.Event()
-        self.server = supervisor.Server(settings, settings.loaded(), ready.set)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]})
-        self.thread.start()
-        assert ready.wait(START)
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-    def close(self) -> None:
-        self.server.should_exit = True
-        self.thread.join()
-
-    def connections(self) -> int:
-        return len(self.server.server_state.connections)
 
 
 @pytest.fixture(scope="module")
 def running(folders: dict[str, Path]) -> Iterator[Hasty]:
-    with supervisor.bound("127.0.0.1", 0) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-        with closing(Hasty(folders["encoder"], listening)) as made:
-            yield made
+    with hasty_server(folders["encoder"], ServiceLimits(queue=64, texts=16)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -65,49 +39,16 @@ def hasty(running: Hasty, monkeypatch: pytest.MonkeyPatch) -> Hasty:
     return running
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + START
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def connect(server: Service, receive_buffer: int = 0) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    made = socket.socket()
-    if receive_buffer:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    made.settimeout(START)
-    made.connect((host, int(port)))
-    return made
-
-
 def asked(server: Service, content: bytes) -> socket.socket:
     connection = connect(server)
     connection.sendall(content)
     return connection
 
 
-def rest(connection: socket.socket) -> bytes:
-    """Returns the remaining bytes, until the server closes the connection."""
-    found = b""
-    while some := connection.recv(65536):
-        found += some
-    return found
-
-
 def answered(server: Service, path: str) -> int:
     """The number of requests to a path that were answered with 200."""
     found = re.search(rf'requests_total{{route="{path}",status="200"}} (\d+)', server.get("/metrics")[1])
     return int(found[1]) if found else 0
-
-
-def is_whole(connection: socket.socket) -> bool:
-    """Returns whether a chunked answer is complete."""
-    try:
-        return rest(connection).endswith(b"\r\n0\r\n\r\n")
-    except ConnectionError:
-        return False
 
 
 def test_unfinished_bodies_do_not_block_other_clients(hasty, monkeypatch):

@@ -94,6 +94,44 @@ def test_rerank(server, alone):
     ]
 
 
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_rerank_takes_the_bodies_of_cohere_s_and_jina_s_clients(path, server, alone):
+    """Cohere: model, top_n, max_tokens_per_doc. Jina: return_documents. vLLM sends top_n 0 for all."""
+    rank = alone("text-ranking", "ranker", function_to_apply="sigmoid")
+    scores = [rank(Pair("what is good", text))["score"] for text in TEXTS]
+    order = sorted(range(3), key=lambda i: -scores[i])
+    body = {"model": "ranker", "query": "what is good", "documents": TEXTS}
+    status, answer, _ = server.post(path, body)
+    assert (status, answer["model"], answer["meta"]["api_version"]["version"]) == (200, "ranker", "2")
+    assert answer["results"] == [{"index": i, "relevance_score": scores[i]} for i in order]
+    assert answer["usage"]["total_tokens"] > 0
+    assert len({server.post(path, body)[1]["id"] for _ in range(2)}) == 2
+    more = {"top_n": 0, "rank_fields": ["text"], "max_chunks_per_doc": 10, "priority": 0}
+    assert server.post(path, {**body, **more})[1]["results"] == answer["results"]
+    shown = {"top_n": 1, "return_documents": True, "documents": [{"text": each, "title": "x"} for each in TEXTS]}
+    best = {"index": order[0], "relevance_score": scores[order[0]], "document": {"text": TEXTS[order[0]]}}
+    assert server.post(path, {**body, **shown})[1]["results"] == [best]
+    status, answer, _ = server.post(path, {**body, "texts": TEXTS})
+    assert status == 422
+    assert "texts: unknown field" in str(answer)
+
+
+def test_documents_are_truncated_to_a_number_of_tokens(server, alone):
+    """The number counts the tokens of a document alone. Longer documents than the model takes are truncated too."""
+    rank = alone("text-ranking", "ranker", function_to_apply="sigmoid")
+    documents = ["ice cream in paris", "music", "the news " * 300]
+    body = {"query": "what is good", "documents": documents, "return_documents": True}
+    _, answer, _ = server.post("/rerank", {**body, "max_tokens_per_doc": 2})
+    found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    for i, text in enumerate(["ice cream", "music", "the news"]):
+        assert found[i] == rank(Pair("what is good", text))["score"]
+    assert {each["index"]: each["document"]["text"] for each in answer["results"]} == dict(enumerate(documents))
+    assert server.post("/rerank", body)[0] == 413
+    status, answer, headers = server.post("/rerank", {**body, "max_tokens_per_doc": 4096})
+    assert (status, headers["x-truncated-inputs"]) == (200, "2")
+    assert server.post("/rerank", {**body, "max_tokens_per_doc": 0})[0] == 422
+
+
 def test_v1_embeddings(server, alone):
     task = alone("sentence-embedding", "encoder")
     vectors = unit(np.asarray(task(TEXTS)))

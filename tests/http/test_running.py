@@ -271,6 +271,18 @@ def test_a_key(folders, tmp_path, source):
         assert "s3cret" not in server.log
 
 
+def test_malformed_requests_do_not_fill_the_log(folders):
+    """uvicorn logs a line for each. The server still answers others."""
+    with Server(folders["encoder"]) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        for _ in range(40):
+            with socket.create_connection((host, int(port)), timeout=300) as connection:
+                connection.sendall(b"no request\r\n\r\n")
+                assert connection.recv(12) == b"HTTP/1.1 400"
+        assert server.post("/embed", {"inputs": "a"})[0] == 200
+        assert server.log.count("Invalid HTTP request") == 5
+
+
 # --- stopping --------------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.common.errors import NpformerError
+from npformer.runtime.steps import Steps
 from npformer.serve import batching
 from npformer.serve.batching import Batcher, QueueFull
 from npformer.serve.models import TaskWork, prepare
@@ -38,12 +39,18 @@ class Recorded:
     """Work that records its batches, and waits while it is held."""
 
     together: bool = True
+    stepwise: bool = False
+    model: object = None
     batches: list[list[Any]] = field(default_factory=list)
     started: threading.Event = field(default_factory=threading.Event)
     free: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.free.set()
+
+    def in_steps(self, requests: list[Any]) -> Steps[list[Any]]:
+        yield
+        return self.run(requests)
 
     def run(self, requests: list[Any]) -> list[Any]:
         self.batches.append(list(requests))
@@ -250,7 +257,7 @@ def test_a_full_queue_refuses_a_whole_request_with_a_time_to_retry():
             with pytest.raises(QueueFull) as full:
                 await batcher.answers(work, ["c", "d"], [1, 1])
             assert full.value.seconds == 18
-            assert len(batcher.queue) == 2
+            assert batcher.waiting == 2
             admitted = asyncio.create_task(batcher.call(lambda: "a piece of a stream"))
             await asyncio.sleep(0)
             work.free.set()
@@ -259,6 +266,26 @@ def test_a_full_queue_refuses_a_whole_request_with_a_time_to_retry():
 
     run(test)
     assert work.batches == [["first"], ["a"], ["b"]]
+
+
+def test_one_request_cannot_fill_the_queue_for_all():
+    """A request with at most an equal share of the queue is accepted, and one with more is refused."""
+    work = Recorded()
+
+    async def test() -> None:
+        async with Running(max_queue=12) as batcher:
+            busy = await held(batcher, work)
+            large = asyncio.create_task(batcher.answers(work, list(range(12)), [1] * 12))
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull):
+                await batcher.answers(work, [0] * 5, [1] * 5)
+            small = asyncio.create_task(batcher.answers(work, ["a", "b", "c", "d"], [1] * 4))
+            await asyncio.sleep(0)
+            assert batcher.waiting == 16
+            work.free.set()
+            await asyncio.gather(busy, large, small)
+
+    run(test)
 
 
 def test_texts_of_a_caller_that_left_are_never_computed_and_make_room():

@@ -1,0 +1,110 @@
+"""Sends answers as clients read them, within a limit on the bytes of all answers that are not read yet.
+
+An answer is handed to the connection in small pieces, each after the client has read the one before it. When the unread
+answers take too much memory, the client that makes them wait most is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+
+from npformer.serve.fields import Refusal
+from npformer.serve.replies import refused
+from npformer.serve.watch import path_of
+
+PIECE = 16 * 1024  # bytes that wait in a connection
+FRESH = 1.0  # seconds in which any client may read an answer: it is not disconnected for another one
+
+
+@dataclass(eq=False)
+class Unread:
+    """An answer that is being sent."""
+
+    size: int  # bytes that the client has not read
+    since: float
+    deadline: asyncio.Timeout
+
+
+class Answers:
+    """The answers that are being sent. An answer above the limit is sent if it is the only one.
+
+    Parameters
+    ----------
+    most : int, bytes of all unread answers
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+        self.unread: set[Unread] = set()
+
+    def add(self, size: int) -> Unread:
+        """Counts an answer of this many bytes. Raises Refusal if they do not fit, and no client is slow."""
+        now = asyncio.get_running_loop().time()
+        while self.unread and self.held + size > self.most:
+            old = [each for each in self.unread if each.size and now - each.since >= FRESH]
+            if not old:
+                raise Refusal(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    "answers that clients have not read take too much memory; retry in 1 s, or ask for fewer texts",
+                    "Overloaded",
+                    1,
+                )
+            slowest = max(old, key=lambda each: each.size * (now - each.since))
+            self.remove(slowest)
+            slowest.deadline.reschedule(now)
+        made = Unread(size, now, asyncio.timeout(None))
+        self.unread.add(made)
+        self.held += size
+        return made
+
+    def sent(self, answer: Unread, size: int) -> None:
+        """Counts bytes that no longer wait for a client."""
+        if answer in self.unread:
+            answer.size -= size
+            self.held -= size
+
+    def remove(self, answer: Unread) -> None:
+        self.sent(answer, answer.size)
+        self.unread.discard(answer)
+
+
+class Answer(StreamingResponse):  # type: ignore[misc, unused-ignore]
+    """A response whose bytes count until the client has read them.
+
+    content: the bytes, or an iterator over pieces, which holds `size` bytes until its end.
+    """
+
+    def __init__(self, answers: Answers, content: bytes | AsyncIterator[bytes], size: int = 0, **more: Any) -> None:
+        self.answers = answers
+        self.size = len(content) if isinstance(content, bytes) else size
+        super().__init__(self._sliced(content) if isinstance(content, bytes) else content, **more)
+        if isinstance(content, bytes):
+            self.headers["content-length"] = str(len(content))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            self.unread = self.answers.add(self.size)
+        except Refusal as refusal:
+            await refused(refusal, path_of(scope))(scope, receive, send)
+            return
+        try:
+            async with self.unread.deadline:
+                await super().__call__(scope, receive, send)
+        except TimeoutError:  # the server closes the connection, so the client sees that the answer is incomplete
+            raise ClientDisconnect from None
+        finally:
+            self.answers.remove(self.unread)
+
+    async def _sliced(self, content: bytes) -> AsyncIterator[memoryview]:
+        for at in range(0, len(content), PIECE):
+            piece = memoryview(content)[at : at + PIECE]
+            yield piece  # resumed when the connection takes more
+            self.answers.sent(self.unread, len(piece))

@@ -1,0 +1,44 @@
+"""A log that clients cannot flood: a few lines of each kind are written in a while, with a count of the rest."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+LINES = 5  # lines of one kind in a PERIOD
+PERIOD = 60.0  # seconds
+KINDS = 100  # kinds of lines to remember
+
+
+class Sparing(logging.Filter):
+    """Passes the first lines of each kind in a period. The next line that passes has the number of suppressed ones.
+
+    Warnings and errors from one template, such as uvicorn's line for each malformed request, are of one kind.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.periods: dict[str, tuple[float, int]] = {}  # kind -> start of the period, lines since then
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:  # the access log, which the operator has requested
+            return True
+        kind, now = record.msg, time.monotonic()
+        start, count = self.periods.pop(kind, (now, 0))
+        suppressed = max(0, count - LINES)
+        if now - start >= PERIOD:
+            start, count = now, 0
+            if suppressed:
+                record.msg, record.args = f"{record.getMessage()} ({suppressed} more lines like this were left out)", ()
+        self.periods[kind] = start, count + 1
+        if len(self.periods) > KINDS:
+            del self.periods[next(iter(self.periods))]
+        return count < LINES
+
+
+def spare(*names: str) -> None:
+    """Makes the loggers with these names write sparingly."""
+    for name in names:
+        logger = logging.getLogger(name)
+        if not any(isinstance(each, Sparing) for each in logger.filters):
+            logger.addFilter(Sparing())

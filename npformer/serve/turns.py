@@ -1,0 +1,220 @@
+"""Whose turn it is: the order in which the batching thread computes the texts of several requests.
+
+Models take turns, and so do the requests to a model. A turn is a piece of a request: some of its texts, or one step of
+texts that are generated token by token. Thus a small request waits for a piece of a large one, not for all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+from npformer.runtime.steps import Steps
+
+PIECE = 64  # tokens per core, in about twice the time of one short text; more are somewhat faster per token
+ALONE = 512  # tokens per core that a batch of a lone request has at most; more would not be faster
+LONG = 4  # a request with this many times the tokens of a PIECE is computed in steps too
+PATIENCE = 16  # batches of a lone request after which its pieces double
+JOBS = 8  # batches that are generated token by token at the same time; each holds its cached keys and values
+
+
+class Work(Protocol):
+    """A computation on requests. Requests with equal work share a batch if `together` is True."""
+
+    @property
+    def together(self) -> bool: ...  # False: a batch has all texts of one ticket
+
+    @property
+    def model(self) -> Any: ...  # models take turns
+
+    @property
+    def stepwise(self) -> bool: ...  # `run` returns steps, which hold memory from the first to the last
+
+    def run(self, requests: list[Any]) -> list[Any] | Steps[list[Any]]: ...
+
+    def in_steps(self, requests: list[Any]) -> Steps[list[Any]]: ...
+
+
+@dataclass(eq=False)
+class Entry:
+    """A text in the queue."""
+
+    work: Work
+    request: Any
+    size: int  # cost in tokens
+    ticket: Ticket
+    index: int  # index in the ticket's texts
+    reads: int  # number of tokens that the model reads in the first step
+    pauses: bool = False  # others are computed between the steps of the text's batch
+    arrived: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A caller's pending answers to its texts, in order, and its texts that wait."""
+
+    done: asyncio.Future[list[Any]]
+    answers: list[Any]
+    open: int
+    last: int = 0  # when its last turn ended
+    total: int = 0  # number of tokens in all of its texts
+    waiting: deque[Entry] = field(default_factory=deque)
+    job: Job | None = None  # its unfinished batch
+
+    @property
+    def reads(self) -> int:
+        """The number of tokens in the waiting texts."""
+        return sum(entry.reads for entry in self.waiting)
+
+    def deliver(self, index: int, answer: Any) -> None:
+        """Stores an answer. The last answer wakes the caller. Runs in the caller's event loop."""
+        self.answers[index] = answer
+        self.open -= 1
+        if self.open == 0 and not self.done.done():
+            self.done.set_result(self.answers)
+
+
+@dataclass(eq=False)
+class Job:
+    """A batch that is being computed step by step."""
+
+    ticket: Ticket  # takes the turns
+    batch: list[Entry]
+    steps: Steps[list[Any]] | None = None  # once the job has begun
+    seconds: float = 0.0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a caller still waits for an answer."""
+        return any(not entry.ticket.done.done() for entry in self.batch)
+
+
+class Turns:
+    """The tickets that wait or are being computed. The owner of the lock calls every method.
+
+    Parameters
+    ----------
+    max_tokens : int, tokens of a batch; a longer text is a batch of its own
+    cores : int, cores that compute
+    """
+
+    def __init__(self, max_tokens: int, cores: int) -> None:
+        self.max_tokens = max_tokens
+        self.least, self.most = (min(max_tokens, each * cores) for each in (PIECE, ALONE))
+        self.share = self.most  # tokens of a large request in a batch
+        self.lone = 0  # batches of a lone request since the share has changed
+        self.tickets: list[Ticket] = []
+        self.jobs = 0
+        self.count = 0  # waiting texts
+        self._models: dict[int, int] = {}  # model -> when its last turn ended
+        self._clock = count(1)
+
+    def add(self, ticket: Ticket, entries: Sequence[Entry]) -> None:
+        ticket.waiting.extend(entries)
+        ticket.last, ticket.total = next(self._clock), ticket.reads
+        self.tickets.append(ticket)
+        self.count += len(entries)
+
+    def drop(self, ticket: Ticket) -> None:
+        """Removes the waiting texts of a ticket. A batch in which all callers have left ends at its next turn."""
+        self.count -= len(ticket.waiting)
+        ticket.waiting.clear()
+        self._forget_if_done(ticket)
+
+    def texts(self) -> Iterator[Entry]:
+        """Yields all waiting texts."""
+        for ticket in self.tickets:
+            yield from ticket.waiting
+
+    def next(self) -> Ticket | None:
+        """Returns the ticket whose turn it is: of the model that has waited longest, the ticket that has."""
+        full = self.jobs >= JOBS
+        able = [each for each in self.tickets if each.job or not (full and each.waiting[0].work.stepwise)]
+        return min(able, key=lambda each: (self._models.get(_model(each), 0), each.last), default=None)
+
+    def ended(self, job: Job, done: bool) -> None:
+        """Notes the end of a turn of a job, which may be its last."""
+        if done:
+            job.ticket.job = None
+            self.jobs -= job.batch[0].work.stepwise
+        job.ticket.last = self._models[id(job.batch[0].work.model)] = next(self._clock)
+        self._forget_if_done(job.ticket)
+        if not self.tickets:
+            self._models.clear()
+
+    def _forget_if_done(self, ticket: Ticket) -> None:
+        if not ticket.waiting and ticket.job is None and ticket in self.tickets:
+            self.tickets.remove(ticket)
+
+    # --- the texts of a turn -------------------------------------------------------------------------------------
+
+    def batch(self, ticket: Ticket) -> tuple[list[Entry], bool]:
+        """Returns the texts for a turn of a ticket, and whether later texts may still join them.
+
+        The batch has a share of the ticket's texts, and of others with equal work. A small request does not share its
+        batch with a large one, whose other pieces wait anyway.
+        """
+        work = ticket.waiting[0].work
+        if not work.together:
+            return list(ticket.waiting), False
+        share = self.most if ticket.total <= self.most else self.share  # a request of usual size is computed at once
+        share = share if len(self.tickets) == 1 else self.least
+        batch = _some(ticket, share, self.max_tokens, at_least=1)
+        is_whole, left = len(batch) == len(ticket.waiting), self.max_tokens - _cost(batch)
+        largest = max(share, ticket.reads) if is_whole else math.inf
+        for other in sorted(self.tickets, key=lambda each: each.last):
+            if left <= 0:
+                break
+            if other is not ticket and other.waiting and other.waiting[0].work == work and other.reads <= largest:
+                joining = _some(other, share, left)
+                batch += joining
+                left -= _cost(joining)
+        return batch, left > 0 and len(batch) == self.count
+
+    def _set_share(self) -> None:
+        """Sets the share of a large request in the next batch: the least if others wait now, later again more."""
+        self.lone += 1
+        if len(self.tickets) > 1:
+            self.share, self.lone = self.least, 0
+        elif self.lone >= PATIENCE:
+            self.share, self.lone = min(2 * self.share, self.most), 0
+
+    def begin(self, ticket: Ticket, batch: list[Entry]) -> Job:
+        """Removes the texts of a batch from the queue, and returns the job that computes them in turns of a ticket."""
+        self._set_share()
+        self.count -= len(batch)
+        self.jobs += batch[0].work.stepwise
+        ticket.job = Job(ticket, batch)
+        for entry in batch:
+            entry.ticket.waiting.popleft()
+            self._forget_if_done(entry.ticket)
+        is_long = sum(entry.reads for entry in batch if entry.ticket is ticket) > LONG * self.least
+        batch[0].pauses = batch[0].work.together and (bool(ticket.waiting) or is_long)
+        return ticket.job
+
+
+def _model(ticket: Ticket) -> int:
+    entry = ticket.waiting[0] if ticket.job is None else ticket.job.batch[0]
+    return id(entry.work.model)
+
+
+def _cost(entries: Sequence[Entry]) -> int:
+    return sum(entry.size for entry in entries)
+
+
+def _some(ticket: Ticket, share: int, room: int, at_least: int = 0) -> list[Entry]:
+    """Returns a ticket's first waiting texts that fit the room, up to a share of tokens, which one text may exceed."""
+    taken: list[Entry] = []
+    cost = reads = 0
+    for entry in ticket.waiting:
+        cost, reads = cost + entry.size, reads + entry.reads
+        if len(taken) >= at_least and (cost > room or (taken and reads > share)):
+            break
+        taken.append(entry)
+    return taken
