@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -45,8 +45,7 @@ def run(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def answers(on: ModuleType, config: Any, weights: Mapping[str, Any], text: Any) -> dict[str, np.ndarray]:
     """The answers of a model for one text, or one pair of source and target, computed on a page."""
-    alone = hasattr(on, "ALONE") and not config.decoder  # one stack of an encoder-decoder
-    rows = bind(on.ALONE if alone else on.MODEL, config, weights, text)()
+    rows = bind(model_on(on, config), config, weights, text)()
     head = on.HEADS[config.head]
     if "pooler" in inspect.signature(head).parameters and "pooler" not in weights:
         head = heads.hidden_states  # a base model whose file has no pooler
@@ -54,3 +53,10 @@ def answers(on: ModuleType, config: Any, weights: Mapping[str, Any], text: Any) 
     source = {"source": others[0]} if "source" in inspect.signature(head).parameters else {}
     found: dict[str, np.ndarray] = bind(head, config, weights, text)(x, **source)
     return found
+
+
+def model_on(on: ModuleType, config: Any) -> Callable[..., Any]:
+    """The function of a model on a page, which may have a second one for another config."""
+    if config.convolution:
+        return on.WITH_CONVOLUTION
+    return on.ALONE if hasattr(on, "ALONE") and not config.decoder else on.MODEL  # one stack of an encoder-decoder

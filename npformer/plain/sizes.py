@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.plain import formulas, rotary
+from npformer.plain import albert, bert, deberta, formulas, modernbert, rotary
 from npformer.plain.roberta import padded_positions
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -25,7 +25,7 @@ def bind(function: Callable[..., Any], config: Any, weights: Mapping[str, Any], 
     """The function of a page with the arguments that a config, weights and a text give. Other arguments stay open."""
     names = inspect.signature(function).parameters
     sizes = {name: SIZES[name](config, weights, text) for name in names if name in SIZES}
-    return partial(function, **sizes, **{name: weights[name] for name in names if name in weights})
+    return partial(function, **sizes | {name: weights[name] for name in names if name in weights})
 
 
 def _source(text: Any) -> Any:
@@ -47,6 +47,22 @@ def _positions(config: Any, text: Any) -> np.ndarray:
     return config.positions.first + (np.arange(len(text.ids)) if text.positions is None else text.positions)
 
 
+def _places(text: Any) -> np.ndarray:
+    """The index of each token in its text, from which distances are computed."""
+    places: np.ndarray = np.arange(len(text)) if text.places is None else text.places
+    return places
+
+
+def _rows(config: Any, weights: Mapping[str, Any], text: Any) -> np.ndarray:
+    """The row of DeBERTa's table of distances for each query and key."""
+    distances = config.mechanisms[0]
+    buckets = partial(deberta.log_buckets, n_buckets=distances.n_buckets, max_distance=distances.max_distance)
+    rows: np.ndarray = deberta.distance_rows(
+        _places(text), buckets if distances.max_distance else deberta.own_buckets, distances.n_rows
+    )
+    return rows
+
+
 def _no_past(config: Any, weights: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
     """No keys and no values, for each layer."""
     none = np.zeros((config.kv_heads, 0, config.d_head), weights["embeddings"]["token"]["weight"].dtype)
@@ -54,10 +70,17 @@ def _no_past(config: Any, weights: Mapping[str, Any]) -> list[tuple[np.ndarray, 
 
 
 def _rotary(config: Any, layer: int = 0) -> Any:
-    return next(each for each in config.mechanisms_of(layer) if hasattr(each, "theta"))
+    return next((each for each in config.mechanisms_of(layer) if hasattr(each, "theta")), None)
+
+
+def _reach(config: Any, layer: int) -> float:
+    """The greatest distance of a key in a layer, infinite without a window."""
+    return next((each.reach for each in config.mechanisms_of(layer) if hasattr(each, "reach")), np.inf)
 
 
 def _frequencies(rotation: Any, config: Any, length: int) -> np.ndarray:
+    if rotation is None:
+        return np.zeros(config.d_head // 2, np.float32)  # angles of 0 rotate nothing
     frequencies = rotary.rotary_frequencies(getattr(rotation, "columns", 0) or config.d_head, rotation.theta)
     scaling = rotation.scaling
     return frequencies if scaling is None else SCALINGS[type(scaling).__name__](frequencies, scaling, length)
@@ -68,6 +91,12 @@ SCALINGS: Mapping[str, Callable[[np.ndarray, Any, int], np.ndarray]] = {
     "Linear": lambda f, s, length: rotary.linear_scaling(f, s.factor),
     "Llama3": lambda f, s, length: rotary.llama3_scaling(f, s.factor, s.low, s.high, s.original),
 }
+
+#: DeBERTa's forms of scores by name.
+FORMS = {"key": deberta.content_to_distance, "query": deberta.distance_to_content}
+
+#: Row of a text that a head reads -> its function.
+POOLINGS = {"first": modernbert.first_row, "mean": modernbert.mean_row}
 
 #: Name of a parameter -> its value for one text.
 SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
@@ -80,6 +109,7 @@ SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     ),
     "mask": lambda config, weights, text: formulas.causal_mask(len(text), len(text)) if config.causal else True,
     "past": lambda config, weights, text: _no_past(config, weights),
+    "places": lambda config, weights, text: _places(text),
     "n_heads": lambda config, weights, text: config.n_heads,
     "n_target_heads": lambda config, weights, text: config.decoder.n_heads,
     "heads": lambda config, weights, text: (config.n_heads, config.kv_heads),
@@ -94,6 +124,19 @@ SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     ),
     "max_distance": lambda config, weights, text: config.mechanisms[0].max_distance,
     "end_id": lambda config, weights, text: config.decoder.end_ids[0],
+    "embed": lambda config, weights, text: albert.embed if "project" in weights["embeddings"] else bert.embed,
+    "rows": lambda config, weights, text: _rows(config, weights, text),
+    "forms": lambda config, weights, text: [FORMS[form] for form in config.mechanisms[0].forms],
+    "distance_norm": lambda config, weights, text: (
+        formulas.layer_norm if config.mechanisms[0].norm else deberta.unchanged
+    ),
+    "distances_norm": lambda config, weights, text: weights.get("distances_norm", {}),
+    "convolution_activation": lambda config, weights, text: ACTIVATIONS[config.convolution.activation],
+    "pooling": lambda config, weights, text: POOLINGS[config.pooling],
+    "layer_frequencies": lambda config, weights, text: [
+        _frequencies(_rotary(config, layer), config, len(text)) for layer in range(config.n_layers)
+    ],
+    "reaches": lambda config, weights, text: [_reach(config, layer) for layer in range(config.n_layers)],
     "pad_id": lambda config, weights, text: config.pad_id,
     "frequencies": lambda config, weights, text: _frequencies(_rotary(config), config, len(text)),
     "magnitude": lambda config, weights, text: 1.0 if (s := _rotary(config).scaling) is None else s.magnitude,

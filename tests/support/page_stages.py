@@ -28,7 +28,12 @@ STAGES = {
     "key_rotated": ("key_rotated", "key_heads"),
 }
 #: Function and variable -> stage, for functions whose weights come in a dict of several groups.
-OF_FUNCTION = {("predict_words", "activated"): "head.activation", ("translate", "scaled"): "head.scaled"}
+OF_FUNCTION = {
+    ("predict_words", "activated"): "head.activation",
+    ("transform", "activated"): "head.activation",
+    ("find_replaced", "activated"): "head.activation",
+    ("translate", "scaled"): "head.scaled",
+}
 #: Stages of a whole model.
 WHOLE = {"pooled", "logits", "start_logits", "end_logits"}
 

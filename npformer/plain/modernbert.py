@@ -1,0 +1,109 @@
+"""ModernBERT: an encoder with local layers, rotary positions and gated networks. Warner et al., 2024, section 2.1.
+
+It differs from BERT in its layers: norms come before the blocks, attention rotates queries and keys, most layers are
+local, and the feed-forward network is GeGLU. mask is (..., 1, 1, L), or True for a text alone.
+"""
+
+import numpy as np
+
+from npformer.plain.formulas import (
+    embedding,
+    gated_feed_forward,
+    layer_norm,
+    linear,
+    rotary_angles,
+    rotary_attention,
+)
+from npformer.plain.heads import hidden_states, predict_words
+
+
+def window(places, reach):
+    """True where a query is at most `reach` places from a key; reach is infinite in a global layer. (L,) -> (L, L).
+
+    >>> window(np.array([0, 1, 2, 3]), reach=1).astype(int).tolist()
+    [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+    """
+    return np.abs(places - places[:, None]) <= reach
+
+
+def embed(ids, eps, token, norm):
+    """Normalize(token): (..., L) -> (..., L, D)."""
+    return layer_norm(embedding(ids, **token), **norm, eps=eps)
+
+
+def first_layer(x, mask, n_heads, angles, activation, eps, attention, ffn, ffn_norm):
+    """Y = X + Attention(X); Z = Y + FFN(Normalize(Y)): the embeddings are normalized already."""
+    attention_residual = x + rotary_attention(x, mask, n_heads, angles, **attention)
+    normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + gated_feed_forward(normed, activation, **ffn)
+    return ffn_residual
+
+
+def later_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). (..., L, D) -> (..., L, D)."""
+    normed = layer_norm(x, **attention_norm, eps=eps)
+    attention_residual = x + rotary_attention(normed, mask, n_heads, angles, **attention)
+    normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + gated_feed_forward(normed, activation, **ffn)
+    return ffn_residual
+
+
+def modernbert(
+    ids, positions, places, mask, n_heads, layer_frequencies, reaches, activation, eps, embeddings, layers, norm
+):
+    """The normalized rows of the last layer, (..., L, D). Global and local layers have their own frequencies."""
+    x = embed(ids, eps, **embeddings)
+    angles = [rotary_angles(positions, frequencies) for frequencies in layer_frequencies]
+    masks = [mask & window(places, reach) for reach in reaches]
+    functions = [first_layer] + [later_layer] * (len(layers) - 1)
+    for function, layer, of_layer, near in zip(functions, layers, angles, masks):
+        x = function(x, near, n_heads, of_layer, activation, eps, **layer)
+    return layer_norm(x, **norm, eps=eps)
+
+
+def first_row(x, mask):
+    """The first row of each text, (..., L, D) -> (..., D)."""
+    return x[..., 0, :]
+
+
+def mean_row(x, mask):
+    """The mean of the rows of each text that are not padding, (..., L, D) -> (..., D)."""
+    kept = np.broadcast_to(mask, (*x.shape[:-2], 1, 1, x.shape[-2]))[..., 0, 0, :, None]  # (..., L, 1)
+    return x.mean(axis=-2, where=kept)
+
+
+def transform(x, head_activation, eps, head):
+    """Normalize(act(x W)): the layer below the last one of every head, (..., D) -> (..., D)."""
+    activated = head_activation(linear(x, **head["hidden"]))
+    return layer_norm(activated, **head["norm"], eps=eps)
+
+
+def classify(x, mask, pooling, head_activation, eps, head):
+    """Logits of a text's labels from one row of each text, (..., C). pooling: `first_row` or `mean_row`."""
+    pooled = pooling(x, mask)
+    logits = linear(transform(pooled, head_activation, eps, head), **head["output"])
+    return {"logits": logits}
+
+
+def classify_tokens(x, head_activation, eps, head):
+    """Logits of every token's labels, (..., L, C)."""
+    logits = linear(transform(x, head_activation, eps, head), **head["output"])
+    return {"logits": logits}
+
+
+def find_answer(x, head_activation, eps, head):
+    """Logits of every token as the start and as the end of an answer, (..., L)."""
+    transformed = transform(x, head_activation, eps, head)
+    start_logits, end_logits = np.moveaxis(linear(transformed, **head["output"]), -1, 0)
+    return {"start_logits": start_logits, "end_logits": end_logits}
+
+
+MODEL = modernbert
+HEADS = {
+    "base": hidden_states,
+    "sequence-classification": classify,
+    "multiple-choice": classify,
+    "token-classification": classify_tokens,
+    "question-answering": find_answer,
+    "masked-lm": predict_words,
+}
