@@ -29,7 +29,7 @@ def embed(ids, positions, token_type_ids, eps, token, norm, position=ZEROS, segm
     return layer_norm(total, **norm, eps=eps)
 
 
-def own_buckets(distances):
+def own_buckets(distances, n_buckets, max_distance):
     """A bucket for each distance, as in the first DeBERTa."""
     return distances
 
@@ -47,14 +47,10 @@ def log_buckets(distances, n_buckets, max_distance):
     return np.where(np.abs(distances) <= m, distances, np.sign(distances) * (m + steps)).astype(int)
 
 
-def unchanged(distances, eps):
-    """The table of distances itself, in models without a norm of it."""
-    return distances
-
-
-def distance_rows(places, buckets, n_rows):
-    """r(i, j), the row of the distance i - j in a table with n_rows rows and distance 0 in the middle, (L, L)."""
-    return np.clip(n_rows // 2 + buckets(places[:, None] - places), 0, n_rows - 1)
+def distance_rows(places, buckets, max_distance, n_rows):
+    """r(i, j), the row of the distance i - j in a table whose middle row is distance 0. places (L,) -> (L, L)."""
+    zero = n_rows // 2
+    return np.clip(zero + buckets(places[:, None] - places, zero, max_distance), 0, n_rows - 1)
 
 
 def content_to_distance(q, k, distance_q, distance_k, rows):
@@ -70,6 +66,11 @@ def distance_to_content(q, k, distance_q, distance_k, rows):
     """
     products = distance_q @ k.mT  # (..., H, R, L)
     return products[..., rows, np.arange(len(rows))]
+
+
+def unchanged(table, eps):
+    """The table of distances itself, in models without a norm of it."""
+    return table
 
 
 def disentangled_attention(x, distances, rows, forms, mask, n_heads, query, key, value, output, **own):
@@ -115,24 +116,26 @@ def convolve(x, places, mask, activation, weight, bias):
 
 
 def deberta(
-    ids, positions, token_type_ids, rows, mask, n_heads, forms, distance_norm, activation, eps,
-    embeddings, distances, distances_norm, layers,
+    ids, positions, token_type_ids, places, mask, n_heads, max_distance, activation, eps,
+    buckets, forms, distance_norm, embeddings, distances, distances_norm, layers,
 ):  # fmt: skip
-    """The rows of the last layer, (..., L, D). rows: those of `distance_rows`."""
+    """The rows of the last layer, (..., L, D)."""
     x = embed(ids, positions, token_type_ids, eps, **embeddings)
-    table = distance_norm(distances["weight"], **distances_norm, eps=eps)
+    table = distance_norm(distances["weight"], **distances_norm, eps=eps)  # (R, D)
+    rows = distance_rows(places, buckets, max_distance, len(table))
     for layer in layers:
         x = deberta_layer(x, table, rows, forms, mask, n_heads, activation, eps, **layer)
     return x
 
 
 def convolutional_deberta(
-    ids, positions, token_type_ids, places, rows, mask, n_heads, forms, distance_norm, activation,
-    convolution_activation, eps, embeddings, distances, distances_norm, convolution, convolution_norm, layers,
+    ids, positions, token_type_ids, places, mask, n_heads, max_distance, activation, convolution_activation, eps,
+    buckets, forms, distance_norm, embeddings, distances, distances_norm, convolution, convolution_norm, layers,
 ):  # fmt: skip
-    """The largest models: a convolution of the embeddings is added to the rows of the first layer."""
+    """The largest models, which add a convolution of the embeddings to the rows of the first layer."""
     embedded = embed(ids, positions, token_type_ids, eps, **embeddings)
     table = distance_norm(distances["weight"], **distances_norm, eps=eps)
+    rows = distance_rows(places, buckets, max_distance, len(table))
     layer, *others = layers
     x = deberta_layer(embedded, table, rows, forms, mask, n_heads, activation, eps, **layer)
     convolution_residual = x + convolve(embedded, places, mask, convolution_activation, **convolution)
@@ -144,6 +147,16 @@ def convolutional_deberta(
 
 MODEL = deberta
 WITH_CONVOLUTION = convolutional_deberta
+CHOICES = {
+    "buckets": {"own": own_buckets, "log": log_buckets},
+    "forms": {
+        "none": [],
+        "key": [content_to_distance],
+        "query": [distance_to_content],
+        "key and query": [content_to_distance, distance_to_content],
+    },
+    "distance_norm": {"norm": layer_norm, "no norm": unchanged},
+}
 HEADS = {
     "base": hidden_states,
     "sequence-classification": classify_first,

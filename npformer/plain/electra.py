@@ -4,6 +4,8 @@ It differs from BERT in its heads: a head of its own finds replaced tokens, the 
 a classifier has GELU. In some sizes the tables are narrower than the layers; `embed` is then ALBERT's, else BERT's.
 """
 
+from npformer.plain.albert import embed as narrow_embed
+from npformer.plain.bert import embed as wide_embed
 from npformer.plain.formulas import encoder_layer, linear
 from npformer.plain.heads import classify_first, classify_tokens, find_answer, hidden_states, predict_words
 
@@ -24,6 +26,7 @@ def find_replaced(x, activation, head):
 
 
 MODEL = electra
+CHOICES = {"embed": {"wide": wide_embed, "narrow": narrow_embed}}
 HEADS = {
     "base": hidden_states,
     "sequence-classification": classify_first,

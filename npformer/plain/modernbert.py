@@ -49,12 +49,12 @@ def later_layer(x, mask, n_heads, angles, activation, eps, attention, attention_
 
 
 def modernbert(
-    ids, positions, places, mask, n_heads, layer_frequencies, reaches, activation, eps, embeddings, layers, norm
+    ids, positions, places, mask, n_heads, layer_frequencies, layer_reaches, activation, eps, embeddings, layers, norm
 ):
     """The normalized rows of the last layer, (..., L, D). Global and local layers have their own frequencies."""
     x = embed(ids, eps, **embeddings)
     angles = [rotary_angles(positions, frequencies) for frequencies in layer_frequencies]
-    masks = [mask & window(places, reach) for reach in reaches]
+    masks = [mask & window(places, reach) for reach in layer_reaches]
     functions = [first_layer] + [later_layer] * (len(layers) - 1)
     for function, layer, of_layer, near in zip(functions, layers, angles, masks):
         x = function(x, near, n_heads, of_layer, activation, eps, **layer)
@@ -99,6 +99,7 @@ def find_answer(x, head_activation, eps, head):
 
 
 MODEL = modernbert
+CHOICES = {"pooling": {"first": first_row, "mean": mean_row}}
 HEADS = {
     "base": hidden_states,
     "sequence-classification": classify,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.plain import albert, bert, deberta, formulas, modernbert, rotary
+from npformer.plain import formulas, rotary
 from npformer.plain.roberta import padded_positions
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -25,7 +25,9 @@ def bind(function: Callable[..., Any], config: Any, weights: Mapping[str, Any], 
     """The function of a page with the arguments that a config, weights and a text give. Other arguments stay open."""
     names = inspect.signature(function).parameters
     sizes = {name: SIZES[name](config, weights, text) for name in names if name in SIZES}
-    return partial(function, **sizes | {name: weights[name] for name in names if name in weights})
+    chosen = {name: function.__globals__["CHOICES"][name][OPTIONS[name](config)] for name in names if name in OPTIONS}
+    groups = {name: weights.get(name, {}) for name in names if name in weights or name in OPTIONAL}
+    return partial(function, **sizes, **chosen, **groups)
 
 
 def _source(text: Any) -> Any:
@@ -51,16 +53,6 @@ def _places(text: Any) -> np.ndarray:
     """The index of each token in its text, from which distances are computed."""
     places: np.ndarray = np.arange(len(text)) if text.places is None else text.places
     return places
-
-
-def _rows(config: Any, weights: Mapping[str, Any], text: Any) -> np.ndarray:
-    """The row of DeBERTa's table of distances for each query and key."""
-    distances = config.mechanisms[0]
-    buckets = partial(deberta.log_buckets, n_buckets=distances.n_buckets, max_distance=distances.max_distance)
-    rows: np.ndarray = deberta.distance_rows(
-        _places(text), buckets if distances.max_distance else deberta.own_buckets, distances.n_rows
-    )
-    return rows
 
 
 def _no_past(config: Any, weights: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -92,11 +84,16 @@ SCALINGS: Mapping[str, Callable[[np.ndarray, Any, int], np.ndarray]] = {
     "Llama3": lambda f, s, length: rotary.llama3_scaling(f, s.factor, s.low, s.high, s.original),
 }
 
-#: DeBERTa's forms of scores by name.
-FORMS = {"key": deberta.content_to_distance, "query": deberta.distance_to_content}
-
-#: Row of a text that a head reads -> its function.
-POOLINGS = {"first": modernbert.first_row, "mean": modernbert.mean_row}
+#: Name of a parameter -> key of its function in the CHOICES of the page.
+OPTIONS: Mapping[str, Callable[[Any], str]] = {
+    "embed": lambda config: "narrow" if config.d_embedding else "wide",
+    "forms": lambda config: " and ".join(config.mechanisms[0].forms) or "none",
+    "buckets": lambda config: "log" if config.mechanisms[0].max_distance else "own",
+    "distance_norm": lambda config: "norm" if config.mechanisms[0].norm else "no norm",
+    "pooling": lambda config: config.pooling,
+}
+#: Groups of weights that only some models of a family have. Without them, the function that reads them takes none.
+OPTIONAL = ("distances_norm",)
 
 #: Name of a parameter -> its value for one text.
 SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
@@ -124,19 +121,11 @@ SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     ),
     "max_distance": lambda config, weights, text: config.mechanisms[0].max_distance,
     "end_id": lambda config, weights, text: config.decoder.end_ids[0],
-    "embed": lambda config, weights, text: albert.embed if "project" in weights["embeddings"] else bert.embed,
-    "rows": lambda config, weights, text: _rows(config, weights, text),
-    "forms": lambda config, weights, text: [FORMS[form] for form in config.mechanisms[0].forms],
-    "distance_norm": lambda config, weights, text: (
-        formulas.layer_norm if config.mechanisms[0].norm else deberta.unchanged
-    ),
-    "distances_norm": lambda config, weights, text: weights.get("distances_norm", {}),
     "convolution_activation": lambda config, weights, text: ACTIVATIONS[config.convolution.activation],
-    "pooling": lambda config, weights, text: POOLINGS[config.pooling],
     "layer_frequencies": lambda config, weights, text: [
         _frequencies(_rotary(config, layer), config, len(text)) for layer in range(config.n_layers)
     ],
-    "reaches": lambda config, weights, text: [_reach(config, layer) for layer in range(config.n_layers)],
+    "layer_reaches": lambda config, weights, text: [_reach(config, layer) for layer in range(config.n_layers)],
     "pad_id": lambda config, weights, text: config.pad_id,
     "frequencies": lambda config, weights, text: _frequencies(_rotary(config), config, len(text)),
     "magnitude": lambda config, weights, text: 1.0 if (s := _rotary(config).scaling) is None else s.magnitude,
