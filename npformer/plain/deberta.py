@@ -1,8 +1,8 @@
 """DeBERTa 2 and 3: BERT with disentangled attention. He et al., 2021, DeBERTa; He et al., 2023, DeBERTaV3.
 
-A token is two vectors, its content and its distance from another token (2021, section 3.1). It differs from BERT in
-its scores, and in its embeddings: the published models have no position table and no token types. mask is
-(..., 1, 1, L), or True for a text alone; places, (L,), are the indices of tokens in their text.
+It differs from BERT in its scores, which add products of a token's content and another's relative position (2021,
+section 3.1), and in its embeddings, which have neither positions nor token types in the published models. mask is
+(..., 1, 1, L), True for tokens and False for padding, or True for a text alone. places (L,) are 0 ... L - 1.
 """
 
 import math
@@ -53,38 +53,41 @@ def distance_rows(places, buckets, max_distance, n_rows):
     return np.clip(zero + buckets(places[:, None] - places, zero, max_distance), 0, n_rows - 1)
 
 
-def content_to_distance(q, k, distance_q, distance_k, rows):
-    """q_i . K_r(i, j), from content (..., H, L, K) and distances (H, R, K) -> (..., H, L, L). Equation 4."""
-    products = q @ distance_k.mT  # (..., H, L, R)
-    return products[..., np.arange(len(rows))[:, None], rows]
-
-
-def distance_to_content(q, k, distance_q, distance_k, rows):
-    """Q_r(i, j) . k_j, from content (..., H, L, K) and distances (H, R, K) -> (..., H, L, L). Equation 4.
-
-    The paper has r(j, i), the published code r(i, j).
-    """
-    products = distance_q @ k.mT  # (..., H, R, L)
-    return products[..., rows, np.arange(len(rows))]
-
-
 def unchanged(table, eps):
     """The table of distances itself, in models without a norm of it."""
     return table
 
 
-def disentangled_attention(x, distances, rows, forms, mask, n_heads, query, key, value, output, **own):
-    """score = (q_i . k_j + q_i . K_r(i, j) + Q_r(i, j) . k_j) / sqrt(3 K). Equation 4; sqrt(2 K) with one form.
+def content_to_position(q, k, position_q, position_k, rows):
+    """q_i . K_r(i, j), from content (..., H, L, K) and positions (H, R, K) -> (..., H, L, L). Equation 4."""
+    products = q @ position_k.mT  # (..., H, L, R)
+    return products[..., np.arange(len(rows))[:, None], rows]
 
-    own: distance_query and distance_key, the projections of the distances, if they are not those of the content.
+
+def position_to_content(q, k, position_q, position_k, rows):
+    """Q_r(i, j) . k_j, from content (..., H, L, K) and positions (H, R, K) -> (..., H, L, L). Equation 4.
+
+    The row is r(i, j) as in the published code; the paper has r(j, i).
     """
-    projections = {"distance_query": query, "distance_key": key, **own}
-    tables = [linear(distances, **projections[name]) for name in ("distance_query", "distance_key")]  # (R, D)
-    distance_heads = [split_heads(each, n_heads) for each in tables]  # (H, R, K)
+    products = position_q @ k.mT  # (..., H, R, L)
+    return products[..., rows, np.arange(len(rows))]
+
+
+FORMS = {"key": content_to_position, "query": position_to_content}
+
+
+def disentangled_attention(x, table, rows, forms, mask, n_heads, query, key, value, output, **own):
+    """score_ij = (q_i . k_j + q_i . K_r(i, j) + Q_r(i, j) . k_j) / sqrt(3 K). (..., L, D) -> (..., L, D). Equation 4.
+
+    K_r and Q_r are row r of the table, projected as the content is, or by weights of their own, distance_key and
+    distance_query. With one of the two FORMS, the divisor is sqrt(2 K).
+    """
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
     query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L, K)
+    projections = [own.get("distance_query", query), own.get("distance_key", key)]
+    positions = [split_heads(linear(table, **each), n_heads) for each in projections]  # (H, R, K) twice
     scale = math.sqrt((1 + len(forms)) * query_heads.shape[-1])
-    distance_scores = sum(form(query_heads, key_heads, *distance_heads, rows) for form in forms) / scale
+    distance_scores = sum(FORMS[form](query_heads, key_heads, *positions, rows) for form in forms) / scale
     scores = query_heads @ key_heads.mT / scale + distance_scores
     weights = masked_softmax(scores, mask)
     context = weights @ value_heads
@@ -92,9 +95,9 @@ def disentangled_attention(x, distances, rows, forms, mask, n_heads, query, key,
     return linear(combined, **output)
 
 
-def deberta_layer(x, distances, rows, forms, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
+def deberta_layer(x, table, rows, forms, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
     """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)). (..., L, D) -> (..., L, D)."""
-    attention_residual = x + disentangled_attention(x, distances, rows, forms, mask, n_heads, **attention)
+    attention_residual = x + disentangled_attention(x, table, rows, forms, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     ffn_residual = y + feed_forward(y, activation, **ffn)
     return layer_norm(ffn_residual, **ffn_norm, eps=eps)
@@ -109,8 +112,7 @@ def convolve(x, places, mask, activation, weight, bias):
     n = len(weight) // x.shape[-1]
     steps = np.arange(n)[:, None, None] - n // 2
     picked = (places == places[:, None] + steps) & mask  # (..., n, L, L)
-    rows = combine_heads(picked @ x[..., None, :, :])  # (..., L, n D)
-    hidden = linear(rows, weight, bias)
+    hidden = linear(combine_heads(picked @ x[..., None, :, :]), weight, bias)  # (..., L, D)
     activated = activation(hidden)
     return activated
 
@@ -149,12 +151,6 @@ MODEL = deberta
 WITH_CONVOLUTION = convolutional_deberta
 CHOICES = {
     "buckets": {"own": own_buckets, "log": log_buckets},
-    "forms": {
-        "none": [],
-        "key": [content_to_distance],
-        "query": [distance_to_content],
-        "key and query": [content_to_distance, distance_to_content],
-    },
     "distance_norm": {"norm": layer_norm, "no norm": unchanged},
 }
 HEADS = {

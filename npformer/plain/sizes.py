@@ -87,7 +87,6 @@ SCALINGS: Mapping[str, Callable[[np.ndarray, Any, int], np.ndarray]] = {
 #: Name of a parameter -> key of its function in the CHOICES of the page.
 OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "embed": lambda config: "narrow" if config.d_embedding else "wide",
-    "forms": lambda config: " and ".join(config.mechanisms[0].forms) or "none",
     "buckets": lambda config: "log" if config.mechanisms[0].max_distance else "own",
     "distance_norm": lambda config: "norm" if config.mechanisms[0].norm else "no norm",
     "pooling": lambda config: config.pooling,
@@ -121,6 +120,7 @@ SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     ),
     "max_distance": lambda config, weights, text: config.mechanisms[0].max_distance,
     "end_id": lambda config, weights, text: config.decoder.end_ids[0],
+    "forms": lambda config, weights, text: config.mechanisms[0].forms,
     "convolution_activation": lambda config, weights, text: ACTIVATIONS[config.convolution.activation],
     "layer_frequencies": lambda config, weights, text: [
         _frequencies(_rotary(config, layer), config, len(text)) for layer in range(config.n_layers)

@@ -1,7 +1,4 @@
-"""The pages of encoders: every choice of a config, masked tokens, padded batches, and torch's golden values.
-
-The engine computes none of the numbers that are compared with torch's.
-"""
+"""The pages of encoders: every choice of a config, masked tokens, padded batches, and torch's golden values."""
 
 from __future__ import annotations
 
@@ -14,7 +11,8 @@ import npformer
 from npformer import plain
 from npformer.checkpoint import load_folder
 from npformer.config import Config, InputConvolution, Local, Positions, Sharing
-from npformer.mechanisms import Rotary, Window
+from npformer.mechanisms import Rotary, Window, disentangled, relative_bias
+from npformer.plain import deberta, t5
 from npformer.plain.formulas import combine_heads
 from npformer.plain.pages import model_on
 from npformer.plain.roberta import padded_positions
@@ -152,6 +150,16 @@ def test_a_page_keeps_float32(model_type: str) -> None:
     model = tiny.model(model_type, "masked-lm")
     page = Page(model_type).run(model, text_of(model))
     assert {page[stage.name].dtype for stage in stages(model.weights, model.config)} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (8, 20), (32, 512)])
+def test_the_buckets_of_every_distance(n_buckets: int, max_distance: int) -> None:
+    """Beyond the distances of short texts."""
+    every = np.arange(-2 * max_distance, 2 * max_distance)
+    expected = relative_bias.relative_buckets(every, n_buckets, max_distance)
+    np.testing.assert_array_equal(t5.relative_buckets(every, n_buckets, max_distance), expected)
+    expected = disentangled.log_buckets(every, n_buckets, max_distance)
+    np.testing.assert_array_equal(deberta.log_buckets(every, n_buckets, max_distance), expected)
 
 
 # --- torch's golden values -------------------------------------------------------------------------------------------
