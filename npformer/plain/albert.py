@@ -1,7 +1,7 @@
 """ALBERT: BERT with narrow tables, and layers that share their weights. Lan et al., 2020, ALBERT, section 3.1.
 
 It differs from BERT in one line: a linear layer widens the embeddings from E columns to D. `layers` has an entry for
-each layer that is computed; where layers share weights, their entries are the same.
+each layer to compute; entries of layers that share weights are the same.
 """
 
 from npformer.plain.formulas import embedding, encoder_layer, layer_norm, linear

@@ -30,14 +30,14 @@ def embed(ids, positions, token_type_ids, eps, token, norm, position=ZEROS, segm
 
 
 def own_buckets(distances, n_buckets, max_distance):
-    """A bucket for each distance, as in the first DeBERTa."""
+    """Each distance has its own bucket, as in the first DeBERTa."""
     return distances
 
 
 def log_buckets(distances, n_buckets, max_distance):
-    """Distances up to m = n_buckets / 2 have buckets of their own, greater ones share them. The published code of 2.
+    """d up to m = n_buckets / 2, and sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))) beyond.
 
-    bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))), rounded as in float32.
+    Far distances share buckets. The published code of version 2, which computes in float32.
     >>> log_buckets(np.array([-3, 0, 4, 5, 100, 511]), 8, 512).tolist()
     [-3, 0, 4, 5, 6, 7]
     """
@@ -53,41 +53,35 @@ def distance_rows(places, buckets, max_distance, n_rows):
     return np.clip(zero + buckets(places[:, None] - places, zero, max_distance), 0, n_rows - 1)
 
 
-def unchanged(table, eps):
-    """The table of distances itself, in models without a norm of it."""
-    return table
-
-
-def content_to_position(q, k, position_q, position_k, rows):
-    """q_i . K_r(i, j), from content (..., H, L, K) and positions (H, R, K) -> (..., H, L, L). Equation 4."""
-    products = q @ position_k.mT  # (..., H, L, R)
+def content_to_position(content_query, position_key, rows):
+    """q_i . K_r(i, j), from (..., H, L, K) and (H, R, K) -> (..., H, L, L). Equation 4."""
+    products = content_query @ position_key.mT  # (..., H, L, R)
     return products[..., np.arange(len(rows))[:, None], rows]
 
 
-def position_to_content(q, k, position_q, position_k, rows):
-    """Q_r(i, j) . k_j, from content (..., H, L, K) and positions (H, R, K) -> (..., H, L, L). Equation 4.
+def position_to_content(position_query, content_key, rows):
+    """Q_r(i, j) . k_j, from (H, R, K) and (..., H, L, K) -> (..., H, L, L). Equation 4.
 
-    The row is r(i, j) as in the published code; the paper has r(j, i).
+    The row is r(i, j), as in the published code; the paper has r(j, i).
     """
-    products = position_q @ k.mT  # (..., H, R, L)
+    products = position_query @ content_key.mT  # (..., H, R, L)
     return products[..., rows, np.arange(len(rows))]
-
-
-FORMS = {"key": content_to_position, "query": position_to_content}
 
 
 def disentangled_attention(x, table, rows, forms, mask, n_heads, query, key, value, output, **own):
     """score_ij = (q_i . k_j + q_i . K_r(i, j) + Q_r(i, j) . k_j) / sqrt(3 K). (..., L, D) -> (..., L, D). Equation 4.
 
-    K_r and Q_r are row r of the table, projected as the content is, or by weights of their own, distance_key and
-    distance_query. With one of the two FORMS, the divisor is sqrt(2 K).
+    K_r and Q_r are row r of the table (R, D), projected as the content is, or by weights of their own. With one of the
+    forms, "c2p" or "p2c", the divisor is sqrt(2 K).
     """
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
     query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L, K)
-    projections = [own.get("distance_query", query), own.get("distance_key", key)]
-    positions = [split_heads(linear(table, **each), n_heads) for each in projections]  # (H, R, K) twice
+    position_query = split_heads(linear(table, **own.get("distance_query", query)), n_heads)  # (H, R, K)
+    position_key = split_heads(linear(table, **own.get("distance_key", key)), n_heads)
+    c2p = content_to_position(query_heads, position_key, rows)
+    p2c = position_to_content(position_query, key_heads, rows)
     scale = math.sqrt((1 + len(forms)) * query_heads.shape[-1])
-    distance_scores = sum(FORMS[form](query_heads, key_heads, *positions, rows) for form in forms) / scale
+    distance_scores = sum({"c2p": c2p, "p2c": p2c}[form] for form in forms) / scale
     scores = query_heads @ key_heads.mT / scale + distance_scores
     weights = masked_softmax(scores, mask)
     context = weights @ value_heads
@@ -115,6 +109,11 @@ def convolve(x, places, mask, activation, weight, bias):
     hidden = linear(combine_heads(picked @ x[..., None, :, :]), weight, bias)  # (..., L, D)
     activated = activation(hidden)
     return activated
+
+
+def unchanged(table, eps):
+    """The table of distances itself, in models without a norm of it."""
+    return table
 
 
 def deberta(

@@ -1,7 +1,7 @@
 """ELECTRA: BERT trained to find replaced tokens. Clark et al., 2020, ELECTRA.
 
-It differs from BERT in its heads: a head of its own finds replaced tokens, the model alone has no pooler, and that of
-a classifier has GELU. In some sizes the tables are narrower than the layers; `embed` is then ALBERT's, else BERT's.
+It differs from BERT in its heads: one of them finds replaced tokens, the model alone has no pooler, and the pooler of
+a classifier has GELU instead of tanh. `embed` is BERT's, or ALBERT's in sizes with tables narrower than the layers.
 """
 
 from npformer.plain.albert import embed as narrow_embed
@@ -19,7 +19,7 @@ def electra(ids, positions, token_type_ids, mask, n_heads, embed, activation, ep
 
 
 def find_replaced(x, activation, head):
-    """A logit of each token, positive if another model has replaced it: act(x W + b) w + c, (..., L). Section 2."""
+    """The logit that a token has been replaced, for each token: act(x W + b) w + c, (..., L). Section 2."""
     activated = activation(linear(x, **head["hidden"]))
     logits = linear(activated, **head["output"])[..., 0]
     return {"logits": logits}

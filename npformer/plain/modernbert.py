@@ -1,24 +1,18 @@
-"""ModernBERT: an encoder with local layers, rotary positions and gated networks. Warner et al., 2024, section 2.1.
+"""ModernBERT: an encoder with rotary positions, local layers and gated networks. Warner et al., 2024, section 2.1.
 
-It differs from BERT in its layers: norms come before the blocks, attention rotates queries and keys, most layers are
-local, and the feed-forward network is GeGLU. mask is (..., 1, 1, L), or True for a text alone.
+It differs from BERT in its layers, which have no biases: norms come before the blocks, attention rotates queries and
+keys, most layers attend to a window, and the feed-forward network is GeGLU. mask is (..., 1, 1, L), True for tokens
+and False for padding, or True for a text alone. places (L,) are 0 ... L - 1.
 """
 
 import numpy as np
 
-from npformer.plain.formulas import (
-    embedding,
-    gated_feed_forward,
-    layer_norm,
-    linear,
-    rotary_angles,
-    rotary_attention,
-)
-from npformer.plain.heads import hidden_states, predict_words
+from npformer.plain.formulas import embedding, gated_feed_forward, layer_norm, linear, rotary_angles, rotary_attention
+from npformer.plain.heads import classify_tokens, find_answer, hidden_states, predict_words
 
 
 def window(places, reach):
-    """True where a query is at most `reach` places from a key; reach is infinite in a global layer. (L,) -> (L, L).
+    """True where a key is at most `reach` places from the query, (L,) -> (L, L). A global layer has infinite reach.
 
     >>> window(np.array([0, 1, 2, 3]), reach=1).astype(int).tolist()
     [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
@@ -32,7 +26,7 @@ def embed(ids, eps, token, norm):
 
 
 def first_layer(x, mask, n_heads, angles, activation, eps, attention, ffn, ffn_norm):
-    """Y = X + Attention(X); Z = Y + FFN(Normalize(Y)): the embeddings are normalized already."""
+    """Y = X + Attention(X); Z = Y + FFN(Normalize(Y)). The embeddings, X, are normalized already. Section 2.1.1."""
     attention_residual = x + rotary_attention(x, mask, n_heads, angles, **attention)
     normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
     ffn_residual = attention_residual + gated_feed_forward(normed, activation, **ffn)
@@ -51,13 +45,15 @@ def later_layer(x, mask, n_heads, angles, activation, eps, attention, attention_
 def modernbert(
     ids, positions, places, mask, n_heads, layer_frequencies, layer_reaches, activation, eps, embeddings, layers, norm
 ):
-    """The normalized rows of the last layer, (..., L, D). Global and local layers have their own frequencies."""
+    """The normalized rows of the last layer, (..., L, D).
+
+    Global and local layers have their own rotary frequencies and reach, given for each layer. Section 2.1.2.
+    """
     x = embed(ids, eps, **embeddings)
-    angles = [rotary_angles(positions, frequencies) for frequencies in layer_frequencies]
-    masks = [mask & window(places, reach) for reach in layer_reaches]
     functions = [first_layer] + [later_layer] * (len(layers) - 1)
-    for function, layer, of_layer, near in zip(functions, layers, angles, masks):
-        x = function(x, near, n_heads, of_layer, activation, eps, **layer)
+    for function, layer, frequencies, reach in zip(functions, layers, layer_frequencies, layer_reaches):
+        angles = rotary_angles(positions, frequencies)
+        x = function(x, mask & window(places, reach), n_heads, angles, activation, eps, **layer)
     return layer_norm(x, **norm, eps=eps)
 
 
@@ -78,33 +74,30 @@ def transform(x, head_activation, eps, head):
     return layer_norm(activated, **head["norm"], eps=eps)
 
 
-def classify(x, mask, pooling, head_activation, eps, head):
+def classify_row(x, mask, pooling, head_activation, eps, head):
     """Logits of a text's labels from one row of each text, (..., C). pooling: `first_row` or `mean_row`."""
     pooled = pooling(x, mask)
     logits = linear(transform(pooled, head_activation, eps, head), **head["output"])
     return {"logits": logits}
 
 
-def classify_tokens(x, head_activation, eps, head):
+def transform_and_classify_tokens(x, head_activation, eps, head):
     """Logits of every token's labels, (..., L, C)."""
-    logits = linear(transform(x, head_activation, eps, head), **head["output"])
-    return {"logits": logits}
+    return classify_tokens(transform(x, head_activation, eps, head), head)
 
 
-def find_answer(x, head_activation, eps, head):
+def transform_and_find_answer(x, head_activation, eps, head):
     """Logits of every token as the start and as the end of an answer, (..., L)."""
-    transformed = transform(x, head_activation, eps, head)
-    start_logits, end_logits = np.moveaxis(linear(transformed, **head["output"]), -1, 0)
-    return {"start_logits": start_logits, "end_logits": end_logits}
+    return find_answer(transform(x, head_activation, eps, head), head)
 
 
 MODEL = modernbert
 CHOICES = {"pooling": {"first": first_row, "mean": mean_row}}
 HEADS = {
     "base": hidden_states,
-    "sequence-classification": classify,
-    "multiple-choice": classify,
-    "token-classification": classify_tokens,
-    "question-answering": find_answer,
+    "sequence-classification": classify_row,
+    "multiple-choice": classify_row,
+    "token-classification": transform_and_classify_tokens,
+    "question-answering": transform_and_find_answer,
     "masked-lm": predict_words,
 }

@@ -1,7 +1,8 @@
-"""MPNet: BERT with a bias of each distance in the scores. Song et al., 2020, MPNet.
+"""MPNet: BERT with a bias for each distance between tokens. Song et al., 2020, MPNet.
 
 It differs from BERT in its attention, which adds T5's relative biases to the scores, from one table for all layers. It
-has no token types, and `positions` are counted as in RoBERTa. mask is (..., 1, 1, L), or True for a text alone.
+has no token types, and positions are those of RoBERTa's `padded_positions`. mask is (..., 1, 1, L), True for tokens
+and False for padding, or True for a text alone. places (L,) are 0 ... L - 1.
 """
 
 import math
@@ -15,16 +16,13 @@ from npformer.plain.t5 import relative_buckets
 
 
 def distance_biases(places, max_distance, weight):
-    """b_h[bucket(j - i)] for head h, query i and key j, weight (32, H) -> (H, L, L). Raffel et al., 2020, section 2.1.
-
-    places: the index of each token in its text, (L,).
-    """
+    """b_h[bucket(j - i)] for head h, query i and key j, weight (32, H) -> (H, L, L). Raffel et al., 2020, T5, 2.1."""
     buckets = relative_buckets(places - places[:, None], len(weight), max_distance)  # (L, L)
     return np.moveaxis(weight[buckets], -1, 0)
 
 
 def biased_attention(x, bias, mask, n_heads, query, key, value, output):
-    """Multi-head attention with scores q k^T / sqrt(K) + b, bias (H, L, L). (..., L, D) -> (..., L, D)."""
+    """Concat(heads) W_O, head h = softmax(q k^T / sqrt(K) + bias_h) v. x (..., L, D), bias (H, L, L) -> (..., L, D)."""
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
     query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L, K)
     scores = query_heads @ key_heads.mT / math.sqrt(query_heads.shape[-1]) + bias  # (..., H, L, L)

@@ -120,7 +120,9 @@ SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     ),
     "max_distance": lambda config, weights, text: config.mechanisms[0].max_distance,
     "end_id": lambda config, weights, text: config.decoder.end_ids[0],
-    "forms": lambda config, weights, text: config.mechanisms[0].forms,
+    "forms": lambda config, weights, text: [
+        {"key": "c2p", "query": "p2c"}[each] for each in config.mechanisms[0].forms
+    ],
     "convolution_activation": lambda config, weights, text: ACTIVATIONS[config.convolution.activation],
     "layer_frequencies": lambda config, weights, text: [
         _frequencies(_rotary(config, layer), config, len(text)) for layer in range(config.n_layers)
