@@ -8,8 +8,8 @@ from npformer.plain.formulas import embedding, encoder_layer, layer_norm, linear
 from npformer.plain.heads import classify_first, classify_tokens, find_answer, pooled_states, predict_words
 
 
-def embed(ids, positions, token_type_ids, eps, token, position, segment, norm, project):
-    """Normalize(token + position + segment) W + b, from tables of E columns: (..., L) three times -> (..., L, D)."""
+def factorized_embed(ids, positions, token_type_ids, eps, token, position, segment, norm, project):
+    """Normalize(token + position + segment) W + b, tables of E columns: (..., L) three times -> (..., L, D)."""
     total = embedding(ids, **token) + embedding(positions, **position) + embedding(token_type_ids, **segment)
     normed = layer_norm(total, **norm, eps=eps)  # (..., L, E)
     return linear(normed, **project)
@@ -17,7 +17,7 @@ def embed(ids, positions, token_type_ids, eps, token, position, segment, norm, p
 
 def albert(ids, positions, token_type_ids, mask, n_heads, activation, eps, embeddings, layers):
     """The rows of the last layer, (..., L, D). mask: as in BERT, (..., 1, 1, L), or True for a text alone."""
-    x = embed(ids, positions, token_type_ids, eps, **embeddings)
+    x = factorized_embed(ids, positions, token_type_ids, eps, **embeddings)
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
     return x

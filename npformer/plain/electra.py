@@ -1,18 +1,18 @@
 """ELECTRA: BERT trained to find replaced tokens. Clark et al., 2020, ELECTRA.
 
 It differs from BERT in its heads: one of them finds replaced tokens, the model alone has no pooler, and the pooler of
-a classifier has GELU instead of tanh. `embed` is BERT's, or ALBERT's in sizes with tables narrower than the layers.
+a classifier has GELU instead of tanh. Sizes with narrow tables have ALBERT's embeddings instead of BERT's.
 """
 
-from npformer.plain.albert import embed as narrow_embed
-from npformer.plain.bert import embed as wide_embed
+from npformer.plain.albert import factorized_embed
+from npformer.plain.bert import embed
 from npformer.plain.formulas import encoder_layer, linear
 from npformer.plain.heads import classify_first, classify_tokens, find_answer, hidden_states, predict_words
 
 
-def electra(ids, positions, token_type_ids, mask, n_heads, embed, activation, eps, embeddings, layers):
+def electra(ids, positions, token_type_ids, mask, n_heads, embed_tokens, activation, eps, embeddings, layers):
     """The rows of the last layer, (..., L, D). mask: as in BERT, (..., 1, 1, L), or True for a text alone."""
-    x = embed(ids, positions, token_type_ids, eps, **embeddings)
+    x = embed_tokens(ids, positions, token_type_ids, eps, **embeddings)
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
     return x
@@ -26,7 +26,7 @@ def find_replaced(x, activation, head):
 
 
 MODEL = electra
-CHOICES = {"embed": {"wide": wide_embed, "narrow": narrow_embed}}
+CHOICES = {"embed_tokens": {"wide": embed, "narrow": factorized_embed}}
 HEADS = {
     "base": hidden_states,
     "sequence-classification": classify_first,

@@ -86,7 +86,7 @@ SCALINGS: Mapping[str, Callable[[np.ndarray, Any, int], np.ndarray]] = {
 
 #: Name of a parameter -> key of its function in the CHOICES of the page.
 OPTIONS: Mapping[str, Callable[[Any], str]] = {
-    "embed": lambda config: "narrow" if config.d_embedding else "wide",
+    "embed_tokens": lambda config: "narrow" if config.d_embedding else "wide",
     "buckets": lambda config: "log" if config.mechanisms[0].max_distance else "own",
     "distance_norm": lambda config: "norm" if config.mechanisms[0].norm else "no norm",
     "pooling": lambda config: config.pooling,

@@ -14,7 +14,7 @@ from npformer.config import Config, InputConvolution, Local, Positions, Sharing
 from npformer.mechanisms import Rotary, Window, disentangled, relative_bias
 from npformer.plain import deberta, t5
 from npformer.plain.formulas import combine_heads
-from npformer.plain.pages import model_on
+from npformer.plain.pages import functions_of
 from npformer.plain.roberta import padded_positions
 from npformer.plain.sizes import bind
 from npformer.runtime.packing import Text
@@ -135,13 +135,12 @@ def test_a_page_leaves_masked_tokens_out(model_type: str, head: str, fields: dic
 def answers_of_a_batch(model: Any, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
     """The answers of a page that reads a padded batch, (B, L)."""
     config, page = model.config, plain.page(model.config.model_type)
-    uncounted = config.uncounted is not None
-    positions = padded_positions(ids, config.uncounted) if uncounted else np.arange(ids.shape[1])
+    counted = config.uncounted is not None
+    positions = padded_positions(ids, config.uncounted) if counted else np.arange(ids.shape[1])
     given = {"ids": ids, "positions": positions, "token_type_ids": 0 * ids, "mask": mask[:, None, None, :]}
-    text, x = npformer.Text(ids[0]), None
-    rows = bind(model_on(page, config), config, model.weights, text)
+    functions = functions_of(page, config, model.weights)
+    rows, head = (bind(each, config, model.weights, npformer.Text(ids[0])) for each in functions)
     x = rows(**{name: value for name, value in given.items() if name in rows.keywords})
-    head = bind(page.HEADS[config.head], config, model.weights, text)
     return head(x, **{name: value for name, value in given.items() if name in head.keywords})
 
 

@@ -28,7 +28,7 @@ def cases() -> list[Any]:
     for model_type in FAMILIES:
         try:
             known = plain.page(model_type)
-        except ModuleNotFoundError:
+        except npformer.NpformerError:
             continue
         found += [pytest.param(model_type, head, id=f"{model_type}-{head}") for head in known.HEADS]
     return found
