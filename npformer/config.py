@@ -143,7 +143,7 @@ class Config(Answering):
     scale_embedding : multiply token rows by sqrt(d_model)
     scale_output : multiply rows by 1 / sqrt(d_model) before the projection to the vocabulary
     score_scale : factor of the scores q k^T; 0 means 1 / sqrt(d_head)
-    gated : the feed-forward networks have a gate
+    gated : the feed-forward networks are gated: they compute act(gate) * up, and not act(hidden)
     scale_dtype : dtype to which sqrt(d_model) is rounded, one of ROUNDED; "" means no rounding
     activation : activation of the feed-forward network, one of ACTIVATIONS
     head_activation : activation of the layer before the norm of a head; "" means the same as `activation`

@@ -119,7 +119,7 @@ def encoder(
 def _layer(n_heads: int, activation: Activation, weights: Mapping[str, Any], eps: float, norm_first: bool) -> Layer:
     """The layer with these weights, which determine whether its FFN is gated and whether its attention has a norm."""
     unnormed = ("attention",) if weights.get("attention_norm") is None else ()
-    return layer_of(n_heads, activation, "gate" in weights["ffn"], LayerNorm(eps), norm_first, unnormed=unnormed)
+    return layer_of(n_heads, activation, "up" in weights["ffn"], LayerNorm(eps), norm_first, unnormed=unnormed)
 
 
 def layer_of(

@@ -107,12 +107,13 @@ def _again(y: np.ndarray, at: Any) -> np.ndarray:
 
 def _bias_after(port: Any) -> Ways:
     """act(x W) + b instead of act(x W + b)."""
+    inner = "ffn.gate" if port.config.gated else "ffn.hidden"
 
     def late(y: np.ndarray, at: Any) -> Any:
-        return ACTIVATIONS[at.config.activation](at("ffn.hidden").copy()) + at.weight("ffn.hidden", "bias")
+        return ACTIVATIONS[at.config.activation](at(inner).copy()) + at.weight(inner, "bias")
 
-    if any(name.endswith("ffn.hidden.bias") for name in port.weights):
-        yield "", {"*.ffn.hidden": lambda y, at: y - at.weight("ffn.hidden", "bias"), "*.ffn.activation": late}
+    if any(name.endswith(f"{inner}.bias") for name in port.weights):
+        yield "", {f"*.{inner}": lambda y, at: y - at.weight(inner, "bias"), "*.ffn.activation": late}
 
 
 LEFT_OUT: Rules = {"*.activation": lambda y, at: at.source}

@@ -1,4 +1,4 @@
-"""The gated feed-forward network: each hidden unit is multiplied by the output of a second linear layer.
+"""The gated feed-forward network: each activated unit is multiplied by the output of a second linear layer.
 
 GLU Variants Improve Transformer (Shazeer, 2020), section 2.
 """
@@ -34,28 +34,29 @@ class Gated(FeedForward):
 
     def groups(self, d_model: int) -> dict[str, Group]:
         groups = super().groups(d_model)
-        return {"hidden": groups["hidden"], "gate": groups["hidden"], "output": groups["output"]}
+        return {"gate": groups["hidden"], "up": groups["hidden"], "output": groups["output"]}
 
     @property
     def stages(self) -> list[Stage]:
         hidden, activation, _ = super().stages
+        gate = hidden._replace(name="gate")
         formula = "{x} V + c" if self.bias else "{x} V"
-        gate = Stage("gate", "(T, F)", formula, "functions.linear", "mlp.hook_pre_linear", (INPUT,))
-        product = ("(T, F)", "activation * gate", "blocks.gated.gated_feed_forward")
-        gated = Stage("gated", *product, parents=("activation", "gate"))
-        return [hidden, gate, activation, gated, output_stage("gated", self.bias)]
+        up = Stage("up", "(T, F)", formula, "functions.linear", "mlp.hook_pre_linear", (INPUT,))
+        activation = activation._replace(formula="act(gate)", parents=("gate",))
+        product = ("(T, F)", "activation * up", "blocks.gated.gated_feed_forward")
+        gated = Stage("gated", *product, parents=("activation", "up"))
+        return [gate, up, activation, gated, output_stage("gated", self.bias)]
 
 
-def gated_feed_forward(
-    x: np.ndarray, activation: Activation, hidden: Linear, gate: Linear, output: Linear
-) -> np.ndarray:
+def gated_feed_forward(x: np.ndarray, activation: Activation, gate: Linear, up: Linear, output: Linear) -> np.ndarray:
     """FFN(x) = (act(x W_1 + b_1) * (x V + c)) W_2 + b_2: GeGLU if act is GELU, SwiGLU if it is SiLU.
 
     Parameters
     ----------
     x : (T, D) array
     activation : function such as `gelu`
-    hidden, gate, output : linear layers as in `feed_forward`, with weights W_1 (D, F), V (D, F) and W_2 (F, D)
+    gate, up, output : linear layers as in `feed_forward`, with weights W_1 (D, F), V (D, F) and W_2 (F, D); the
+        activation reads the product with gate, which is gate_proj in Llama, and up is its up_proj
 
     Returns
     -------
@@ -68,11 +69,11 @@ def gated_feed_forward(
     Examples
     --------
     >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
-    >>> gated_feed_forward(np.array([[-1.0, 3.0]]), npformer.relu, hidden=identity, gate=doubled, output=identity)
+    >>> gated_feed_forward(np.array([[-1.0, 3.0]]), npformer.relu, gate=identity, up=doubled, output=identity)
     array([[ 0., 18.]])
     """
-    h, v = linears(x, hidden, gate)
-    h, v = tap("hidden", h), tap("gate", v)
+    h, v = linears(x, gate, up)
+    h, v = tap("gate", h), tap("up", v)
     h = tap("activation", activation(h, out=spare(h)))
     return tap("output", linear(tap("gated", np.multiply(h, v, out=spare(h))), **output))
 
@@ -82,50 +83,50 @@ def gated_feed_forward_backward(
     stages: Stages,
     x: np.ndarray,
     activation: Activation,
-    hidden: Linear,
     gate: Linear,
+    up: Linear,
     output: Linear,
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
     """Backward of `gated_feed_forward`: dx (T, D) and the gradients of the three linear layers."""
     grad, d_output = linear_backward(stages.through_edit("output", grad), stages["gated"], **output)
     grad = stages.through_edit("gated", grad)
-    dh = stages.through_edit("activation", grad * stages["gate"])
-    dv = stages.through_edit("gate", grad * stages["activation"])
-    dh = stages.through_edit("hidden", BACKWARDS[activation](dh, stages["hidden"]))
-    dx, d_gate = linear_backward(dv, x, **gate)
-    from_hidden, d_hidden = linear_backward(dh, x, **hidden)
-    dx += from_hidden
-    return dx, {"hidden": d_hidden, "gate": d_gate, "output": d_output}
+    dh = stages.through_edit("activation", grad * stages["up"])
+    dv = stages.through_edit("up", grad * stages["activation"])
+    dh = stages.through_edit("gate", BACKWARDS[activation](dh, stages["gate"]))
+    dx, d_up = linear_backward(dv, x, **up)
+    from_gate, d_gate = linear_backward(dh, x, **gate)
+    dx += from_gate
+    return dx, {"gate": d_gate, "up": d_up, "output": d_output}
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
 def _swapped(port: Any) -> Ways:
-    pairs = [(f"{layer}ffn.gate", f"{layer}ffn.hidden") for layer in port.layers]
+    pairs = [(f"{layer}ffn.gate", f"{layer}ffn.up") for layer in port.layers]
     yield "", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
     yield (
-        "the gate is activated",
+        "up is activated",
         {
-            "*.ffn.activation": lambda y, at: ACTIVATIONS[at.config.activation](at("ffn.gate")),
-            "*.ffn.gated": lambda y, at: at("ffn.activation") * at("ffn.hidden"),
+            "*.ffn.activation": lambda y, at: ACTIVATIONS[at.config.activation](at("ffn.up")),
+            "*.ffn.gated": lambda y, at: at("ffn.activation") * at("ffn.gate"),
         },
     )
 
 
 def _renamed(port: Any) -> Ways:
-    """Exports hidden and gate under each other's names, but reads each correctly."""
+    """Exports gate and up under each other's names, but reads each correctly."""
 
     def made_by(group: str) -> Rule:
         return lambda y, at: at.linear(at.source, group)
 
-    exported: Rules = {"*.ffn.hidden": made_by("ffn.gate"), "*.ffn.gate": made_by("ffn.hidden")}
-    read: Rules = {f"*.{group}": made_by(group) for group in ("ffn.hidden", "ffn.gate")}
-    yield "ffn.hidden and ffn.gate exchanged", port.ruling(exported).rereading(read, "*.ffn.activation", "*.ffn.gated")
+    exported: Rules = {"*.ffn.gate": made_by("ffn.up"), "*.ffn.up": made_by("ffn.gate")}
+    read: Rules = {f"*.{group}": made_by(group) for group in ("ffn.gate", "ffn.up")}
+    yield "ffn.gate and ffn.up exchanged", port.ruling(exported).rereading(read, "*.ffn.activation", "*.ffn.gated")
 
 
 def _of_product(y: np.ndarray, at: Any) -> np.ndarray:
-    product = at("ffn.hidden") * at("ffn.gate")
+    product = at("ffn.gate") * at("ffn.up")
     made: np.ndarray = ACTIVATIONS[at.config.activation](product)
     return made
 
@@ -135,25 +136,25 @@ Gated.mistakes = (
     *activation_mistakes.MISTAKES,
     Mistake(
         "stages under wrong names",
-        "ffn.hidden is the product with gate_proj, which is activated; ffn.gate is the product with up_proj",
+        "ffn.gate is the product with gate_proj, which is activated; ffn.up is the product with up_proj",
         _renamed,
     ),
     Mistake(
-        "gate and hidden swapped",
+        "gate and up swapped",
         "the activation applies to gate_proj, or to the first half of a fused layer; up_proj or the second half is not"
         " activated",
         _swapped,
     ),
     Mistake(
-        "gate left out",
-        "the activation is multiplied by the gate",
+        "up left out",
+        "the activation is multiplied by up, the product with up_proj",
         {
             "left out": {"*.ffn.gated": lambda y, at: at("ffn.activation")},
-            "added, not multiplied": {"*.ffn.gated": lambda y, at: at("ffn.activation") + at("ffn.gate")},
+            "added, not multiplied": {"*.ffn.gated": lambda y, at: at("ffn.activation") + at("ffn.up")},
         },
     ),
     Mistake(
-        "activation of the product with the gate",
+        "activation of gate times up",
         "the activation applies to one factor, act(x W_1) * (x V), not to the product",
         {"": {"*.ffn.gated": _of_product}, "exported as both": _OF_BOTH},
     ),

@@ -26,6 +26,7 @@ from npformer.checkpoint.storage import (
 from npformer.checkpoint.tied import PROJECTION, is_table, ties, with_tables
 from npformer.common.errors import NpformerError, warn
 from npformer.config import Config
+from npformer.descriptions.earlier_names import renamed
 from npformer.embeddings import sinusoidal_positions
 from npformer.families import Source, TensorPart, family_of
 from npformer.runtime.narrow import NARROW, NarrowWeight, narrowed, widened
@@ -87,7 +88,7 @@ def own_to_tree(
 ) -> Tree:
     """Builds the nested dict from the tensors of a converted checkpoint. Copies only tensors whose dtype changes."""
     own = parameters(config)
-    flat = _with_scales(flat)
+    flat = _with_scales(renamed(flat))
     unknown = [name for name in flat if name not in own]
     if unknown:  # they may belong to another head
         known = {name for head in family_of(config).all_heads for name in parameters(config, head)}

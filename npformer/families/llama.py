@@ -213,8 +213,8 @@ ENCODER = {
     "layers.*.attention.key_norm": "model.layers.*.self_attn.k_norm",
     "layers.*.attention.output": "model.layers.*.self_attn.o_proj",
     "layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
-    "layers.*.ffn.hidden": "model.layers.*.mlp.gate_proj",
-    "layers.*.ffn.gate": "model.layers.*.mlp.up_proj",
+    "layers.*.ffn.gate": "model.layers.*.mlp.gate_proj",
+    "layers.*.ffn.up": "model.layers.*.mlp.up_proj",
     "layers.*.ffn.output": "model.layers.*.mlp.down_proj",
     "norm": "model.norm",
 }

@@ -54,8 +54,8 @@ PHI3 = kin_of_llama(
     {"eps": 1e-5},
     {
         **{f"layers.*.attention.{name}": QKV for name in ("query", "key", "value")},
-        "layers.*.ffn.hidden": GATED,
         "layers.*.ffn.gate": GATED,
+        "layers.*.ffn.up": GATED,
     },
     ids={"bos_token_id": 1, "eos_token_id": 32000, "pad_token_id": 32000},
     stages={"model.layers.*.mlp.activation_fn": "layers.*.ffn.activation", "model.layers.*": "layers.*.ffn_residual"},

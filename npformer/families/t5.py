@@ -49,7 +49,7 @@ WITHIN = ("sequence-classification", "token-classification")
 #: Block of a layer -> its module.
 BLOCKS = {"attention": "SelfAttention", "cross_attention": "EncDecAttention", "ffn": "DenseReluDense"}
 LINEAR = {"query": "q", "key": "k", "value": "v", "output": "o"}
-INNER = {"hidden": "wi", "gate": "wi_1", "output": "wo"}
+INNER = {"hidden": "wi", "gate": "wi_0", "up": "wi_1", "output": "wo"}
 #: Stack -> the blocks of a layer, in order.
 INDEX = {"encoder": ("attention", "ffn"), "decoder": ("attention", "cross_attention", "ffn")}
 #: Groups of a stack outside its layers.
@@ -229,8 +229,7 @@ def _modules(group: str, head: str, config: Config) -> list[str]:
     at = f"{side}.block.{layer}.layer.{INDEX[side].index(block.removesuffix('_norm'))}"
     if not part:
         return [f"{at}.layer_norm"]
-    linear = "wi_0" if config.gated and part == "hidden" else LINEAR[part] if block != "ffn" else INNER[part]
-    return [f"{at}.{BLOCKS[block]}.{linear}"]
+    return [f"{at}.{BLOCKS[block]}.{(INNER if block == 'ffn' else LINEAR)[part]}"]
 
 
 _CLASSES = {

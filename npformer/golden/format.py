@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.checkpoint.parameters import parameters
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.descriptions import earlier_names
 from npformer.families import read_config, write_config
 from npformer.runtime.packing import Text
 
@@ -62,6 +64,7 @@ class Golden:
             "versions": dict(self.versions),
             "tokens": self.tokens,
             **({"source_tokens": self.source_tokens} if self.sources else {}),
+            **({"names": earlier_names.NAMES} if self.config.gated else {}),
             "stages": list(self.stages),
             "budgets": dict(self.budgets),
         }
@@ -113,10 +116,16 @@ def load(path: str | Path) -> Golden:
     try:
         manifest = json.loads(metadata["manifest"])
         json.dumps(manifest, ensure_ascii=False).encode()  # rejects lone surrogates, which no file can hold
-        return _golden(arrays, manifest)
+        golden = _golden(arrays, manifest)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         problem = f"missing {error}" if isinstance(error, KeyError) else error
         raise NpformerError(f"{path}: the golden file does not match its manifest: {problem!s:.200}") from None
+    try:
+        names = [*golden.stages, *parameters(golden.config)]  # the hash of the weights depends on their names
+        earlier_names.refuse(names, golden.config.gated, manifest.get("names"))
+    except NpformerError as error:
+        raise NpformerError(f"{path}: {error}") from None
+    return golden
 
 
 def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golden:

@@ -16,6 +16,7 @@ from npformer.config import Config
 from npformer.interpret.stages import of_weights
 
 QKV = ("query", "key", "value")
+INNER = ("ffn.hidden", "ffn.gate", "ffn.up")  # the first linear layer of an FFN, or the first two of a gated one
 CROSS = "cross_attention"
 HEAD = ("pool", "head.", "logits", "start_", "end_", "probabilities")  # prefixes of the names of a head's stages
 STACKS = ("encoder.", "decoder.")

@@ -18,6 +18,7 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tree import module_path
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.descriptions import earlier_names
 from npformer.families import family_of, parts_of
 from npformer.golden import fused, graph
 from npformer.golden.format import Golden
@@ -81,6 +82,8 @@ def read(
             result.unused.append(name)
     if not found and not result.weights:
         raise NpformerError(_nothing(golden, list(arrays)))
+    earlier = [name for name in result.unused if name.replace("ffn.hidden", "ffn.gate") in arrays.keys() - {name}]
+    earlier_names.refuse(earlier, golden.config.gated)
     for name in golden.stages:
         if name in found:
             _place(golden, name, found[name], result, at_end)

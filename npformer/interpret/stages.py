@@ -54,9 +54,10 @@ def layer_with(kinds: Iterable[type[Any]]) -> Layer:
 _KINDS = [getattr(mechanisms, name) for name in mechanisms.__all__]
 #: Excludes soft caps, whose stage is listed below.
 _LAYER = layer_with(kind for kind in _KINDS if kind not in (mechanisms.Mechanism, SoftCap))
-_PLAIN = {each.name: each.formula for each in Layer((("attention", Attention(1)), ("ffn", FeedForward(gelu)))).stages}
+_PLAIN = {each.name: each for each in Layer((("attention", Attention(1)), ("ffn", FeedForward(gelu)))).stages}
 #: The stages of a layer, with the formulas of a layer without mechanisms and gates.
-_OF_LAYER = [each._replace(formula=_PLAIN.get(each.name, each.formula)) for each in _LAYER.stages]
+_OF_LAYER = [each._replace(formula=_PLAIN.get(each.name, each).formula) for each in _LAYER.stages]
+_OF_LAYER.insert([each.name for each in _OF_LAYER].index("ffn.gate"), _PLAIN["ffn.hidden"])
 _NORMED = Layer(tuple((name, Normed(block, LAYER_NORM)) for name, block in _LAYER.blocks))
 _CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
 _EMBEDDINGS = [
@@ -252,6 +253,8 @@ _HOOKS = {
     "blocks.*.ln2.hook_normalized": "layers.*.ffn_norm",
     "ln_final.hook_normalized": "norm",
 }
+#: A stage -> the stage of a gated feed-forward network with the same hook.
+_IN_GATED = {"layers.*.ffn.hidden": "layers.*.ffn.gate"}
 _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 
 
@@ -269,16 +272,16 @@ def resolve(name: str) -> tuple[str, ...]:
     """
     if find(name) is not None:
         return ()
-    known, (template, number) = _elsewhere(), _template(name)
+    known, (template, number), is_hook = _elsewhere(), _template(name), "hook_" in name
     if template in known:
         ours = known[template]
         alone = ours.removeprefix("decoder.")
-        both = (ours, alone) if alone != ours and alone in _BY_NAME else (ours,)
-        return tuple(each.replace("*", number) for each in both)
-    if "hook_" not in name:
-        return ()
-    hooks = (ours.replace("*", number) for theirs, ours in known.items() if fnmatch.fnmatchcase(theirs, template))
-    return tuple(dict.fromkeys(hooks))
+        found = [ours, alone] if alone in _BY_NAME else [ours]
+    else:
+        found = [ours for theirs, ours in known.items() if is_hook and fnmatch.fnmatchcase(theirs, template)]
+    if is_hook:
+        found += [_IN_GATED[each] for each in found if each in _IN_GATED]
+    return tuple(dict.fromkeys(each.replace("*", number) for each in found))
 
 
 def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from npformer.base_model import BaseModel, check_model
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS, Config
+from npformer.descriptions import earlier_names
 from npformer.families import read_config, write_config
 from npformer.functions import softmax
 from npformer.interpret import stages as table
@@ -244,6 +245,7 @@ class Trace(Mapping[str, Any]):
             "tokens": self._tokens,
             "key_tokens": self._key_tokens,
             "segments": [each.tolist() for each in self._token_type_ids],
+            "names": earlier_names.NAMES,
             "stages": list(self),
         }
         save_arrays(path, arrays, {"format": FORMAT, "description": json.dumps(description, ensure_ascii=False)})
@@ -272,6 +274,11 @@ class Trace(Mapping[str, Any]):
                 raise ValueError(f"logits: expected one per label, {len(labels)}")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise NpformerError(f"{path}: not a trace saved by npformer: {error!s:.200}") from None
+        try:
+            is_gated = trace.config.gated if trace.config else any(name.endswith("ffn.gated") for name in trace)
+            earlier_names.refuse(trace, is_gated, description.get("names"))
+        except NpformerError as error:
+            raise NpformerError(f"{path}: {error}") from None
         return trace
 
 

@@ -67,8 +67,8 @@ def test_norms_follow_the_blocks_and_cover_whole_queries_and_keys() -> None:
             np.testing.assert_allclose(stages[f"{here}{block}.output_norm"], normed, rtol=1e-13)
         total = stages[f"{here}attention_residual"] + stages[f"{here}ffn.output_norm"]
         np.testing.assert_array_equal(stages[f"{here}ffn_residual"], total)
-        hidden = stages[f"{here}attention_residual"] @ layer["ffn"]["hidden"]["weight"]
-        np.testing.assert_allclose(stages[f"{here}ffn.hidden"], hidden, rtol=0, atol=1e-13)
+        gate = stages[f"{here}attention_residual"] @ layer["ffn"]["gate"]["weight"]
+        np.testing.assert_allclose(stages[f"{here}ffn.gate"], gate, rtol=0, atol=1e-13)
         for name, width in (("query", 32), ("key", 16)):
             own = layer["attention"][f"{name}_norm"]
             assert own["weight"].shape == (width,)

@@ -42,7 +42,7 @@ def test_fused_rows_are_those_of_query_key_and_value_and_of_gate_and_up() -> Non
     for rows, name in ((fused[:32], "query"), (fused[32:48], "key"), (fused[48:], "value")):
         np.testing.assert_array_equal(rows, layer["attention"][name]["weight"].T)
     fused = files["layers.0.mlp.gate_up_proj.weight"]
-    for rows, name in ((fused[:64], "hidden"), (fused[64:], "gate")):
+    for rows, name in ((fused[:64], "gate"), (fused[64:], "up")):
         np.testing.assert_array_equal(rows, layer["ffn"][name]["weight"].T)
     assert not any(name.endswith("bias") for name in parameters(config))
 

@@ -174,7 +174,7 @@ def test_gradients_are_finite_differences(fields: dict[str, Any]) -> None:
         "decoder.relative_bias.weight",
         "encoder.layers.0.attention.query.weight",
         "decoder.layers.0.cross_attention.key.weight",
-        "decoder.layers.1.ffn.hidden.weight",
+        "decoder.layers.1.ffn.gate.weight" if fields.get("gated") else "decoder.layers.1.ffn.hidden.weight",
         "decoder.layers.0.attention_norm.weight",
         "decoder.norm.weight",
         "head.output.weight",

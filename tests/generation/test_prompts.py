@@ -268,7 +268,7 @@ def test_a_long_prompt_in_blocks_of_rows_has_the_bits_of_one_pass(family: str, m
 
 
 def test_a_long_prompt_takes_the_memory_of_a_block_beside_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The feed-forward network's hidden and gate rows take 16 MB for the whole prompt, and 2 MB for a block."""
+    """The feed-forward network's gate and up rows take 16 MB for the whole prompt, and 2 MB for a block."""
     writer = tiny.model("llama", "causal-lm", threads=1, n_layers=2, d_model=32, d_ffn=1024, max_length=2100)
     ids, peaks = np.random.default_rng(0).integers(8, 200, 2048), {}
     for block in (2048, 256):

@@ -103,7 +103,7 @@ MODERNBERT = {
     "layers.*.attn.Wqkv": ("", "layers.*.attention.query layers.*.attention.key layers.*.attention.value"),
     "layers.*.attn.Wo": ("layers.*.attention.combined", "layers.*.attention.output"),
     "layers.*.mlp_norm": ("layers.*.attention_residual", "layers.*.ffn_norm"),
-    "layers.*.mlp.Wi": ("", "layers.*.ffn.hidden layers.*.ffn.gate"),
+    "layers.*.mlp.Wi": ("", "layers.*.ffn.gate layers.*.ffn.up"),
     "layers.*.mlp.act": ("", "layers.*.ffn.activation"),
     "layers.*.mlp.Wo": ("layers.*.ffn.gated", "layers.*.ffn.output"),
     "layers.*": ("", "layers.*.ffn_residual"),
@@ -133,8 +133,8 @@ NOMIC_BERT = {
     "layers.*.self_attn.v_proj": ("", "layers.*.attention.value"),
     "layers.*.self_attn.o_proj": ("layers.*.attention.combined", "layers.*.attention.output"),
     "layers.*.post_attention_layernorm": ("layers.*.attention_residual", "layers.*.attention_norm"),
-    "layers.*.mlp.gate_proj": ("", "layers.*.ffn.hidden"),
-    "layers.*.mlp.up_proj": ("", "layers.*.ffn.gate"),
+    "layers.*.mlp.gate_proj": ("", "layers.*.ffn.gate"),
+    "layers.*.mlp.up_proj": ("", "layers.*.ffn.up"),
     "layers.*.mlp.act_fn": ("", "layers.*.ffn.activation"),
     "layers.*.mlp.down_proj": ("layers.*.ffn.gated", "layers.*.ffn.output"),
     "layers.*.post_mlp_layernorm": ("layers.*.ffn_residual", "layers.*.ffn_norm"),
@@ -169,8 +169,8 @@ LLAMA = {
     "layers.*.self_attn.k_norm": ("", "layers.*.attention.key_normed"),
     "layers.*.self_attn.o_proj": ("layers.*.attention.combined", "layers.*.attention.output"),
     "layers.*.post_attention_layernorm": ("layers.*.attention_residual", "layers.*.ffn_norm"),
-    "layers.*.mlp.gate_proj": ("", "layers.*.ffn.hidden"),
-    "layers.*.mlp.up_proj": ("", "layers.*.ffn.gate"),
+    "layers.*.mlp.gate_proj": ("", "layers.*.ffn.gate"),
+    "layers.*.mlp.up_proj": ("", "layers.*.ffn.up"),
     "layers.*.mlp.act_fn": ("", "layers.*.ffn.activation"),
     "layers.*.mlp.down_proj": ("layers.*.ffn.gated", "layers.*.ffn.output"),
     "layers.*": ("embeddings.sum", "layers.*.ffn_residual"),  # the first layer reads the embeddings
@@ -186,12 +186,12 @@ GEMMA = LLAMA | {
 }
 OLMO2 = LLAMA | {
     "layers.*.post_attention_layernorm": ("", "layers.*.attention.output_norm"),
-    "layers.*.mlp.gate_proj": ("layers.*.attention_residual", "layers.*.ffn.hidden"),
+    "layers.*.mlp.gate_proj": ("layers.*.attention_residual", "layers.*.ffn.gate"),
     "layers.*.post_feedforward_layernorm": ("", "layers.*.ffn.output_norm"),
 }
 PHI3 = LLAMA | {
     "layers.*.self_attn.qkv_proj": ("", "by_width layers.*.attention"),
-    "layers.*.mlp.gate_up_proj": ("", "layers.*.ffn.hidden layers.*.ffn.gate"),
+    "layers.*.mlp.gate_up_proj": ("", "layers.*.ffn.gate layers.*.ffn.up"),
     "layers.*.mlp.activation_fn": ("", "layers.*.ffn.activation"),
 }
 GPT_NEOX = {
@@ -255,7 +255,7 @@ BART = {
 for side in ("encoder", "decoder"):
     BART |= {f"{side}.{path}": tuple(each and f"{side}.{each}" for each in pair) for path, pair in STACK.items()}
 #: layer.0, layer.1 and layer.2 of a T5 block are called part0, part1 and part2 here; `record.py` renames them.
-T5_FFN = {"wi_0": ("", "hidden"), "wi_1": ("", "gate"), "act": ("", "activation"), "wo": ("gated", "output")}
+T5_FFN = {"wi_0": ("", "gate"), "wi_1": ("", "up"), "act": ("", "activation"), "wo": ("gated", "output")}
 T5 = {"qa_outputs": ("", "spans")}
 for side, blocks in (("encoder", ("attention", "ffn")), ("decoder", ("attention", "cross_attention", "ffn"))):
     T5 |= {f"{side}.embed_tokens": ("", f"{side}.embeddings.token"), f"{side}.final_layer_norm": ("", f"{side}.norm")}

@@ -229,8 +229,8 @@ def test_it_is_not_called_by_the_name_of_a_mistake_that_looks_alike(family: str,
 
 
 def act_of_product(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    h, gate = (port.note(f"{at}.{name}", port.linear(x, f"{at}.{name}")) for name in ("hidden", "gate"))
-    gated = port.note(f"{at}.gated", port.note(f"{at}.activation", port.gelu(h * gate)))
+    gate, up = (port.note(f"{at}.{name}", port.linear(x, f"{at}.{name}")) for name in ("gate", "up"))
+    gated = port.note(f"{at}.gated", port.note(f"{at}.activation", port.gelu(gate * up)))
     return port.note(f"{at}.output", port.linear(gated, f"{at}.output"))
 
 
@@ -263,9 +263,9 @@ def in_float16(port: PlainPort, scores: np.ndarray) -> np.ndarray:
 WEIGHTS = ("0.attention.query_heads", "0.attention.key_heads", "0.attention.value_heads", "0.attention.weights")
 #: Short name of a mistake -> family, endings of the exported stages' names, the first name expected, the plant.
 FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
-    "activation of h * gate": (
-        "modernbert", ("0.ffn.hidden", "0.ffn.gate", "0.ffn.activation", "0.ffn.gated"),
-        "activation of the product with the gate", put("ffn", act_of_product),
+    "activation of gate * up": (
+        "modernbert", ("0.ffn.gate", "0.ffn.up", "0.ffn.activation", "0.ffn.gated"),
+        "activation of gate times up", put("ffn", act_of_product),
     ),
     "logits / sqrt(D)": (
         "modernbert", ("head.norm", "logits"), "scaled by a constant",

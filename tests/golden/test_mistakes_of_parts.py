@@ -85,8 +85,8 @@ def angles_in_half(positions: np.ndarray, *rest: Any) -> Any:
     return tuple(f(angle.astype(np.float64)).astype(rest[2]) for f in (np.cos, np.sin))
 
 
-def of_product(x: np.ndarray, activation: Any, hidden: Any, gate: Any, output: Any) -> np.ndarray:
-    return tap("output", linear(activation(linear(x, **hidden) * linear(x, **gate)), **output))
+def of_product(x: np.ndarray, activation: Any, gate: Any, up: Any, output: Any) -> np.ndarray:
+    return tap("output", linear(activation(linear(x, **gate) * linear(x, **up)), **output))
 
 
 def nearest(away: np.ndarray, count: int, most: int) -> np.ndarray:
@@ -147,7 +147,7 @@ LLAMA: dict[str, tuple[str, str, Plant]] = {
     ),
     "positions again": ("rotation at wrong positions", "from 0 again at token 4", (rotary, "rotary_angles", again_after_4)),
     "columns in pairs": ("rotation of pairs instead of halves", "", in_pairs),
-    "the product activated": ("activation of the product with the gate", "", (gated, "gated_feed_forward", of_product)),
+    "the product activated": ("activation of gate times up", "", (gated, "gated_feed_forward", of_product)),
 }  # fmt: skip
 T5: dict[str, tuple[str, str, Plant]] = {
     "buckets to the nearest": (
@@ -240,9 +240,9 @@ def test_names_of_hidden_and_gate_exchanged_are_no_second_mistake_in_the_formula
     """The port's activation reads the right product, although an earlier mistake changes every later number."""
     model, recorded = reference(llama, 2)
     stages = trace(Model(model.config, unflatten(dict(exchanged(flatten(dict(model.weights)))))), recorded.inputs)
-    other = {"hidden": "gate", "gate": "hidden"}
+    other = {"gate": "up", "up": "gate"}
     arrays = {
-        f"{i}/{re.sub('ffn.(hidden|gate)$', lambda found: f'ffn.{other[found[1]]}', name)}": array
+        f"{i}/{re.sub('ffn.(gate|up)$', lambda found: f'ffn.{other[found[1]]}', name)}": array
         for name in stages
         for i, array in enumerate(stages.texts(name))
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from npformer.activations import silu
 from npformer.common.errors import NpformerError
 from npformer.interpret import stages
 from npformer.interpret.edits import edit, from_trace, zero
@@ -71,6 +72,18 @@ def test_every_module_of_every_head_is_found(family: str) -> None:
 )
 def test_names_of_other_libraries(theirs: str, ours: str) -> None:
     assert stages.resolve(theirs) == (ours,)
+
+
+def test_a_hook_before_the_activation_means_hidden_or_in_a_gated_network_gate() -> None:
+    """In TransformerLens, both kinds of network have `mlp.hook_pre`; a gated one also has `mlp.hook_pre_linear`."""
+    plain, gated = (trace(tiny.model(family), TEXT) for family in ("bert", "llama"))
+    hooks = "blocks.1.mlp.hook_pre", "blocks.1.mlp.hook_pre_linear"
+    assert list(plain.select("blocks.*.mlp.hook_pre")) == ["layers.0.ffn.hidden", "layers.1.ffn.hidden"]
+    assert plain[hooks[0]] is plain["layers.1.ffn.hidden"]
+    assert gated[hooks[0]] is gated["layers.1.ffn.gate"]
+    assert gated[hooks[1]] is gated["layers.1.ffn.up"]
+    np.testing.assert_array_equal(gated["layers.1.ffn.activation"], silu(gated["layers.1.ffn.gate"]))
+    assert list(gated.select("blocks.1.mlp.hook_pre*")) == ["layers.1.ffn.gate", "layers.1.ffn.up"]
 
 
 def test_our_own_names_and_any_others_stay() -> None:

@@ -123,7 +123,7 @@ def test_a_model_without_a_norm_of_its_embeddings_and_without_biases_has_neither
     found = stages.of_model(tiny.model("llama", "causal-lm").config)
     assert found["embeddings.sum"].formula == "X = token"
     assert found["layers.0.attention.key"].formula == "K = N W_K"
-    assert found["layers.0.ffn.gate"].formula == "M V"
+    assert found["layers.0.ffn.up"].formula == "M V"
     assert found["layers.0.ffn.output"].formula == "B = gated W_2"
 
 

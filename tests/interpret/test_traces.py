@@ -36,7 +36,7 @@ OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # families with addition
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
 # endings of the names of stages that only some mechanisms have
-OF_OTHERS = "_normed", "_rotated", ".distance_scores", ".gate", ".gated", ".uncapped_scores", ".output_norm"
+OF_OTHERS = "_normed", "_rotated", ".distance_scores", ".gate", ".up", ".gated", ".uncapped_scores", ".output_norm"
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

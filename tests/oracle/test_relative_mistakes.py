@@ -50,8 +50,8 @@ def pairs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def halves_swapped(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: Any, x: Any) -> Any:
-        gate, hidden = self.Wi(x).chunk(2, dim=-1)
-        return self.Wo(self.act(hidden) * gate)
+        up, gate = self.Wi(x).chunk(2, dim=-1)
+        return self.Wo(self.act(gate) * up)
 
     monkeypatch.setattr(modeling_modernbert.ModernBertMLP, "forward", wrong)
 
@@ -126,10 +126,10 @@ PLANTED: list[tuple[str, Plant, str]] = [
     ("mpnet", bucket_sign, "relative bias with the wrong sign"),
     ("mpnet", no_bias, "relative bias left out"),
     ("modernbert", pairs, "rotation of pairs instead of halves"),
-    ("modernbert", halves_swapped, "gate and hidden swapped"),
+    ("modernbert", halves_swapped, "gate and up swapped"),
     ("modernbert", window_off_by_one, "wrong local window"),
     ("modernbert", one_base, "rotation with the wrong base"),
-    ("nomic_bert", nomic_swapped, "gate and hidden swapped"),
+    ("nomic_bert", nomic_swapped, "gate and up swapped"),
     ("nomic_bert", usual_base, "rotation with the wrong base"),
     ("deberta-v2", distances_reversed, "distances reversed"),
 ]

@@ -25,7 +25,7 @@ PLANTED: dict[str, dict[str, str]] = {
         "d_head in frequencies": "rotation of the wrong columns",
         "neighbours": "rotation of pairs instead of halves",
     },
-    "phi3": {"up and gate": "gate and hidden swapped", "whole heads": "rotation of the wrong columns"},
+    "phi3": {"up and gate": "gate and up swapped", "whole heads": "rotation of the wrong columns"},
     "smollm3": {
         "rotation in all layers": "rotation in the wrong layers",
         "1 without rotation": "rotation in the wrong layers",
@@ -185,10 +185,11 @@ class PlainDecoder:
         return self.keep(self.at + name, x @ self.w[f"{self.at}{name}.weight"] + bias)
 
     def feed_forward(self, x: np.ndarray) -> np.ndarray:
-        h = self.linear(x, "ffn.gate" if "up and gate" in self.planted else "ffn.hidden")
         if self.c.gated:
-            up = self.linear(x, "ffn.hidden" if "up and gate" in self.planted else "ffn.gate")
-            return self.linear(h / (1 + np.exp(-h)) * up, "ffn.output")
+            names = ("ffn.up", "ffn.gate") if "up and gate" in self.planted else ("ffn.gate", "ffn.up")
+            gate, up = (self.linear(x, name) for name in names)
+            return self.linear(gate / (1 + np.exp(-gate)) * up, "ffn.output")
+        h = self.linear(x, "ffn.hidden")
         gelu = h * (1 + np.vectorize(erf)(h / np.sqrt(2))).astype(h.dtype) / 2
         if self.c.activation == "gelu_tanh":
             gelu = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))

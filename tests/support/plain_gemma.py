@@ -82,7 +82,7 @@ class PlainGemma:
         return self.keep(f"{self.at}{block}_residual", x + y)
 
     def feed_forward(self, x: np.ndarray) -> np.ndarray:
-        gate, up, down = (self.w[f"{self.at}ffn.{name}.weight"] for name in ("hidden", "gate", "output"))
+        gate, up, down = (self.w[f"{self.at}ffn.{name}.weight"] for name in ("gate", "up", "output"))
         h = x @ gate
         h = h / (1 + np.exp(-h)) if "silu" in self.planted else self.gelu(h)
         return self.keep(f"{self.at}ffn.output", (h * (x @ up)) @ down)

@@ -222,8 +222,8 @@ class PlainModernBert(PlainPort):
         return self.note(f"{at}.output", self.project(context, at))
 
     def ffn(self, x: np.ndarray, at: str) -> np.ndarray:
-        h, gate = (self.note(f"{at}.{name}", self.linear(x, f"{at}.{name}")) for name in ("hidden", "gate"))
-        gated = self.note(f"{at}.gated", self.note(f"{at}.activation", self.gelu(h)) * gate)
+        gate, up = (self.note(f"{at}.{name}", self.linear(x, f"{at}.{name}")) for name in ("gate", "up"))
+        gated = self.note(f"{at}.gated", self.note(f"{at}.activation", self.gelu(gate)) * up)
         return self.note(f"{at}.output", self.linear(gated, f"{at}.output"))
 
     def layer(self, x: np.ndarray, at: str) -> np.ndarray:

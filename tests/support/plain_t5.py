@@ -80,13 +80,13 @@ class PlainT5(PlainBart):
         return 1.0
 
     def ffn(self, x: np.ndarray, at: str) -> np.ndarray:
-        h = self.note(f"{at}.hidden", self.linear(x, f"{at}.hidden"))
         if not self.c.gated:
+            h = self.note(f"{at}.hidden", self.linear(x, f"{at}.hidden"))
             h = self.note(f"{at}.activation", np.maximum(h, 0))
             return self.note(f"{at}.output", self.linear(h, f"{at}.output"))
-        gate = self.note(f"{at}.gate", self.linear(x, f"{at}.gate"))
-        h = self.note(f"{at}.activation", self.gelu(h))
-        return self.note(f"{at}.output", self.linear(self.note(f"{at}.gated", h * gate), f"{at}.output"))
+        gate, up = (self.note(f"{at}.{name}", self.linear(x, f"{at}.{name}")) for name in ("gate", "up"))
+        h = self.note(f"{at}.activation", self.gelu(gate))
+        return self.note(f"{at}.output", self.linear(self.note(f"{at}.gated", h * up), f"{at}.output"))
 
     def gelu(self, x: np.ndarray) -> np.ndarray:
         inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)

@@ -118,7 +118,8 @@ def _inner_constant(port: Port) -> Ways:
 
 def inside(port: Port) -> list[str]:
     """Returns the inner stages of blocks that the port computes on the way to this stage."""
-    ends = ("attention.weights", "attention.value", "ffn.hidden", "activation", "gated", "embeddings.position")
+    of_ffn = ("ffn.hidden", "ffn.gate", "activation", "gated")
+    ends = ("attention.weights", "attention.value", *of_ffn, "embeddings.position")
     return [name for name in port.span if name != port.stage and name.endswith(ends)]
 
 

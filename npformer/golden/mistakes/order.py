@@ -13,7 +13,7 @@ from npformer.decoder_layers import decoder_layer
 from npformer.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.encoder_layers import encoder_layer
 from npformer.golden.at import At
-from npformer.golden.graph import QKV, parents, stacks
+from npformer.golden.graph import INNER, QKV, parents, stacks
 from npformer.golden.port import Port
 from npformer.norms.norm_mistakes import standard
 
@@ -42,11 +42,15 @@ def _of_normed(y: np.ndarray, at: At) -> np.ndarray:
     return _normed_first(at("input"), at, "attention_norm")
 
 
+def _of_second_normed(y: np.ndarray, at: At) -> np.ndarray:
+    return _normed_first(at("attention_norm"), at, "ffn_norm")
+
+
 #: A pre-norm layer with the stage names of a post-norm layer, so that the last stage is the layer's output.
 _PRE_NORM: Rules = {
     **dict.fromkeys((f"*.attention.{name}" for name in QKV), _of_normed),
     "*.attention_norm": lambda y, at: at("attention_residual"),
-    "*.ffn.hidden": lambda y, at: _normed_first(at("attention_norm"), at, "ffn_norm"),
+    **dict.fromkeys((f"*.{name}" for name in INNER), _of_second_normed),
     "*.ffn_norm": lambda y, at: at("ffn_residual"),
 }
 
@@ -235,10 +239,11 @@ def ffn_first(port: Port) -> Ways:
 
 
 def _fed(x: np.ndarray, at: At) -> np.ndarray:
-    """FFN(x), with a gate and a norm of its output if the model has them."""
-    hidden = ACTIVATIONS[at.config.activation](at.linear(x, "ffn.hidden"))
-    gated = hidden if at.weight("ffn.gate") is None else hidden * at.linear(x, "ffn.gate")
-    return _normed(at.linear(gated, "ffn.output"), at, f"ffn.{OUTPUT_NORM}")
+    """FFN(x), gated and with a norm of its output if the model has them."""
+    is_gated, activation = at.weight("ffn.up") is not None, ACTIVATIONS[at.config.activation]
+    activated = activation(at.linear(x, "ffn.gate" if is_gated else "ffn.hidden"))
+    read = activated * at.linear(x, "ffn.up") if is_gated else activated
+    return _normed(at.linear(read, "ffn.output"), at, f"ffn.{OUTPUT_NORM}")
 
 
 def _normed(x: np.ndarray, at: At, norm: str) -> np.ndarray:

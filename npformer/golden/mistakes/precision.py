@@ -14,7 +14,7 @@ import numpy as np
 from npformer.common.halves import HALVES, cut_bits, half
 from npformer.descriptions.mistake import Mistake, Rules, Ways
 from npformer.golden.at import At
-from npformer.golden.graph import parted
+from npformer.golden.graph import INNER, parted
 from npformer.golden.port import Port
 
 Round = Callable[[np.ndarray], np.ndarray]
@@ -186,9 +186,10 @@ def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> 
         return of_product(of_x(at("attention.weights")) @ of_x(at.heads("value")))
 
     linears = ("query", "key", "value", "output")
-    others = ("*.ffn.hidden", "*.ffn.output", "embeddings.project", "pooler", "head.hidden", "head.output", "logits")
+    inner = (f"*.{name}" for name in INNER)
+    others = ("*.ffn.output", "embeddings.project", "pooler", "head.hidden", "head.output", "logits")
     return {
-        **dict.fromkeys((*(f"*.attention.{name}" for name in linears), *others), linear),
+        **dict.fromkeys((*(f"*.attention.{name}" for name in linears), *inner, *others), linear),
         "*.attention.scores": scores,
         "*.attention.context": context,
     }
