@@ -22,6 +22,7 @@ from npformer.plain.pages import PAGES, answers
 #: Name of a variable -> stages, where they differ. A rotated query is the query that attention splits into heads.
 STAGES = {
     "total": ("sum",),
+    "scaled": ("token",),
     "activated": ("activation",),
     "query_rotated": ("query_rotated", "query_heads"),
     "key_rotated": ("key_rotated", "key_heads"),
