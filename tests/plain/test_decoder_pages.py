@@ -29,7 +29,7 @@ ROTARY, WINDOW = Rotary(BASE), Window(2)
 SCALED = {
     "linear": Linear(3.0),
     "dynamic": Dynamic(2.0, 4),
-    "dynamic-short": Dynamic(2.0, 8),
+    "dynamic-short": Dynamic(2.0, 7),
     "llama3": Llama3(8.0, 0.3, 4.0, 64),
     "yarn": Yarn(4.0, 64),
     "yarn-not-rounded": Yarn(4.0, 64, truncate=False),
@@ -37,7 +37,7 @@ SCALED = {
     "yarn-step": Yarn(4.0, 64, fast=2.0, slow=2.0, truncate=False),
     "yarn-shrinks": Yarn(0.5, 64),
     "longrope": LongRope((1.0, 1.5, 2.0), (2.0, 3.0, 5.0), 4, 8.0),
-    "longrope-short": LongRope((1.0, 1.5, 2.0), (2.0, 3.0, 5.0), 8, 8.0),
+    "longrope-short": LongRope((1.0, 1.5, 2.0), (2.0, 3.0, 5.0), 7, 8.0),
     "longrope-magnitude": LongRope((1.0, 1.5, 2.0), (2.0, 3.0, 5.0), 4, 8.0, attention=1.3),
     "longrope-shrinks": LongRope((1.0, 1.5, 2.0), (2.0, 3.0, 5.0), 4, 0.5),
 }
