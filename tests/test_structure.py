@@ -25,13 +25,13 @@ LONGEST = 450  # lines; a longer file has two subjects
 # A package has one line, and some of its modules have lines of their own.
 ORDER = (
     *(
-        "plain",
         "version",
         "common.errors",
         "common.other_libraries",
         "common.checks",
         "common.arraylike",
         "common",
+        "plain",
         "taps",
         "descriptions",
         "direction",
@@ -262,10 +262,14 @@ def test_names_of_a_package_are_imported_from_where_type_checkers_see_them(packa
 def test_no_module_has_a_public_name() -> None:
     """A name must not mean both a function and a module.
 
-    Files of the command are exempt, because they have the names of its subcommands.
+    Exempt are files of the command, which have the names of its subcommands, and pages, which have those of subjects.
     """
     rooms = {"npformer.golden", "npformer.learn", "npformer.training", "npformer.view"}  # public as modules
-    modules = {name.split(".")[-1]: name for name in MODULES.keys() - rooms if not name.startswith("npformer.cli.")}
+    modules = {
+        name.split(".")[-1]: name
+        for name in MODULES.keys() - rooms
+        if not name.startswith(("npformer.cli.", "npformer.plain."))
+    }
     assert {name: modules[name] for name in npformer.__all__ if name in modules} == {}
 
 

@@ -42,6 +42,7 @@ COMMANDS = {
     **{task.command.name: task.command.summary for task in TASKS.values() if task.command},
     "search": "the lines of files nearest to a query",
     "trace": "the stages from a text to its label",
+    "page": "the maths of a model, on a page of plain NumPy",
     "learn": "write your own Transformer, and have it checked",
     "view": "attention and stages as a web page, SVG or plain text",
     "golden": "golden values for ports; find where a port diverges",

@@ -1,5 +1,6 @@
 """Lets public functions take array-likes, as in NumPy: lists, tuples, scalars, and arrays of integers or booleans.
 
+Arrays of float16 are computed in float32, because sums and squares of float16 numbers overflow at 65504.
 `npformer/__init__.py` wraps the functions that it exports. Calls inside the package are not wrapped and have no
 overhead.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -49,6 +50,7 @@ def takes_array_likes(function: Any) -> Any:
     if not converters:
         return function
     names = tuple(parameters)
+    compute = function if function.__name__ in _REARRANGE else in_float32(function)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -56,10 +58,52 @@ def takes_array_likes(function: Any) -> Any:
         converted = [converters[name](value) if name in converters else _plain(value) for name, value in named]
         others = {name: converters[name](each) if name in converters else _plain(each) for name, each in kwargs.items()}
         _check_packed(function.__name__, {**dict(zip(names, converted, strict=False)), **others})
-        return function(*converted, *args[len(converted) :], **others)
+        return compute(*converted, *args[len(converted) :], **others)
 
     wrapper.__module__ = "npformer"  # for pickle
     return wrapper
+
+
+def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function to compute in float32 if an array is float16. The result is float16 if all arrays are.
+
+    A mask does not count, and `out` may be float16 too. Numbers above 65504 become infinite, as in any conversion.
+    """
+    names = tuple(inspect.signature(function).parameters)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if not any(array.dtype == np.float16 for each in given.values() for array in _arrays(each)):
+            return function(*args, **kwargs)
+        others = [None if names[i : i + 1] == ("out",) else _widened(each) for i, each in enumerate(args)]
+        made = function(*others, **{name: _widened(each) for name, each in kwargs.items() if name != "out"})
+        read = [array.dtype for name in given.keys() - {"mask", "out"} for array in _arrays(given[name])]
+        with np.errstate(over="ignore"):
+            if (out := given.get("out")) is not None:
+                out[...] = made
+                return out
+            is_half = np.result_type(*[dtype for dtype in read if dtype.kind == "f"]) == np.float16
+            return made.astype(np.float16) if is_half else made
+
+    return wrapper
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    """Yields the arrays in a nested dict or list of weights, or the array itself."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays(each)
+
+
+def _widened(value: Any) -> Any:
+    """The value with float32 arrays instead of float16 arrays."""
+    if isinstance(value, np.ndarray):
+        return value.astype(np.float32) if value.dtype == np.float16 else value
+    if isinstance(value, Mapping):
+        return {name: _widened(each) for name, each in value.items()}
+    return [_widened(each) for each in value] if isinstance(value, list) else value
 
 
 def _converter(function: str, name: str, annotation: str) -> Convert | None:

@@ -18,13 +18,13 @@ def gemma_norm(x, weight, eps):
     return rms_norm(x, 1 + weight, eps)
 
 
-def embed(ids, token_scale, token):
+def embed(ids, scale, token):
     """sqrt(D) times token rows, (..., L) -> (..., L, D). Vaswani et al., 2017, section 3.4.
 
-    token_scale is sqrt(D) in the dtype of training: for 3072 columns, 55.5 in bfloat16, not 55.43.
+    scale is sqrt(D) in the dtype of training: for 3072 columns, 55.5 in bfloat16, not 55.43.
     """
-    scaled = token_scale * embedding(ids, **token)
-    return scaled
+    tokens = scale * embedding(ids, **token)
+    return tokens
 
 
 def gemma_layer(x, past, mask, heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
@@ -37,9 +37,9 @@ def gemma_layer(x, past, mask, heads, angles, activation, eps, attention, attent
     return ffn_residual, past
 
 
-def gemma(ids, positions, past, heads, frequencies, magnitude, activation, eps, token_scale, embeddings, layers, norm):
+def gemma(ids, positions, past, heads, frequencies, magnitude, activation, eps, scale, embeddings, layers, norm):
     """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
-    x = embed(ids, token_scale, **embeddings)
+    x = embed(ids, scale, **embeddings)
     angles = rotary_angles(positions, frequencies, magnitude)
     mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])
     now = []

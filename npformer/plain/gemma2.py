@@ -74,11 +74,11 @@ def gemma2_layer(
 
 
 def gemma2(
-    ids, positions, past, heads, frequencies, magnitude, reaches, scale_and_cap, activation, eps, token_scale,
+    ids, positions, past, heads, frequencies, magnitude, reaches, scale_and_cap, activation, eps, scale,
     embeddings, layers, norm,
 ):  # fmt: skip
     """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
-    x = embed(ids, token_scale, **embeddings)
+    x = embed(ids, scale, **embeddings)
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (S + L,)
     now = []

@@ -66,11 +66,11 @@ def gemma3_layer(x, past, mask, heads, angles, score_scale, activation, eps, att
 
 
 def gemma3(
-    ids, positions, past, heads, rotations, direction_mask, reaches, score_scale, activation, eps, token_scale,
+    ids, positions, past, heads, rotations, direction_mask, reaches, score_scale, activation, eps, scale,
     embeddings, layers, norm,
 ):  # fmt: skip
     """The normalized rows of the last layer, (..., L, D), and the next `past`. direction_mask: causal_ or full_mask."""
-    x = embed(ids, token_scale, **embeddings)
+    x = embed(ids, scale, **embeddings)
     key_positions = all_positions(positions, past)  # (S + L,)
     now = []
     for layer, before, rotation, reach in zip(layers, past, rotations, reaches):

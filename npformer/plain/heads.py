@@ -61,3 +61,22 @@ def predict_next(x, head):
     """Logits of the token after each token: x E^T, (..., L, V). Radford et al., 2018, section 3.1."""
     logits = linear(x, **head["output"])
     return {"logits": logits}
+
+
+def translate(x, source, scale_output, head):
+    """Logits of the token after each target token, (..., L, V), and the encoder's rows. Vaswani et al., 2017, 3.4.
+
+    scale_output is 1 / sqrt(D) in the T5 models whose projection is the token table, and 1 in others.
+    """
+    scaled = scale_output * x
+    logits = linear(scaled, **head["output"])
+    return {"logits": logits, "encoder_last_hidden_state": source}
+
+
+def classify_end(x, ids, end_id, pooler_activation, pooler, head):
+    """Logits of a text's labels from the row of its last end token, (..., C). Lewis et al., 2020, section 3.1."""
+    last = ((ids == end_id) * np.arange(ids.shape[-1])).max(axis=-1)
+    row = np.take_along_axis(x, last[..., None, None], axis=-2)[..., 0, :]
+    pooled = pooler_activation(linear(row, **pooler))
+    logits = linear(pooled, **head["output"])
+    return {"logits": logits}

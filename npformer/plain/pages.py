@@ -4,23 +4,65 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib import import_module
+from importlib.resources import files as files_of
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
 from npformer.plain import heads
 from npformer.plain.sizes import bind
 
+#: Modules that are not pages.
+NO_PAGES = frozenset({"__init__", "pages", "sizes", "source"})
 #: model_type -> its page, where the page has another name.
-PAGES = {"xlm-roberta": "roberta", "camembert": "roberta", "deberta-v2": "deberta", "gemma3_text": "gemma3"}
+PAGES = {
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "deberta-v2": "deberta",
+    "gemma3_text": "gemma3",
+    "mt5": "t5",
+}
 
 
 def page(model_type: str) -> ModuleType:
-    """The page of a family: a module with the formulas of its model, and HEADS, the function of each head."""
-    return import_module(f"npformer.plain.{PAGES.get(model_type, model_type)}")
+    """The page of a family.
+
+    Parameters
+    ----------
+    model_type : the name of a family, such as "llama", or of another page, such as "gradients"
+
+    Returns
+    -------
+    module. MODEL is the function that computes the rows of the last layer, HEADS has that of each head.
+
+    Raises
+    ------
+    NpformerError
+        No page has this name.
+
+    Examples
+    --------
+    >>> npformer.plain.page("bert").embed.__doc__.splitlines()[0]
+    'Normalize(token + position + segment): (..., L) three times -> (..., L, D). Figure 2.'
+    """
+    name = PAGES.get(model_type, model_type)
+    if name not in names():
+        known = ", ".join(names())
+        raise NpformerError(f"page: expected the name of a family or of a page ({known}), got {shown(model_type)}")
+    return import_module(f"npformer.plain.{name}")
+
+
+@lru_cache(maxsize=1)
+def names() -> list[str]:
+    """The names of all pages."""
+    files = (each.name for each in files_of("npformer.plain").iterdir())
+    return sorted(each[:-3] for each in files if each.endswith(".py") and each[:-3] not in NO_PAGES)
 
 
 def run(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -39,9 +81,20 @@ def run(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def answers(on: ModuleType, config: Any, weights: Mapping[str, Any], text: Any) -> dict[str, np.ndarray]:
     """The answers of a model for one text, or one pair of source and target, computed on a page."""
-    rows = bind(on.MODEL, config, weights, text)()
+    function, head = functions_of(on, config, weights)
+    rows = bind(function, config, weights, text)()
+    x, *others = rows if isinstance(rows, tuple) else (rows,)
+    source = {"source": others[0]} if "source" in inspect.signature(head).parameters else {}
+    found: dict[str, np.ndarray] = bind(head, config, weights, text)(x, **source)
+    return found
+
+
+def functions_of(
+    on: ModuleType, config: Any, weights: Mapping[str, Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The functions of a page that compute the rows of the last layer, and the answers of a head from them."""
+    alone = hasattr(on, "ALONE") and not config.decoder  # one stack of an encoder-decoder
     head = on.HEADS[config.head]
     if "pooler" in inspect.signature(head).parameters and "pooler" not in weights:
         head = heads.hidden_states  # a base model whose file has no pooler
-    found: dict[str, np.ndarray] = bind(head, config, weights, text)(rows[0] if isinstance(rows, tuple) else rows)
-    return found
+    return on.ALONE if alone else on.MODEL, head

@@ -26,9 +26,26 @@ def bind(function: Callable[..., Any], config: Any, weights: Mapping[str, Any], 
     """The function of a page with the arguments that a config, weights and a text give. Other arguments stay open."""
     names = inspect.signature(function).parameters
     sizes = {name: SIZES[name](config, weights, text) for name in names if name in SIZES}
-    chosen = {name: function.__globals__["CHOICES"][name][OPTIONS[name](config)] for name in names if name in OPTIONS}
+    functions = {name: chosen(name, function, config) for name in names if name in OPTIONS}
     groups = {name: weights.get(name, {}) for name in names if name in weights or name in OPTIONAL}
-    return partial(function, **sizes, **chosen, **groups)
+    return partial(function, **sizes, **functions, **groups)
+
+
+def chosen(name: str, function: Callable[..., Any], config: Any) -> Any:
+    """The function that a config chooses for a parameter, among those that the page of `function` has in CHOICES."""
+    return function.__globals__["CHOICES"][name][OPTIONS[name](config)]
+
+
+def _source(text: Any) -> Any:
+    """The text, or the source of a pair of source and target."""
+    return text[0] if isinstance(text, tuple) else text
+
+
+def _target(config: Any, text: Any) -> np.ndarray:
+    """The ids that the decoder reads: those of the target, or the text's own, shifted right."""
+    start = config.decoder.start_id
+    ids: np.ndarray = text[1].ids if isinstance(text, tuple) else np.concatenate([[start], text.ids[:-1]])
+    return ids
 
 
 def _positions(config: Any, text: Any) -> np.ndarray:
@@ -115,26 +132,35 @@ OPTIONAL = ("norm", "project")
 
 #: Name of a parameter -> its value for one text.
 SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
-    "ids": lambda config, weights, text: text.ids,
-    "positions": lambda config, weights, text: _positions(config, text),
+    "ids": lambda config, weights, text: _source(text).ids,
+    "positions": lambda config, weights, text: _positions(config, _source(text)),
+    "target_ids": lambda config, weights, text: _target(config, text),
+    "target_positions": lambda config, weights, text: config.positions.first + np.arange(len(_target(config, text))),
     "token_type_ids": lambda config, weights, text: (
         np.zeros_like(text.ids) if text.token_type_ids is None else text.token_type_ids
     ),
     "mask": lambda config, weights, text: formulas.causal_mask(len(text), len(text)) if config.causal else True,
     "past": lambda config, weights, text: _no_past(config, weights),
     "n_heads": lambda config, weights, text: config.n_heads,
+    "n_target_heads": lambda config, weights, text: config.decoder.n_heads,
     "heads": lambda config, weights, text: (config.n_heads, config.kv_heads),
     "eps": lambda config, weights, text: config.eps,
     "activation": lambda config, weights, text: ACTIVATIONS[config.activation],
     "head_activation": lambda config, weights, text: ACTIVATIONS[config.below_head],
     "pooler_activation": lambda config, weights, text: ACTIVATIONS[config.pooler],
+    "scale": lambda config, weights, text: config.token_scale,
+    "scale_output": lambda config, weights, text: config.d_model**-0.5 if config.scale_output else 1.0,
+    "ffn_function": lambda config, weights, text: (
+        formulas.gated_feed_forward if config.gated else formulas.feed_forward
+    ),
+    "max_distance": lambda config, weights, text: config.mechanisms[0].max_distance,
+    "end_id": lambda config, weights, text: config.decoder.end_ids[0],
     "pad_id": lambda config, weights, text: config.pad_id,
     "frequencies": lambda config, weights, text: _rotation(config, text)[0],
     "magnitude": lambda config, weights, text: _rotation(config, text)[1],
     "rotations": lambda config, weights, text: [_rotation(config, text, layer) for layer in range(config.n_layers)],
     "reach": lambda config, weights, text: _reaches(config)[0],
     "reaches": lambda config, weights, text: _reaches(config),
-    "token_scale": lambda config, weights, text: config.token_scale,
     "score_scale": lambda config, weights, text: config.score_scale or config.d_head**-0.5,
     "scale_and_cap": lambda config, weights, text: (
         config.score_scale or config.d_head**-0.5,

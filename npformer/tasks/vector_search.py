@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.common.arraylike import as_numbers
+from npformer.common.arraylike import as_numbers, in_float32
 from npformer.common.checks import one_of, whole
 from npformer.common.errors import NpformerError
 from npformer.runtime.runner import Runner
@@ -42,7 +42,10 @@ def similarity(a: Any, b: Any, function: str = "cosine") -> np.ndarray:
     shapes = [each.shape for each in arrays]
     if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1]:
         raise NpformerError(f"similarity: expected vectors (N, D) and (M, D), got {shapes[0]} and {shapes[1]}")
-    return SIMILARITIES[function](*arrays) if all(map(len, arrays)) else np.empty((shapes[0][0], shapes[1][0]))
+    if not all(map(len, arrays)):
+        return np.empty((shapes[0][0], shapes[1][0]))
+    found: np.ndarray = in_float32(SIMILARITIES[function])(*arrays)
+    return found
 
 
 # --- search ----------------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Public functions accept array-likes of real numbers. Lists and integer arrays are computed in float64; arrays of
-floats keep their dtype."""
+floats keep their dtype, and those of float16 are computed in float32."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import pickle
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import npformer
 from npformer import NpformerError, Text
+from npformer.tasks.vector_search import SIMILARITIES, similarity
 from tests.support import tiny
 
 X = np.array([[1.0, 2.0], [-3.0, 0.0], [0.0, 1.0]])
@@ -113,6 +115,112 @@ def test_booleans_are_numbers_and_floats_keep_their_type() -> None:
     for dtype in (np.float16, np.float32, np.float64):
         assert npformer.softmax(np.ones(3, dtype)).dtype == dtype
         assert npformer.relu(np.ones(3, dtype)).dtype == dtype
+
+
+# --- float16 ---------------------------------------------------------------------------------------------------------
+
+
+#: Function -> float16 arguments for which a computation in float16 overflows, or loses more than the last bit.
+WIDE = np.random.default_rng(0).normal(0, 300, (3, 512)).astype(np.float16)
+SQUARE = {"weight": np.random.default_rng(1).normal(0, 1, (512, 512)).astype(np.float16)}
+SMALL = {"weight": np.random.default_rng(2).normal(0, 0.01, (512, 512)).astype(np.float16)}
+WIDE_ATTENTION = dict.fromkeys(("query", "key", "value"), SQUARE) | {"output": SMALL}
+WIDE_NORM = {"weight": np.ones(512, np.float16), "bias": np.full(512, 0.1, np.float16)}
+WIDE_LAYER = {
+    "attention": WIDE_ATTENTION, "attention_norm": WIDE_NORM, "ffn": {"hidden": SQUARE, "output": SMALL},
+    "ffn_norm": WIDE_NORM,
+}  # fmt: skip
+WIDE_DECODER_LAYER = {**WIDE_LAYER, "cross_attention": WIDE_ATTENTION, "cross_attention_norm": WIDE_NORM}
+PACKED: dict[str, Any] = {"x": WIDE, "lengths": LENGTHS, "n_heads": 4}
+SOURCE: dict[str, Any] = {"source": WIDE[:2], "source_lengths": np.array([1, 1]), "activation": npformer.gelu}
+HALVES: dict[str, dict[str, Any]] = {
+    **{name: {"x": WIDE} for name in ("relu", "silu", "gelu", "softmax", "log_softmax", "layer_norm", "rms_norm")},
+    "linear": {"x": WIDE, **SMALL, "bias": WIDE[0]},
+    "embedding": {"ids": np.array([2, 0]), "weight": WIDE},
+    "cross_entropy": {"logits": WIDE, "targets": np.array([1, 0, -100])},
+    "split_heads": {"x": WIDE, "n_heads": 2},
+    "combine_heads": {"x": WIDE[None]},
+    "scaled_dot_product_attention": {"q": WIDE, "k": WIDE, "v": WIDE, "mask": np.full((3, 3), -60000, np.float16)},
+    "tap": {"name": "x", "array": WIDE},
+    "feed_forward": {"x": WIDE, "activation": npformer.gelu, "hidden": SQUARE, "output": SMALL},
+    "self_attention": {**PACKED, **WIDE_ATTENTION},
+    "encoder_layer": {**PACKED, "activation": npformer.gelu, **WIDE_LAYER},
+    "encoder": {**PACKED, "activation": npformer.gelu, "layers": [WIDE_LAYER, WIDE_LAYER], "norm": WIDE_NORM},
+    "decoder_layer": {**PACKED, **SOURCE, **WIDE_DECODER_LAYER},
+    "decoder": {**PACKED, **SOURCE, "layers": [WIDE_DECODER_LAYER] * 2, "norm": WIDE_NORM},
+}
+
+
+def in_double(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def test_every_public_function_of_floats_is_tried_with_float16() -> None:
+    """The others take whole numbers, except `search`, which has a test of its own."""
+    assert HALVES.keys() == CASES.keys() - {
+        "padding_mask",
+        "causal_mask",
+        "sinusoidal_positions",
+        "shift_right",
+        "search",
+    }
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_float16_gives_the_float64_result_rounded(name: str) -> None:
+    """float32 and float64 results may round to neighbouring numbers of float16."""
+    function = getattr(npformer, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, truth = function(**HALVES[name]), function(**changed(HALVES[name], in_double))
+    assert found.dtype == np.float16
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found.astype(np.float64), truth, rtol=2**-10, atol=2**-14)
+
+
+def test_search_computes_scores_of_float16_vectors_in_float32() -> None:
+    found, expected = (npformer.search(x[0], x, similarity="dot") for x in (WIDE, WIDE.astype(np.float32)))
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    for kind in SIMILARITIES:
+        near, truth = similarity(WIDE, WIDE, kind), similarity(WIDE.astype(np.float64), WIDE.astype(np.float64), kind)
+        assert near.dtype == np.float16
+        ordinary = np.abs(truth) < 65504
+        assert np.isinf(near[~ordinary]).all()
+        np.testing.assert_allclose(near[ordinary], truth[ordinary], rtol=2**-10, atol=1e-3)
+
+
+def test_float16_of_one_number_and_results_beyond_its_range() -> None:
+    assert npformer.gelu(np.float16(300)) == 300
+    assert npformer.gelu(np.float16(300)).dtype == np.float16
+    words = np.zeros((1, 70_000), np.float16)  # the sum of their exponentials is above 65504
+    loss = npformer.cross_entropy(words, np.array([5]))
+    assert (loss, loss.dtype) == (np.float16(np.log(70_000)), np.float16)
+    np.testing.assert_array_equal(npformer.softmax(words), np.float16(1 / 70_000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = npformer.linear(np.full(4, 300, np.float16), np.full((4, 1), 300, np.float16))
+    assert found.tolist() == [np.inf]
+
+
+def test_float16_with_wider_arrays_or_out() -> None:
+    """float16 with float32 gives float32, as in NumPy. An array for the result may be float16 for any input."""
+    weight = np.ones(512, np.float32)
+    assert npformer.rms_norm(WIDE, weight).dtype == np.float32
+    assert npformer.linear(WIDE, np.eye(512)).dtype == np.float64
+    mask = np.zeros((3, 3), np.float32)
+    assert npformer.scaled_dot_product_attention(WIDE, WIDE, WIDE, mask).dtype == np.float16
+    expected = npformer.softmax(WIDE)
+    for x in (WIDE, WIDE.astype(np.float32)):
+        room = np.empty_like(WIDE)
+        assert npformer.softmax(x, out=room) is room
+        assert npformer.softmax(x, -1, room) is room
+        np.testing.assert_array_equal(room, expected)
+    x = WIDE.copy()
+    assert npformer.layer_norm(x, out=x) is x
+    np.testing.assert_array_equal(x, npformer.layer_norm(WIDE))
+
+
+# --- other arguments -------------------------------------------------------------------------------------------------
 
 
 def test_positional_arguments_and_out() -> None:

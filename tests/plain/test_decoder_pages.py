@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,10 @@ from npformer.mechanisms import HeadNorm, PartialRotary, Rotary, RowNorm, SoftCa
 from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Yarn
 from npformer.plain.formulas import combine_heads
 from npformer.plain.sizes import SCALINGS, bind
+from npformer.plain.source import standalone_model
 from npformer.runtime.padding import unpadded
 from tests.plain.test_pages import TEXTS, TOLERANCE, assert_same_stages, model_of
+from tests.plain.test_source import executed
 from tests.support import torch_values
 from tests.support.page_stages import Page
 
@@ -260,6 +263,17 @@ def test_a_text_read_in_steps_has_the_rows_of_the_whole_text(
         start += size
     np.testing.assert_allclose(np.concatenate(rows), whole, **TOLERANCE)
     np.testing.assert_allclose(past, whole_past, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("model_type", "head", "fields"), ALL)
+def test_a_standalone_model_has_the_choice(model_type: str, head: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    model, ids = model_of(model_type, head, **fields), TEXTS[0]
+    text, arrays = standalone_model(model, ids)
+    np.savez(tmp_path / "model.npz", **arrays)
+    scope = executed(text, tmp_path / "model.py")
+    got = scope["answers"](scope["load"](), np.array(ids))
+    for name, expected in model(ids).items():
+        np.testing.assert_allclose(got[name], expected[0], err_msg=name, **TOLERANCE)
 
 
 WINDOWED = [each for each in ALL if "window" in each.id or each.id.endswith(("low-cap", "two-bases", "bidirectional"))]

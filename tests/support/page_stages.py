@@ -22,13 +22,13 @@ from npformer.plain.pages import PAGES, answers
 #: Name of a variable -> stages, where they differ. A rotated query is the query that attention splits into heads.
 STAGES = {
     "total": ("sum",),
-    "scaled": ("token",),
+    "tokens": ("token",),
     "activated": ("activation",),
     "query_rotated": ("query_rotated", "query_heads"),
     "key_rotated": ("key_rotated", "key_heads"),
 }
 #: Function and variable -> stage, for functions whose weights come in a dict of several groups.
-OF_FUNCTION = {("predict_words", "activated"): "head.activation"}
+OF_FUNCTION = {("predict_words", "activated"): "head.activation", ("translate", "scaled"): "head.scaled"}
 #: Stages of a whole model.
 WHOLE = {"pooled", "logits", "start_logits", "end_logits"}
 
@@ -85,12 +85,15 @@ class Page:
         if not isinstance(value, np.ndarray):
             return
         for stage in STAGES.get(name, (name,)):
-            if name == "total" and self._scope[-1:] != ["embeddings"]:
-                stage = "embeddings.sum"
+            if name in ("tokens", "total") and self._scope[-1:] != ["embeddings"]:
+                stage = f"embeddings.{stage}"
             of_function = OF_FUNCTION.get((function, name))
             self.stages[of_function or (name if name in WHOLE else ".".join([*self._scope, stage]))] = value
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        own = str(getattr(function, "__module__", "")).startswith("npformer.plain.")
+        if own:  # a function that came as an argument, such as a feed-forward network
+            function = getattr(self._load(function.__module__), function.__name__)
         with self._in(name):
             value = function(*args, **kwargs)
             found = value[0] if isinstance(value, tuple) else value

@@ -1,0 +1,73 @@
+"""Print the maths of a model: its page of plain NumPy. With --standalone, one file
+with everything that the page uses; it runs without npformer."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.cli.arguments import add_options, loading, model_options
+from npformer.common.errors import NpformerError
+from npformer.common.files import written_whole
+from npformer.loading import load
+from npformer.plain.source import source, standalone_model
+
+EPILOG = """examples:
+  npformer page llama
+  npformer page distilbert --standalone
+  npformer page -m distilbert-sst2 --standalone -o model.py"""
+TEXT = "I love ice cream"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="a family, such as llama, or a page: formulas, gradients"
+    )
+    add_options(parser, model_options(required=False))
+    parser.add_argument("--standalone", action="store_true", help="one file that needs NumPy alone")
+    output = "write the text to FILE; with -m and --standalone, also the weights, to FILE.npz"
+    parser.add_argument("-o", "--output", metavar="FILE", help=output)
+
+
+def run(args: argparse.Namespace) -> None:
+    if (args.name is None) == (args.model is None):
+        raise NpformerError(
+            "page: expected the name of a family or -m MODEL; `npformer page formulas` prints an example"
+        )
+    if args.model is None:
+        _write(source(args.name, args.standalone), args.output)
+        return
+    model = load(args.model, **loading(args))
+    if not args.standalone:
+        _write(source(model), args.output)
+        return
+    if args.output is None:
+        raise NpformerError("--output: expected a file, beside which the weights are written, such as -o model.py")
+    path = Path(args.output)
+    arrays = path.with_suffix(".npz")
+    text, flat = standalone_model(model, _ids(model), arrays.name)
+    with written_whole(arrays) as partial, partial.open("wb") as file:
+        np.savez(file, **flat)  # type: ignore[arg-type]
+    _write(text, path)
+    size = arrays.stat().st_size / 1e6
+    print(f"{path}, {arrays}: {size:.1f} MB; python {shlex.quote(str(path))} prints the answers for {TEXT!r}")
+
+
+def _ids(model: Any) -> list[int]:
+    """The token ids of TEXT, or the first ids if the model has no tokenizer."""
+    try:
+        return [int(each) for each in model.tokenizer.encode(TEXT).ids]
+    except NpformerError:
+        return list(range(min(6, model.config.vocab_size)))
+
+
+def _write(text: str, path: str | Path | None) -> None:
+    if path is None:
+        print(text, end="")
+        return
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")

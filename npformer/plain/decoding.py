@@ -1,0 +1,71 @@
+"""Decoding: texts word by word from a causal model, greedily, by sampling with top-p, and by beam search.
+
+`step(ids, past)` returns the logits of the next token, (V,), and the keys and values of all tokens so far, which are
+the next step's `past`: a step computes the rows of its new tokens only. For example, for weights of a Llama:
+
+    rows, past = llama(ids, positions, past, ...)
+    return predict_next(rows[-1], head)["logits"], past
+"""
+
+import numpy as np
+
+from npformer.plain.formulas import softmax
+
+
+def no_past(n_layers, n_kv_heads, d_head):
+    """The keys and values before the first token: two empty arrays (G, 0, K) for each layer."""
+    return [(np.zeros((n_kv_heads, 0, d_head)),) * 2] * n_layers
+
+
+def greedy(step, ids, past, end_id, max_new_tokens):
+    """The most probable token at each step, until end_id. ids (L,): the prompt. Returns a list of new tokens."""
+    found = []
+    while len(found) < max_new_tokens and found[-1:] != [end_id]:
+        logits, past = step(ids, past)
+        found.append(int(logits.argmax()))
+        ids = np.array(found[-1:])  # the step that follows reads one token
+    return found
+
+
+def top_p(logits, p):
+    """The probabilities of the fewest tokens that together have at least p, (V,) -> (V,). Holtzman et al., 2020, 3.1.
+
+    >>> top_p(np.log([0.5, 0.3, 0.2]), 0.6).round(4).tolist()
+    [0.625, 0.375, 0.0]
+    """
+    probabilities = softmax(logits)
+    order = np.argsort(-probabilities, kind="stable")
+    before = probabilities[order].cumsum() - probabilities[order]  # the sum of all that are more probable
+    kept = np.zeros_like(probabilities)
+    kept[order] = probabilities[order] * (before < p)
+    return kept / kept.sum()
+
+
+def sample(step, ids, past, end_id, max_new_tokens, temperature, p, random):
+    """A token drawn at each step from `top_p` of logits / temperature, until end_id. random: a NumPy Generator."""
+    found = []
+    while len(found) < max_new_tokens and found[-1:] != [end_id]:
+        logits, past = step(ids, past)
+        found.append(int(random.choice(len(logits), p=top_p(logits / temperature, p))))
+        ids = np.array(found[-1:])
+    return found
+
+
+def beam_search(step, ids, past, end_id, max_new_tokens, n_beams):
+    """The texts of n_beams with the greatest mean log probability of a token, best first: pairs of score and tokens.
+
+    Each step extends all running texts by all tokens and keeps the n_beams best. Wu et al., 2016, section 7.
+    """
+    running, ended = [(0.0, [], ids, past)], []
+    for _ in range(max_new_tokens):
+        longer = []
+        for total, found, new, before in running:
+            logits, after = step(new, before)
+            of_tokens = total + np.log(softmax(logits))
+            best = np.argsort(-of_tokens, kind="stable")[: 2 * n_beams].tolist()
+            longer += [(float(of_tokens[token]), [*found, token], np.array([token]), after) for token in best]
+        longer = sorted(longer, key=lambda each: -each[0])[: 2 * n_beams]
+        ended += [(total / len(found), found) for total, found, *_ in longer[:n_beams] if found[-1] == end_id]
+        running = [each for each in longer if each[1][-1] != end_id][:n_beams]
+    ended += [(total / len(found), found) for total, found, *_ in longer[:n_beams] if found[-1] != end_id]
+    return sorted(ended, key=lambda each: -each[0])[:n_beams]

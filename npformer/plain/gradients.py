@@ -1,0 +1,153 @@
+"""Gradients: the backward of each formula of an encoder, and the gradients of DistilBERT's classifier.
+
+A backward function takes grad, the gradient of the loss with respect to its function's result, and then the arguments
+of its function. It returns the gradient of x, and those of the weights in the form of the weights. It computes the
+intermediate values again from x. Rumelhart et al., 1986; Baydin et al., 2018, section 3.2.
+"""
+
+import math
+
+import numpy as np
+
+from npformer.plain.formulas import (
+    combine_heads,
+    embedding,
+    encoder_layer,
+    erf,
+    feed_forward,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    linear,
+    masked_softmax,
+    multi_head_attention,
+    relu,
+    scaled_dot_product_attention,
+    split_heads,
+)
+
+
+def flat(x):
+    """All rows of x, (..., D) -> (N, D)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def linear_backward(grad, x, weight, bias=0.0):
+    """dx = grad W^T, dW = x^T grad and db = sum of grad, for y = x W + b."""
+    return grad @ weight.T, {"weight": flat(x).T @ flat(grad), "bias": flat(grad).sum(axis=0)}
+
+
+def embedding_backward(grad, ids, weight):
+    """dE: the gradient of each row of the table is the sum over the places that read it."""
+    d_weight = np.zeros_like(weight)
+    np.add.at(d_weight, np.broadcast_to(ids, grad.shape[:-1]), grad)
+    return {"weight": d_weight}
+
+
+def layer_norm_backward(grad, x, weight=1.0, bias=0.0, eps=1e-12):
+    """dx = (g - mean(g) - n mean(g n)) / s, where n = (x - mean) / s, s = sqrt(variance + eps) and g = grad weight."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    s = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
+    n, g = centred / s, grad * weight
+    dx = (g - g.mean(axis=-1, keepdims=True) - n * (g * n).mean(axis=-1, keepdims=True)) / s
+    return dx, {"weight": flat(grad * n).sum(axis=0), "bias": flat(grad).sum(axis=0)}
+
+
+def relu_backward(grad, x):
+    """dx = grad where x > 0, else 0."""
+    return grad * (x > 0)
+
+
+def gelu_backward(grad, x):
+    """dx = grad (Phi(x) + x phi(x)), where phi is the density of the normal distribution."""
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    return (grad * ((1 + erf(x / math.sqrt(2))) / 2 + x * density)).astype(x.dtype)
+
+
+def gelu_tanh_backward(grad, x):
+    """dx = grad ((1 + t) + x (1 - t^2) u') / 2, where t = tanh(u) and u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    t = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return grad * ((1 + t) + x * (1 - t**2) * slope) / 2
+
+
+#: Activation -> its backward function.
+BACKWARDS = {relu: relu_backward, gelu: gelu_backward, gelu_tanh: gelu_tanh_backward}
+
+
+def softmax_backward(grad, y):
+    """dx = y (grad - sum(grad y)), for y = softmax(x)."""
+    return y * (grad - (grad * y).sum(axis=-1, keepdims=True))
+
+
+def scaled_dot_product_attention_backward(grad, q, k, v, mask):
+    """dq = dS k / sqrt(K), dk = dS^T q / sqrt(K) and dv = W^T grad, where dS is the gradient of the scores."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    weights = masked_softmax(q @ k.mT * scale, mask)
+    d_scores = softmax_backward(grad @ v.mT, weights)
+    return d_scores @ k * scale, d_scores.mT @ q * scale, weights.mT @ grad
+
+
+def self_attention_backward(grad, x, mask, n_heads, query, key, value, output):
+    """dx and the gradients of the four linear layers, for `multi_head_attention` with source = x."""
+    q, k, v = (split_heads(linear(x, **each), n_heads) for each in (query, key, value))
+    combined = combine_heads(scaled_dot_product_attention(q, k, v, mask))
+    d_combined, d_output = linear_backward(grad, combined, **output)
+    d_heads = scaled_dot_product_attention_backward(split_heads(d_combined, n_heads), q, k, v, mask)
+    dq, dk, dv = (combine_heads(each) for each in d_heads)
+    from_q, d_query = linear_backward(dq, x, **query)
+    from_k, d_key = linear_backward(dk, x, **key)
+    from_v, d_value = linear_backward(dv, x, **value)
+    return from_q + from_k + from_v, {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
+
+
+def feed_forward_backward(grad, x, activation, hidden, output):
+    """dx and the gradients of the two linear layers, for `feed_forward`."""
+    h = linear(x, **hidden)
+    d_activated, d_output = linear_backward(grad, activation(h), **output)
+    dx, d_hidden = linear_backward(BACKWARDS[activation](d_activated, h), x, **hidden)
+    return dx, {"hidden": d_hidden, "output": d_output}
+
+
+def encoder_layer_backward(grad, x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """dx and the gradients of the layer, for `encoder_layer`. A residual adds the gradients of its two ways."""
+    a = x + multi_head_attention(x, x, mask, n_heads, **attention)
+    y = layer_norm(a, **attention_norm, eps=eps)
+    dz, d_ffn_norm = layer_norm_backward(grad, y + feed_forward(y, activation, **ffn), **ffn_norm, eps=eps)
+    dy, d_ffn = feed_forward_backward(dz, y, activation, **ffn)
+    da, d_attention_norm = layer_norm_backward(dz + dy, a, **attention_norm, eps=eps)
+    dx, d_attention = self_attention_backward(da, x, mask, n_heads, **attention)
+    grads = {"attention": d_attention, "attention_norm": d_attention_norm, "ffn": d_ffn, "ffn_norm": d_ffn_norm}
+    return da + dx, grads
+
+
+def stack_backward(grad, xs, layers, layer_backward, *sizes):
+    """dx and the gradients of each layer, from the last layer to the first. xs: the rows that each layer reads."""
+    grads = []
+    for x, layer in zip(xs[len(layers) - 1 :: -1], layers[::-1]):
+        grad, d_layer = layer_backward(grad, x, *sizes, **layer)
+        grads = [d_layer, *grads]
+    return grad, grads
+
+
+def distilbert_backward(grad, ids, positions, mask, n_heads, activation, eps, embeddings, layers, pooler, head):
+    """The gradients of DistilBERT's classifier, in the form of its weights, from that of its logits (..., C)."""
+    total = embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"])
+    xs = [layer_norm(total, **embeddings["norm"], eps=eps)]  # what each layer reads, and the last layer's rows
+    for layer in layers:
+        xs.append(encoder_layer(xs[-1], mask, n_heads, activation, eps, **layer))
+    dense = linear(xs[-1][..., 0, :], **pooler)
+    d_pooled, d_head = linear_backward(grad, relu(dense), **head["output"])
+    d_first, d_pooler = linear_backward(relu_backward(d_pooled, dense), xs[-1][..., 0, :], **pooler)
+    dx = np.zeros_like(xs[-1])
+    dx[..., 0, :] = d_first
+    dx, d_layers = stack_backward(dx, xs, layers, encoder_layer_backward, mask, n_heads, activation, eps)
+    d_embeddings = embed_backward(dx, total, ids, positions, eps, **embeddings)
+    return {"embeddings": d_embeddings, "layers": d_layers, "pooler": d_pooler, "head": {"output": d_head}}
+
+
+def embed_backward(grad, total, ids, positions, eps, token, position, norm):
+    """The gradients of the tables and of the norm, for Normalize(token + position)."""
+    d_total, d_norm = layer_norm_backward(grad, total, **norm, eps=eps)
+    d_token, d_position = embedding_backward(d_total, ids, **token), embedding_backward(d_total, positions, **position)
+    return {"token": d_token, "position": d_position, "norm": d_norm}

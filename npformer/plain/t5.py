@@ -1,0 +1,120 @@
+"""T5, FLAN-T5 and mT5: pre-norm encoder and decoder without positions, biases and scaled scores. Raffel et al., 2020.
+
+Each stack adds one table of biases to the scores of all its layers, a bias for a head and a bucket of distances
+(section 2.1). T5 1.0 has ReLU, T5 1.1 and mT5 a gated network, which `ffn_function` says (Shazeer, 2020).
+"""
+
+import math
+
+import numpy as np
+
+from npformer.plain.formulas import causal_mask, combine_heads, embedding, linear, masked_softmax, rms_norm, split_heads
+from npformer.plain.heads import classify_end, classify_tokens, find_answer, hidden_states, translate
+
+
+def one_sided_buckets(distances, n_buckets, max_distance):
+    """Bucket d for distances d < n / 2, and logarithmic ones up to max_distance. Section 2.1 and the published code.
+
+    >>> one_sided_buckets(np.array([0, 1, 9, 20, 200]), 32, 128).tolist()
+    [0, 1, 9, 17, 31]
+    """
+    exact = n_buckets // 2
+    steps = np.log(np.maximum(distances, 1) / exact) / math.log(max_distance / exact) * (n_buckets - exact)
+    far = exact + np.floor(steps + 1e-6).astype(int)  # 1e-6: log(16 / 8) / log(2) may be below 1
+    return np.where(distances < exact, distances, np.minimum(far, n_buckets - 1))
+
+
+def relative_buckets(distances, n_buckets, max_distance):
+    """The bucket of each distance key - query in an encoder: later keys have the upper half of the buckets.
+
+    >>> relative_buckets(np.array([-200, -9, -1, 0, 1, 9, 200]), 32, 128).tolist()
+    [15, 8, 1, 0, 17, 24, 31]
+    """
+    half = n_buckets // 2
+    return one_sided_buckets(np.abs(distances), half, max_distance) + half * (distances > 0)
+
+
+def causal_buckets(distances, n_buckets, max_distance):
+    """The bucket of each distance key - query in a decoder, which has buckets for earlier keys only."""
+    return one_sided_buckets(np.maximum(-distances, 0), n_buckets, max_distance)
+
+
+def biases(length, buckets, max_distance, weight):
+    """The bias of each head, query and key, weight (n_buckets, H) -> (H, L, L)."""
+    distances = np.arange(length) - np.arange(length)[:, None]
+    return np.moveaxis(weight[buckets(distances, len(weight), max_distance)], -1, 0)
+
+
+def biased_attention(x, source, bias, mask, n_heads, query, key, value, output):
+    """Concat(heads) W_O, head h = softmax(q k^T + bias_h) v. x (..., L, D), source (..., S, D) -> (..., L, D)."""
+    q, k, v = linear(x, **query), linear(source, **key), linear(source, **value)
+    query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))
+    scores = query_heads @ key_heads.mT + bias  # (..., H, L, S)
+    weights = masked_softmax(scores, mask)
+    context = weights @ value_heads
+    combined = combine_heads(context)
+    return linear(combined, **output)
+
+
+def t5_encoder_layer(x, bias, n_heads, ffn_function, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). (..., S, D) -> (..., S, D)."""
+    normed = rms_norm(x, **attention_norm, eps=eps)
+    attention_residual = x + biased_attention(normed, normed, bias, True, n_heads, **attention)
+    normed = rms_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + ffn_function(normed, activation, **ffn)
+    return ffn_residual
+
+
+def t5_decoder_layer(
+    x, source, bias, n_heads, ffn_function, activation, eps,
+    attention, attention_norm, cross_attention, cross_attention_norm, ffn, ffn_norm,
+):  # fmt: skip
+    """As in the encoder, with attention to the source in between, which has no bias. (..., L, D) -> (..., L, D)."""
+    normed, mask = rms_norm(x, **attention_norm, eps=eps), causal_mask(x.shape[-2], x.shape[-2])
+    attention_residual = x + biased_attention(normed, normed, bias, mask, n_heads, **attention)
+    normed = rms_norm(attention_residual, **cross_attention_norm, eps=eps)
+    crossed = biased_attention(normed, source, 0, True, n_heads, **cross_attention)
+    cross_attention_residual = attention_residual + crossed
+    normed = rms_norm(cross_attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = cross_attention_residual + ffn_function(normed, activation, **ffn)
+    return ffn_residual
+
+
+def encode(ids, n_heads, ffn_function, activation, eps, max_distance, embeddings, relative_bias, layers, norm):
+    """The normalized rows of the encoder, (..., S) -> (..., S, D)."""
+    x, bias = (
+        embedding(ids, **embeddings["token"]),
+        biases(ids.shape[-1], relative_buckets, max_distance, **relative_bias),
+    )
+    for layer in layers:
+        x = t5_encoder_layer(x, bias, n_heads, ffn_function, activation, eps, **layer)
+    return rms_norm(x, **norm, eps=eps)
+
+
+def decode(ids, source, n_heads, ffn_function, activation, eps, max_distance, embeddings, relative_bias, layers, norm):
+    """The normalized rows of the decoder, (..., L) -> (..., L, D), for source (..., S, D)."""
+    x, bias = (
+        embedding(ids, **embeddings["token"]),
+        biases(ids.shape[-1], causal_buckets, max_distance, **relative_bias),
+    )
+    for layer in layers:
+        x = t5_decoder_layer(x, source, bias, n_heads, ffn_function, activation, eps, **layer)
+    return rms_norm(x, **norm, eps=eps)
+
+
+def t5(ids, target_ids, n_heads, ffn_function, activation, eps, max_distance, encoder, decoder):
+    """The normalized rows of the decoder, (..., L, D), and of the encoder, (..., S, D)."""
+    source = encode(ids, n_heads, ffn_function, activation, eps, max_distance, **encoder)
+    x = decode(target_ids, source, n_heads, ffn_function, activation, eps, max_distance, **decoder)
+    return x, source
+
+
+MODEL = t5
+ALONE = encode
+HEADS = {
+    "base": hidden_states,
+    "token-classification": classify_tokens,
+    "translation": translate,
+    "sequence-classification": classify_end,
+    "question-answering": find_answer,
+}

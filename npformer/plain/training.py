@@ -1,0 +1,95 @@
+"""Training: cross-entropy, AdamW, and a loop that trains a small DistilBERT to classify texts.
+
+Vaswani et al., 2017, section 5; Kingma and Ba, 2015, Adam; Loshchilov and Hutter, 2019, AdamW.
+"""
+
+import numpy as np
+
+from npformer.plain.distilbert import classify, distilbert
+from npformer.plain.formulas import gelu, softmax
+from npformer.plain.gradients import distilbert_backward
+
+
+def cross_entropy(logits, targets):
+    """The mean of -log softmax(logits)[target]. logits (..., C), targets (...) whole numbers.
+
+    >>> cross_entropy(np.array([[0.0, np.log(3.0)]]), np.array([1])).round(4).item()
+    0.2877
+    """
+    probabilities = np.take_along_axis(softmax(logits), targets[..., None], axis=-1)
+    return -np.log(probabilities).mean()
+
+
+def cross_entropy_backward(logits, targets):
+    """dlogits = (softmax(logits) - 1 at the target) / N, for N targets.
+
+    >>> cross_entropy_backward(np.array([[0.0, np.log(3.0)]]), np.array([1])).tolist()
+    [[0.25, -0.25]]
+    """
+    at_target = np.arange(logits.shape[-1]) == targets[..., None]
+    return (softmax(logits) - at_target) / targets.size
+
+
+def adamw(weight, m, v, grad, step, rate, decay):
+    """One step of AdamW with betas 0.9 and 0.999 and eps 1e-8. Returns weight, m and v. step counts from 1.
+
+    m and v begin with zeros. Loshchilov and Hutter, 2019, algorithm 2.
+    """
+    m = 0.9 * m + 0.1 * grad
+    v = 0.999 * v + 0.001 * grad**2
+    m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.999**step)
+    return weight - rate * (m_hat / (np.sqrt(v_hat) + 1e-8) + decay * weight), m, v
+
+
+def mapped(function, tree, *others):
+    """The function of the arrays at each place of trees of the same form, nested dicts and lists."""
+    if isinstance(tree, dict):
+        return {name: mapped(function, each, *(other[name] for other in others)) for name, each in tree.items()}
+    if isinstance(tree, list):
+        return [mapped(function, *each) for each in zip(tree, *others)]
+    return function(tree, *others)
+
+
+def random_linear(random, n_in, n_out):
+    """A linear layer with weights of standard deviation 0.02, as in BERT, and biases 0. random: a NumPy Generator."""
+    return {"weight": random.normal(0, 0.02, (n_in, n_out)), "bias": np.zeros(n_out)}
+
+
+def random_layer(random, width, d_ffn):
+    """The weights of an encoder layer. The factors of norms are 1."""
+    norm = {"weight": np.ones(width), "bias": np.zeros(width)}
+    names = ("query", "key", "value", "output")
+    return {
+        "attention": {name: random_linear(random, width, width) for name in names},
+        "attention_norm": norm,
+        "ffn": {"hidden": random_linear(random, width, d_ffn), "output": random_linear(random, d_ffn, width)},
+        "ffn_norm": norm,
+    }
+
+
+def random_classifier(random, n_tokens, length, width, d_ffn, n_layers, n_labels):
+    """The weights of a DistilBERT that classifies texts of at most this length."""
+    tables = {
+        name: {"weight": random.normal(0, 0.02, (rows, width))}
+        for name, rows in zip(("token", "position"), (n_tokens, length))
+    }
+    return {
+        "embeddings": tables | {"norm": {"weight": np.ones(width), "bias": np.zeros(width)}},
+        "layers": [random_layer(random, width, d_ffn) for _ in range(n_layers)],
+        "pooler": random_linear(random, width, width),
+        "head": {"output": random_linear(random, width, n_labels)},
+    }
+
+
+def train(weights, ids, labels, n_heads, steps, rate, decay):
+    """Trains on a batch ids (B, L) with labels (B,) for some steps. Returns the weights and the loss of each step."""
+    sizes, losses = (np.arange(ids.shape[-1]), True, n_heads, gelu, 1e-12), []  # positions, mask, ..., eps
+    state = mapped(lambda w: (w, np.zeros_like(w), np.zeros_like(w)), weights)
+    for step in range(1, steps + 1):
+        x = distilbert(ids, *sizes, weights["embeddings"], weights["layers"])
+        logits = classify(x, weights["pooler"], weights["head"])["logits"]
+        losses.append(cross_entropy(logits, labels))
+        grads = distilbert_backward(cross_entropy_backward(logits, labels), ids, *sizes, **weights)
+        state = mapped(lambda of, grad: adamw(*of, grad, step, rate, decay), state, grads)  # noqa: B023
+        weights = mapped(lambda of: of[0], state)
+    return weights, losses

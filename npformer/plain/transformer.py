@@ -1,0 +1,55 @@
+"""The Transformer of 2017, an encoder and a decoder that translates. Vaswani et al., 2017, Attention Is All You Need.
+
+The decoder reads the target shifted right, which is a start token and the words so far, and predicts the next word.
+"""
+
+import numpy as np
+
+from npformer.plain.formulas import causal_mask, decoder_layer, embedding, encoder_layer
+from npformer.plain.heads import translate
+
+
+def sinusoidal_positions(length, width):
+    """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / D)), (length, D). Section 3.5.
+
+    >>> sinusoidal_positions(2, 4).round(4).tolist()
+    [[0.0, 1.0, 0.0, 1.0], [0.8415, 0.5403, 0.01, 1.0]]
+    """
+    angles = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2) / width)  # (length, D / 2)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)[:, :width]
+
+
+def embed(ids, positions, scale, token, position):
+    """scale E[ids] + P[positions], where scale is sqrt(D), (..., L) -> (..., L, D). Section 3.4."""
+    tokens = scale * embedding(ids, **token)
+    total = tokens + embedding(positions, **position)
+    return total
+
+
+def encode(ids, positions, n_heads, activation, eps, scale, embeddings, layers):
+    """The rows of the encoder's last layer, (..., S, D). Section 3.1, "Encoder"."""
+    x = embed(ids, positions, scale, **embeddings)
+    for layer in layers:
+        x = encoder_layer(x, True, n_heads, activation, eps, **layer)
+    return x
+
+
+def decode(ids, positions, source, n_heads, activation, eps, scale, embeddings, layers):
+    """The rows of the decoder's last layer, (..., L, D), for source (..., S, D). Section 3.1, "Decoder"."""
+    x, mask = embed(ids, positions, scale, **embeddings), causal_mask(ids.shape[-1], ids.shape[-1])
+    for layer in layers:
+        x = decoder_layer(x, source, mask, n_heads, activation, eps, **layer)
+    return x
+
+
+def transformer(
+    ids, positions, target_ids, target_positions, n_heads, n_target_heads, activation, eps, scale, encoder, decoder
+):
+    """The rows of the decoder's last layer, (..., L, D), and of the encoder's, (..., S, D). Figure 1."""
+    source = encode(ids, positions, n_heads, activation, eps, scale, **encoder)
+    x = decode(target_ids, target_positions, source, n_target_heads, activation, eps, scale, **decoder)
+    return x, source
+
+
+MODEL = transformer
+HEADS = {"translation": translate}

@@ -1,0 +1,191 @@
+"""The gradients on pages are the engine's and those of finite differences; training lowers a loss, decoding writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer import plain
+from npformer.checkpoint.tree import flatten
+from npformer.functions import SparseRows
+from npformer.plain import decoding, formulas, gpt2_gradients, gradients, heads, llama, training
+from npformer.plain.sizes import bind
+from npformer.runtime.packing import pack
+from npformer.tape import Recording
+from npformer.taps import listen
+from npformer.training.optimizer import Adam
+from npformer.transformer import backward, forward
+from tests.plain.test_pages import TOLERANCE, model_of
+
+TEXT = npformer.Text(np.array([5, 6, 7, 8, 9, 4, 6]))
+
+
+def engine_gradients(model: Any, grad: np.ndarray) -> dict[str, np.ndarray]:
+    """The engine's gradients of all weights, by flat name, from the gradient of the logits."""
+    batch, recording = pack([TEXT], last=model.config.pooling == "last"), Recording()
+    with listen(recording):
+        forward(model.weights, model.config, batch)
+    found = flatten(backward({"logits": grad}, recording.stages, model.weights, model.config, batch))
+    arrays = flatten(dict(model.weights))
+    for name, each in found.items():
+        if isinstance(each, SparseRows):
+            found[name] = np.zeros_like(arrays[name])
+            found[name][each.ids] = each.values
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "model_type", "head", "fields"),
+    [
+        (gradients.distilbert_backward, "distilbert", "sequence-classification", {}),
+        (gradients.distilbert_backward, "distilbert", "sequence-classification", {"activation": "relu"}),
+        (gpt2_gradients.gpt2_backward, "gpt2", "causal-lm", {"tied": False}),
+        (gpt2_gradients.gpt2_backward, "gpt2", "causal-lm", {"tied": True}),
+        (gpt2_gradients.gpt2_backward, "gpt2", "causal-lm", {"activation": "gelu"}),
+    ],
+)
+def test_gradients_of_a_model(function: Any, model_type: str, head: str, fields: dict[str, Any]) -> None:
+    model = model_of(model_type, head, **fields)
+    logits = model(TEXT.ids).logits[0]
+    grad = np.random.default_rng(0).standard_normal(logits.shape)
+    batch_axis = grad[None] if model_type == "distilbert" else grad
+    expected = engine_gradients(model, batch_axis)
+    got = flatten(bind(function, model.config, model.weights, TEXT)(grad))
+    assert sorted(got) == sorted(expected)
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, err_msg=name, **TOLERANCE)
+
+
+#: Name of a backward function without weights -> its function and the shape of x.
+ELEMENTWISE = [
+    (formulas.relu, gradients.relu_backward),
+    (formulas.gelu, gradients.gelu_backward),
+    (formulas.gelu_tanh, gradients.gelu_tanh_backward),
+    (formulas.softmax, lambda grad, x: gradients.softmax_backward(grad, formulas.softmax(x))),
+    (formulas.layer_norm, lambda grad, x: gradients.layer_norm_backward(grad, x)[0]),
+]
+
+
+@pytest.mark.parametrize(("function", "backward_of"), ELEMENTWISE, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_backward_function_is_the_derivative(function: Any, backward_of: Any) -> None:
+    """Central differences with step 1e-5 have an error of about 1e-10 for values of about 1."""
+    random = np.random.default_rng(1)
+    x, grad = random.standard_normal((3, 5)), random.standard_normal((3, 5))
+    numerical = np.empty_like(x)
+    for place in np.ndindex(*x.shape):
+        step = np.zeros_like(x)
+        step[place] = 1e-5
+        numerical[place] = (grad * (function(x + step) - function(x - step))).sum() / 2e-5
+    np.testing.assert_allclose(backward_of(grad, x), numerical, rtol=1e-7, atol=1e-8)
+
+
+def test_the_gradient_of_cross_entropy_is_its_derivative() -> None:
+    logits, targets = np.random.default_rng(2).standard_normal((2, 3, 4)), np.array([[0, 3, 1], [2, 2, 0]])
+    grad = training.cross_entropy_backward(logits, targets)
+    for place in np.ndindex(*logits.shape):
+        step = np.zeros_like(logits)
+        step[place] = 1e-5
+        ends = (training.cross_entropy(logits + sign * step, targets) for sign in (1, -1))
+        assert (next(ends) - next(ends)) / 2e-5 == pytest.approx(grad[place], rel=1e-6, abs=1e-9)
+
+
+def test_a_batch_has_the_mean_gradient_of_its_texts() -> None:
+    """Weights and biases sum over every leading axis."""
+    model = model_of("distilbert", "sequence-classification")
+    ids = np.array([[5, 6, 7], [8, 9, 4]])
+    grad = np.random.default_rng(3).standard_normal((2, 2))
+
+    def of(ids: np.ndarray, grad: np.ndarray) -> dict[str, np.ndarray]:
+        sizes = np.arange(ids.shape[-1]), True, 4, formulas.gelu, model.config.eps
+        return flatten(gradients.distilbert_backward(grad, ids, *sizes, **model.weights))
+
+    whole, parts = of(ids, grad), [of(*each) for each in zip(ids, grad, strict=True)]
+    for name, array in whole.items():
+        np.testing.assert_allclose(array, parts[0][name] + parts[1][name], err_msg=name, **TOLERANCE)
+
+
+def test_a_small_model_learns_which_token_comes_first() -> None:
+    random = np.random.default_rng(4)
+    ids = random.integers(0, 8, (32, 5))
+    labels = (ids[:, 0] < 4).astype(int)
+    weights = training.random_classifier(random, n_tokens=8, length=5, width=16, d_ffn=32, n_layers=1, n_labels=2)
+    weights, losses = training.train(weights, ids, labels, n_heads=2, steps=60, rate=0.02, decay=0.01)
+    assert losses[0] == pytest.approx(np.log(2), abs=0.05)  # random logits
+    assert losses[-1] < 0.05
+    assert weights["layers"][0]["ffn"]["hidden"]["weight"].shape == (16, 32)
+
+
+def test_adamw_is_the_optimizer_of_the_engine() -> None:
+    random = np.random.default_rng(5)
+    weight, grads = random.standard_normal((4, 3)), random.standard_normal((6, 4, 3))
+    flat = {"layers.0.ffn.hidden.weight": weight.copy()}
+    optimizer = Adam(flat, weight_decay=0.1)
+    m = v = np.zeros_like(weight)
+    for step, grad in enumerate(grads, 1):
+        optimizer.step({"layers.0.ffn.hidden.weight": grad}, 0.05)
+        weight, m, v = training.adamw(weight, m, v, grad, step, rate=0.05, decay=0.1)
+    np.testing.assert_allclose(weight, flat["layers.0.ffn.hidden.weight"], **TOLERANCE)
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def writer() -> Any:
+    """A small Llama that predicts the next token."""
+    return model_of("llama", "causal-lm", start_id=2, end_ids=(3,))
+
+
+def steps_of(model: Any) -> tuple[Any, Any]:
+    """The step of `plain.decoding` for a Llama, and its `past` before the first token."""
+    config, weights = model.config, model.weights
+    past = decoding.no_past(config.n_layers, config.kv_heads, config.d_head)
+
+    def step(ids: np.ndarray, past: Any) -> tuple[np.ndarray, Any]:
+        first = past[0][0].shape[-2]
+        text = npformer.Text(ids, positions=first + np.arange(len(ids)))
+        rows, past = bind(llama.llama, config, weights, text)(past=past)
+        return heads.predict_next(rows[-1], weights["head"])["logits"], past
+
+    return step, past
+
+
+PROMPT = np.array([5, 9, 4])
+
+
+def test_greedy_writes_what_the_engine_writes(writer: Any) -> None:
+    step, past = steps_of(writer)
+    [[hypothesis]] = writer.generate(PROMPT, max_new_tokens=8)
+    assert decoding.greedy(step, PROMPT, past, 3, 8) == hypothesis.ids.tolist()
+
+
+@pytest.mark.parametrize("n_beams", [1, 2, 4])
+def test_beams_are_those_of_the_engine(writer: Any, n_beams: int) -> None:
+    """With early_stopping "never", the engine ends its search only if no running text can become better."""
+    step, past = steps_of(writer)
+    settings = {"max_new_tokens": 6, "num_beams": n_beams, "num_return_sequences": n_beams}
+    [expected] = writer.generate(PROMPT, early_stopping="never", **settings)
+    got = decoding.beam_search(step, PROMPT, past, 3, 6, n_beams)
+    assert [ids for _, ids in got] == [each.ids.tolist() for each in expected]
+    if n_beams > 1:
+        np.testing.assert_allclose([score for score, _ in got], [each.score for each in expected], rtol=1e-9)
+
+
+def test_samples_are_among_the_most_probable(writer: Any) -> None:
+    step, past = steps_of(writer)
+    random = np.random.default_rng(6)
+    assert decoding.sample(step, PROMPT, past, 3, 8, 1.0, 1e-9, random) == decoding.greedy(step, PROMPT, past, 3, 8)
+    texts = {tuple(decoding.sample(step, PROMPT, past, 3, 4, 5.0, 1.0, random)) for _ in range(10)}
+    assert len(texts) > 1
+
+
+def test_a_cache_gives_the_rows_of_the_whole_text(writer: Any) -> None:
+    ids = np.array([5, 9, 4, 11, 7, 30])
+    whole = plain.run(writer, ids).logits[0]
+    step, past = steps_of(writer)
+    for first, end in ((0, 3), (3, 4), (4, 6)):
+        logits, past = step(ids[first:end], past)
+        np.testing.assert_allclose(logits, whole[end - 1], **TOLERANCE)

@@ -1,0 +1,91 @@
+"""The text of pages: a standalone file has all that a page uses, and computes a model's answers with NumPy alone."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer.plain.pages import names
+from npformer.plain.source import source, standalone_model
+from tests.plain.test_pages import TEXTS, TOLERANCE, cases, model_of
+from tests.support.cli_runner import run
+
+IDS = TEXTS[0]
+
+
+def executed(text: str, path: Path) -> dict[str, Any]:
+    """The names that a file defines."""
+    scope: dict[str, Any] = {"__name__": "a_page", "__file__": str(path)}
+    exec(compile(text, str(path), "exec"), scope)
+    return scope
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_standalone_page_imports_only_numpy_and_runs(name: str, tmp_path: Path) -> None:
+    text = source(name, standalone=True)
+    imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {each.name for node in imported for each in node.names} <= {"numpy", "math"}
+    scope = executed(text, tmp_path / "page.py")
+    own = {each for each, value in vars(npformer.plain.page(name)).items() if inspect.isfunction(value)}
+    assert own <= scope.keys() | {"encode"}  # of two functions with one name, that of the other page has a longer one
+
+
+@pytest.mark.parametrize(("model_type", "head"), cases())
+def test_a_standalone_model_gives_the_answers(model_type: str, head: str, tmp_path: Path) -> None:
+    model = model_of(model_type, head)
+    text, arrays = standalone_model(model, IDS)
+    np.savez(tmp_path / "model.npz", **arrays)
+    scope = executed(text, tmp_path / "model.py")
+    got = scope["answers"](scope["load"](), np.array(IDS))
+    ids = [[IDS]] if head == "multiple-choice" else IDS
+    targets = {"decoder_input_ids": [model.config.decoder.start_id]} if head == "translation" else {}
+    for name, expected in model(ids, **targets).items():
+        np.testing.assert_allclose(got[name].ravel(), expected.ravel(), err_msg=name, **TOLERANCE)
+
+
+def test_a_tied_table_is_stored_once() -> None:
+    _, arrays = standalone_model(model_of("bert", "masked-lm"))
+    assert "embeddings.token.weight" in arrays
+    assert "head.output.weight" not in arrays
+
+
+def test_the_command_writes_a_model_that_runs_without_npformer(tmp_path: Path) -> None:
+    code, output, _ = run("page", "-m", "distilbert-sst2", "--standalone", "-o", "model.py", cwd=tmp_path)
+    assert code == 0
+    assert output.startswith("model.py, model.npz: ")
+    answers = subprocess.run(
+        [sys.executable, "-c", "import sys, runpy; sys.modules['npformer'] = None; runpy.run_path('model.py', run_name='__main__')"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    logits = np.array(answers.stdout.split("[")[1].strip(" ]\n").split(), float)
+    model = npformer.load("distilbert-sst2")
+    np.testing.assert_allclose(logits, model(model.tokenizer.encode("I love ice cream").ids).logits[0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("page",), "expected the name of a family or -m MODEL"),
+        (("page", "lama"), "page: expected the name of a family or of a page"),
+        (("page", "-m", "distilbert-sst2", "--standalone"), "--output: expected a file"),
+    ],
+)
+def test_mistakes_are_explained(arguments: tuple[str, ...], message: str) -> None:
+    code, output, errors = run(*arguments)
+    assert (code, output) == (1, "")
+    assert message in errors
+
+
+def test_a_page_is_printed() -> None:
+    code, output, _ = run("page", "llama")
+    assert code == 0
+    assert output == source("llama")
+    assert output.startswith('"""Llama: ')
