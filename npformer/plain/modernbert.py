@@ -7,17 +7,16 @@ and False for padding, or True for a text alone. places (L,) are 0 ... L - 1.
 
 import numpy as np
 
-from npformer.plain.formulas import embedding, gated_feed_forward, layer_norm, linear, rotary_angles, rotary_attention
+from npformer.plain.formulas import (
+    embedding,
+    gated_feed_forward,
+    layer_norm,
+    linear,
+    rotary_angles,
+    rotary_attention,
+    window_mask,
+)
 from npformer.plain.heads import classify_tokens, find_answer, hidden_states, predict_words
-
-
-def window(places, reach):
-    """True where a key is at most `reach` places from the query, (L,) -> (L, L). A global layer has infinite reach.
-
-    >>> window(np.array([0, 1, 2, 3]), reach=1).astype(int).tolist()
-    [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    """
-    return np.abs(places - places[:, None]) <= reach
 
 
 def embed(ids, eps, token, norm):
@@ -42,18 +41,16 @@ def later_layer(x, mask, n_heads, angles, activation, eps, attention, attention_
     return ffn_residual
 
 
-def modernbert(
-    ids, positions, places, mask, n_heads, layer_frequencies, layer_reaches, activation, eps, embeddings, layers, norm
-):
+def modernbert(ids, positions, places, mask, n_heads, rotations, reaches, activation, eps, embeddings, layers, norm):
     """The normalized rows of the last layer, (..., L, D).
 
-    Global and local layers have their own rotary frequencies and reach, given for each layer. Section 2.1.2.
+    Each layer has rotary frequencies, with a magnitude, and a reach, infinite in global layers. Section 2.1.2.
     """
     x = embed(ids, eps, **embeddings)
     functions = [first_layer] + [later_layer] * (len(layers) - 1)
-    for function, layer, frequencies, reach in zip(functions, layers, layer_frequencies, layer_reaches):
-        angles = rotary_angles(positions, frequencies)
-        x = function(x, mask & window(places, reach), n_heads, angles, activation, eps, **layer)
+    for function, layer, rotation, reach in zip(functions, layers, rotations, reaches):
+        angles, near = rotary_angles(positions, *rotation), window_mask(places, places, reach)
+        x = function(x, mask & near, n_heads, angles, activation, eps, **layer)
     return layer_norm(x, **norm, eps=eps)
 
 
