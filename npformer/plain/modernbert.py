@@ -20,7 +20,7 @@ from npformer.plain.heads import classify_tokens, find_answer, hidden_states, pr
 
 
 def embed(ids, eps, token, norm):
-    """Normalize(token): (..., L) -> (..., L, D)."""
+    """Normalize(token): (..., L) -> (..., L, D). No table has positions."""
     return layer_norm(embedding(ids, **token), **norm, eps=eps)
 
 
@@ -66,7 +66,7 @@ def mean_row(x, mask):
 
 
 def transform(x, head_activation, eps, head):
-    """Normalize(act(x W)): the layer below the last one of every head, (..., D) -> (..., D)."""
+    """Normalize(act(x W)), (..., D) -> (..., D): every head has this layer before its last one."""
     activated = head_activation(linear(x, **head["hidden"]))
     return layer_norm(activated, **head["norm"], eps=eps)
 
