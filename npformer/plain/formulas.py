@@ -128,6 +128,16 @@ def causal_mask(n_queries, n_keys=0):
     return np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool)
 
 
+def window_mask(positions, key_positions, reach):
+    """True where a key is at most `reach` positions from the query, (L,) and (S,) -> (L, S). Beltagy et al., 2020, 3.1.
+
+    A reach of `math.inf` is no window.
+    >>> window_mask(np.array([2, 3]), np.array([0, 1, 2, 3]), reach=1).astype(int).tolist()
+    [[0, 1, 1, 1], [0, 0, 1, 1]]
+    """
+    return np.abs(positions[:, None] - key_positions) <= reach
+
+
 def scaled_dot_product_attention(q, k, v, mask=True):
     """softmax(q k^T / sqrt(K)) v. q (..., L, K), k and v (..., S, K), mask (..., L, S) -> (..., L, K). Equation 1.
 
@@ -212,6 +222,30 @@ def rotate(x, cos, sin):
     first, second = np.split(x, 2, axis=-1)  # (..., L, K / 2)
     rotated = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)
+
+
+def rotate_first(x, cos, sin):
+    """`rotate` for the first columns of each head, x (..., L, K), cos and sin (L, R / 2). The other K - R stay.
+
+    Black et al., 2022, GPT-NeoX-20B, section 2.1.
+    >>> rotate_first(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0]]), np.array([[1.0]])).tolist()
+    [[-2.0, 1.0, 3.0, 4.0]]
+    """
+    n_rotated = 2 * cos.shape[-1]
+    return np.concatenate([rotate(x[..., :n_rotated], cos, sin), x[..., n_rotated:]], axis=-1)
+
+
+def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
+    """Multi-head self-attention with rotated queries and keys. x (..., L, D), angles those of `rotary_angles`.
+
+    Su et al., 2021, RoFormer, equation 16.
+    """
+    q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
+    query_rotated, key_rotated = (rotate(split_heads(each, n_heads), *angles) for each in (q, k))  # (..., H, L, K)
+    value_heads = split_heads(v, n_heads)
+    context = scaled_dot_product_attention(query_rotated, key_rotated, value_heads, mask)
+    combined = combine_heads(context)  # (..., L, D)
+    return linear(combined, **output)
 
 
 def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):

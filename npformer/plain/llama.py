@@ -21,6 +21,28 @@ from npformer.plain.formulas import (
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
 
 
+def extend(past, keys, values):
+    """The keys and values of earlier tokens, followed by those of new tokens, two (..., G, S + L, K).
+
+    past two (..., G, S, K), keys and values (..., G, L, K).
+    """
+    return np.concatenate([past[0], keys], axis=-2), np.concatenate([past[1], values], axis=-2)
+
+
+def all_positions(positions, past):
+    """The positions of earlier tokens, 0 ... S - 1, followed by those of new tokens, (L,) -> (S + L,)."""
+    return np.concatenate([np.arange(past[0][0].shape[-2]), positions])
+
+
+def repeat_heads(x, n_heads):
+    """(..., G, S, K) -> (..., H, S, K): each head of keys or values serves H / G heads of queries.
+
+    >>> repeat_heads(np.array([[[1]], [[2]]]), n_heads=4).tolist()
+    [[[1]], [[1]], [[2]], [[2]]]
+    """
+    return x.repeat(n_heads // x.shape[-3], axis=-3)
+
+
 def grouped_query_attention(x, past, mask, heads, angles, query, key, value, output):
     """Multi-head attention in which H / G heads of queries share a head of keys and values. Ainslie et al., 2023, GQA.
 
@@ -30,9 +52,8 @@ def grouped_query_attention(x, past, mask, heads, angles, query, key, value, out
     query_rotated = rotate(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
     key_rotated = rotate(split_heads(linear(x, **key), n_kv_heads), *angles)  # (..., G, L, K)
     value_heads = split_heads(linear(x, **value), n_kv_heads)
-    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, S + L, K)
-    values = np.concatenate([past[1], value_heads], axis=-2)
-    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, S + L, K)
+    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
+    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
     context = scaled_dot_product_attention(query_rotated, k, v, mask)
     combined = combine_heads(context)
     return linear(combined, **output), (keys, values)

@@ -1,11 +1,22 @@
 """Frequencies of rotary positions, (K / 2,), and how long texts change them. Su et al., 2021, RoFormer, section 3.2.2.
 
-Frequencies are rounded to float32 for every dtype, as in the training of the checkpoints.
+A scaling lets a model read texts that are longer than those in training, of `original` tokens. Frequencies are rounded
+to float32 for every dtype, as in the training of the checkpoints. The angles are not rounded.
 """
 
 import math
 
 import numpy as np
+
+
+def rotary_periods(d_head, theta):
+    """theta^(2 i / K) for i = 0 ... K / 2 - 1, the number of tokens in which pair i turns by 1 radian.
+
+    >>> rotary_periods(4, 10000.0)
+    array([  1., 100.], dtype=float32)
+    """
+    exponents = np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)
+    return (theta ** exponents.astype(np.float64)).astype(np.float32)
 
 
 def rotary_frequencies(d_head, theta):
@@ -14,13 +25,22 @@ def rotary_frequencies(d_head, theta):
     >>> rotary_frequencies(4, 10000.0)
     array([1.  , 0.01], dtype=float32)
     """
-    exponents = np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)
-    return np.float32(1) / (theta ** exponents.astype(np.float64)).astype(np.float32)
+    return np.float32(1) / rotary_periods(d_head, theta)
 
 
 def linear_scaling(frequencies, factor):
     """Positions divided by a factor. Chen et al., 2023, Position Interpolation, section 3."""
     return frequencies / np.float32(factor)
+
+
+def dynamic_base(theta, d_head, factor, original, length):
+    """theta (s n / original - s + 1)^(K / (K - 2)) for factor s and a text of n tokens, or `original` if it is shorter.
+
+    The lowest frequency is divided by s n / original - s + 1. Peng et al., 2023, YaRN, section 3.3.
+    """
+    longest = np.float32(max(length, original))
+    grown = np.float32(factor) * longest / np.float32(original) - np.float32(factor - 1)
+    return float(np.float32(theta) * np.float32(float(grown) ** (d_head / (d_head - 2))))
 
 
 def llama3_scaling(frequencies, factor, low, high, original):
@@ -31,3 +51,46 @@ def llama3_scaling(frequencies, factor, low, high, original):
     turns = np.float32(original) / (np.float32(2 * math.pi) / frequencies)
     kept = np.clip((turns - np.float32(low)) / np.float32(high - low), 0, 1)
     return ((1 - kept) * frequencies / np.float32(factor) + kept * frequencies).astype(np.float32)
+
+
+def yarn_pair(turns, d_head, theta, original):
+    """The pair i, not rounded, that turns this many times in `original` positions: the i with
+
+    original theta^(-2 i / K) = 2 pi turns. Peng et al., 2023, YaRN, section 3.2 and its published code.
+    """
+    return d_head * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def yarn_ramp(first, last, d_head):
+    """0 for pairs up to `first`, 1 for pairs from `last`, and a line between them, (K / 2,). Section 3.2.
+
+    >>> yarn_ramp(1, 3, d_head=10)
+    array([0. , 0. , 0.5, 1. , 1. ], dtype=float32)
+    """
+    first, last = max(first, 0), min(last, d_head - 1)
+    last = last + 0.001 * (first == last)  # a step, without a division by 0
+    pairs = np.arange(d_head // 2, dtype=np.float32)
+    return np.clip((pairs - np.float32(first)) / np.float32(last - first), 0, 1)
+
+
+def yarn_scaling(frequencies, factor, ramp):
+    """Divides low frequencies by a factor, keeps high ones, and blends those between by the ramp. Section 3.2."""
+    return (frequencies / np.float32(factor) * ramp + frequencies * (1 - ramp)).astype(np.float32)
+
+
+def yarn_magnitude(factor):
+    """0.1 ln(s) + 1, which sharpens attention in long texts. Peng et al., 2023, YaRN, section 3.4."""
+    return 0.1 * math.log(max(factor, 1.0)) + 1.0
+
+
+def longrope_frequencies(d_head, theta, divisors):
+    """theta^(-2 i / K) / divisor_i, (K / 2,). The divisors of long texts and of texts up to `original` tokens differ.
+
+    Ding et al., 2024, LongRoPE, section 3. A search found the divisors, which are in config.json.
+    """
+    return np.float32(1) / (np.array(divisors, np.float32) * rotary_periods(d_head, theta))
+
+
+def longrope_magnitude(factor, original):
+    """sqrt(1 + ln(s) / ln(original)), where the longest text has s * original tokens. Phi-3's published code."""
+    return math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))

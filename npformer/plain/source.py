@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.plain.pages import functions_of, page
-from npformer.plain.sizes import SIZES
+from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, chosen
 
 PACKAGE = "npformer.plain."
 Place = tuple[str, str]  # a page and a name that it defines
@@ -35,6 +35,7 @@ class Ids(NamedTuple):
     ids: np.ndarray
     positions: None = None
     token_type_ids: None = None
+    places: None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -95,6 +96,7 @@ def standalone_model(
     wanted = [(_name(inspect.getmodule(each)), each.__name__) for each in functions]
     used = _names(main)
     wanted += [(each, name) for each in ("formulas", "roberta") for name in _contents(each).definitions if name in used]
+    wanted += [_place(each, chosen(name, each, config)) for each in functions for name in _options(each)]
     docstring = (
         f"{_contents(_name(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
     )
@@ -103,7 +105,7 @@ def standalone_model(
 
 #: The end of a file for a model. The names in capitals are replaced.
 MAIN = '''def read(path):
-    """The nested weights in an .npz file, whose names join their keys with dots; numbered keys are a list."""
+    """The nested weights in an .npz file, whose names join their keys with dots."""
     tree = {}
     with np.load(path) as file:
         for name in file.files:
@@ -112,7 +114,7 @@ MAIN = '''def read(path):
             for key in above:
                 node = node.setdefault(key, {})
             node[last] = file[name]
-    return listed(tree)
+    return tree
 
 
 def listed(node):
@@ -127,7 +129,7 @@ def load():
     """The weights in the file of arrays beside this file."""
     weights = read(Path(__file__).with_name("ARRAYS"))
     # ties
-    return weights
+    return listed(weights)
 
 
 def answers(weights, ids, target_ids=np.array(START)):
@@ -162,6 +164,7 @@ OF_TEXT = {
     "positions": lambda config: _positions(config, "ids"),
     "target_positions": lambda config: _positions(config, "ids" if config.head != "translation" else "target_ids"),
     "token_type_ids": lambda config: "np.zeros_like(ids)",
+    "places": lambda config: "np.arange(len(ids))",
     "mask": lambda config: "causal_mask(len(ids), len(ids))" if config.causal else "True",
     "past": lambda config: f"[(np.zeros(({config.kv_heads}, 0, {config.d_head})),) * 2] * {config.n_layers}",
 }
@@ -185,8 +188,12 @@ def _call(function: Any, config: Any, weights: Mapping[str, Any], text: Any, fla
             given.append(f"{name}={OF_TEXT[name](config)}")
         elif name in SIZES:
             given.append(f"{name}={_written(name, SIZES[name](config, weights, text), flat)}")
+        elif name in OPTIONS:
+            given.append(f"{name}={chosen(name, function, config).__name__}")
         elif name in weights:
             given.append(f'{name}=weights["{name}"]')
+        elif name in OPTIONAL:
+            given.append(f"{name}={{}}")
         else:
             given.append({"x": "x", "source": "source=others[0]"}[name])
     return f"{function.__name__}({', '.join(given)})"
@@ -197,9 +204,8 @@ def _written(name: str, value: Any, flat: dict[str, np.ndarray]) -> str:
     if isinstance(value, np.ndarray):
         flat[f"sizes.{name}"] = value
         return f'weights["sizes"]["{name}"]'
-    if isinstance(value, list) and any(isinstance(each, np.ndarray) for each in value):
-        flat.update({f"sizes.{name}.{i}": each for i, each in enumerate(value)})
-        return f'weights["sizes"]["{name}"]'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_written(f'{name}_{i}', each, flat) for i, each in enumerate(value))}]"
     if callable(value):
         return f"np.{value.__name__}" if isinstance(value, np.ufunc) else str(value.__name__)
     return repr(value).replace("inf", "np.inf")
@@ -231,7 +237,7 @@ def _walk(node: Any, name: str, found: dict[str, np.ndarray]) -> None:
 
 def _item(name: str, missing: bool = False) -> str:
     """The expression of an array in the tree. missing: the dicts above it may not exist yet."""
-    keys = [f"[{key}]" if key.isdigit() else f'["{key}"]' for key in name.split(".")]
+    keys = [f'["{key}"]' for key in name.split(".")]
     above = "".join(f".setdefault({key[1:-1]}, {{}})" for key in keys[:-1]) if missing else "".join(keys[:-1])
     return f"weights{above}{keys[-1]}"
 
@@ -259,6 +265,17 @@ def _file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
     top = "\n".join(sorted([*math, *(each for each in imports if each.startswith("import "))]))
     top += "".join(f"\n{each}" for each in imports if each.startswith("from "))
     return f'"""{docstring.strip()}\n"""\n\n{top}\n\nimport numpy as np\n\n{body}\n'.replace('"""\n\n\n\n', '"""\n\n')
+
+
+def _options(function: Any) -> list[str]:
+    """The parameters of a page's function for which a config chooses a function."""
+    return [name for name in inspect.signature(function).parameters if name in OPTIONS]
+
+
+def _place(user: Any, used: Any) -> Place:
+    """Where a function is defined that the page of another function defines or imports."""
+    here = _name(inspect.getmodule(user))
+    return _contents(here).imported.get(used.__name__, (here, used.__name__))
 
 
 def _add(place: Place, order: list[Place]) -> None:

@@ -1,0 +1,58 @@
+"""Gemma: Llama with scaled embeddings, and with norms that multiply by 1 + weight. Gemma Team, 2024, Gemma, section 2.
+
+The feed-forward networks are GeGLU: the activation is the tanh form of GELU. Heads may be wider than D / H. Token rows
+are also the weights of the projection to the vocabulary, which is the reason for the scale of embeddings.
+"""
+
+from npformer.plain.formulas import causal_mask, embedding, gated_feed_forward, rms_norm, rotary_angles
+from npformer.plain.heads import classify_last, classify_tokens, hidden_states, predict_next
+from npformer.plain.llama import grouped_query_attention
+
+
+def gemma_norm(x, weight, eps):
+    """x / sqrt(mean(x^2) + eps) * (1 + weight), (..., D). The 1 is in the published code, not in the paper.
+
+    >>> gemma_norm(np.array([1.0, 2.0, 2.0, 4.0]), weight=0.0, eps=0.0)
+    array([0.4, 0.8, 0.8, 1.6])
+    """
+    return rms_norm(x, 1 + weight, eps)
+
+
+def embed(ids, scale, token):
+    """sqrt(D) times token rows, (..., L) -> (..., L, D). Vaswani et al., 2017, section 3.4.
+
+    scale is sqrt(D) in the dtype of training: for 3072 columns, 55.5 in bfloat16, not 55.43.
+    """
+    tokens = scale * embedding(ids, **token)
+    return tokens
+
+
+def gemma_layer(x, past, mask, heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). Returns Z, and the keys and values so far."""
+    normed = gemma_norm(x, **attention_norm, eps=eps)
+    attended, past = grouped_query_attention(normed, past, mask, heads, angles, **attention)
+    attention_residual = x + attended
+    normed = gemma_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + gated_feed_forward(normed, activation, **ffn)
+    return ffn_residual, past
+
+
+def gemma(ids, positions, past, heads, frequencies, magnitude, activation, eps, scale, embeddings, layers, norm):
+    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    x = embed(ids, scale, **embeddings)
+    angles = rotary_angles(positions, frequencies, magnitude)
+    mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])
+    now = []
+    for layer, before in zip(layers, past):
+        x, after = gemma_layer(x, before, mask, heads, angles, activation, eps, **layer)
+        now.append(after)
+    return gemma_norm(x, **norm, eps=eps), now
+
+
+MODEL = gemma
+HEADS = {
+    "base": hidden_states,
+    "causal-lm": predict_next,
+    "sequence-classification": classify_last,
+    "token-classification": classify_tokens,
+}

@@ -1,0 +1,104 @@
+"""Gemma 2: Gemma with soft caps, a norm after each block, and a window in every other layer.
+
+Gemma Team, 2024, Gemma 2, section 2. `reaches` has an entry for each layer: how many earlier tokens a token sees, 4095
+in local layers and `math.inf` in global layers. Norms multiply by 1 + weight, and embeddings by sqrt(D), as in Gemma.
+"""
+
+import numpy as np
+
+from npformer.plain.formulas import (
+    causal_mask,
+    combine_heads,
+    gated_feed_forward,
+    linear,
+    masked_softmax,
+    rotary_angles,
+    rotate,
+    split_heads,
+    window_mask,
+)
+from npformer.plain.gemma import embed, gemma_norm
+from npformer.plain.heads import classify_last, classify_tokens, hidden_states
+from npformer.plain.llama import all_positions, extend, repeat_heads
+
+
+def soft_cap(x, cap):
+    """cap tanh(x / cap): between -cap and cap, and close to x near 0. Section 2, "Logit soft-capping".
+
+    >>> soft_cap(np.array([-1000.0, 0.0, 1.0]), 10.0).round(4)
+    array([-10.    ,   0.    ,   0.9967])
+    """
+    return cap * np.tanh(x / cap)
+
+
+def capped_attention(q, k, v, mask, score_scale, score_cap):
+    """softmax(cap tanh(q k^T scale / cap)) v. q (..., L, K), k and v (..., S, K), mask (L, S) -> (..., L, K)."""
+    uncapped_scores = q @ k.mT * score_scale
+    scores = soft_cap(uncapped_scores, score_cap)
+    weights = masked_softmax(scores, mask)
+    context = weights @ v
+    return context
+
+
+def gemma2_attention(x, past, mask, heads, angles, scale_and_cap, eps, query, key, value, output, output_norm):
+    """Normalize(Attention(X)), (..., L, D), and the keys and values so far. Queries are grouped as in Llama.
+
+    heads: H and G. scale_and_cap: the factor and the soft cap of the scores.
+    """
+    n_heads, n_kv_heads = heads
+    query_rotated = rotate(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
+    key_rotated = rotate(split_heads(linear(x, **key), n_kv_heads), *angles)  # (..., G, L, K)
+    value_heads = split_heads(linear(x, **value), n_kv_heads)
+    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
+    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    context = capped_attention(query_rotated, k, v, mask, *scale_and_cap)
+    combined = combine_heads(context)
+    return gemma_norm(linear(combined, **output), **output_norm, eps=eps), (keys, values)
+
+
+def gemma2_feed_forward(x, activation, eps, gate, up, output, output_norm):
+    """Normalize(FFN(X)), (..., L, D)."""
+    return gemma_norm(gated_feed_forward(x, activation, gate, up, output), **output_norm, eps=eps)
+
+
+def gemma2_layer(
+    x, past, mask, heads, angles, scale_and_cap, activation, eps, attention, attention_norm, ffn, ffn_norm
+):
+    """Y = X + Normalize(Attention(Normalize(X))); Z = Y + Normalize(FFN(Normalize(Y))). Section 2, "Post-norm"."""
+    normed = gemma_norm(x, **attention_norm, eps=eps)
+    attended, past = gemma2_attention(normed, past, mask, heads, angles, scale_and_cap, eps, **attention)
+    attention_residual = x + attended
+    normed = gemma_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + gemma2_feed_forward(normed, activation, eps, **ffn)
+    return ffn_residual, past
+
+
+def gemma2(
+    ids, positions, past, heads, frequencies, magnitude, reaches, scale_and_cap, activation, eps, scale,
+    embeddings, layers, norm,
+):  # fmt: skip
+    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    x = embed(ids, scale, **embeddings)
+    angles = rotary_angles(positions, frequencies, magnitude)
+    key_positions = all_positions(positions, past)  # (S + L,)
+    now = []
+    for layer, before, reach in zip(layers, past, reaches):
+        mask = causal_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+        x, after = gemma2_layer(x, before, mask, heads, angles, scale_and_cap, activation, eps, **layer)
+        now.append(after)
+    return gemma_norm(x, **norm, eps=eps), now
+
+
+def predict_capped(x, logit_cap, head):
+    """Logits of the token after each token, with a soft cap: cap tanh(x E^T / cap), (..., L, V). Section 2."""
+    logits = soft_cap(linear(x, **head["output"]), logit_cap)
+    return {"logits": logits}
+
+
+MODEL = gemma2
+HEADS = {
+    "base": hidden_states,
+    "causal-lm": predict_capped,
+    "sequence-classification": classify_last,
+    "token-classification": classify_tokens,
+}

@@ -1,0 +1,90 @@
+"""Gemma 3 for text, and EmbeddingGemma: Gemma 2 with norms of queries and keys instead of soft caps.
+
+Gemma Team, 2025, Gemma 3, section 2. Five of six layers are local. `reaches` and `rotations` have an entry for each
+layer: how many earlier tokens a token sees, and frequencies and magnitude of rotary positions, with a base of 10,000 in
+local layers and of 1,000,000 in global layers. In EmbeddingGemma, a token sees later tokens too (Vera et al., 2025).
+"""
+
+import numpy as np
+
+from npformer.plain.formulas import (
+    causal_mask,
+    combine_heads,
+    linear,
+    masked_softmax,
+    rotary_angles,
+    rotate,
+    split_heads,
+    window_mask,
+)
+from npformer.plain.gemma import embed, gemma_norm
+from npformer.plain.gemma2 import gemma2_feed_forward, predict_capped
+from npformer.plain.heads import classify_last, hidden_states
+from npformer.plain.llama import all_positions, extend, repeat_heads
+
+
+def full_mask(n_queries, n_keys):
+    """Every query may attend to every key, (L, S). EmbeddingGemma has it in place of `causal_mask`."""
+    return np.ones((n_queries, n_keys), dtype=bool)
+
+
+def scaled_attention(q, k, v, mask, score_scale):
+    """softmax(q k^T scale) v. q (..., L, K), k and v (..., S, K), mask (L, S) -> (..., L, K)."""
+    scores = q @ k.mT * score_scale
+    weights = masked_softmax(scores, mask)
+    context = weights @ v
+    return context
+
+
+def gemma3_attention(
+    x, past, mask, heads, angles, score_scale, eps, query, key, value, query_norm, key_norm, output, output_norm
+):
+    """Normalize(Attention(X)), (..., L, D), and the keys and values so far. heads: H and G.
+
+    Each head of queries and keys is normalized before it is rotated, with a weight (K,) for all heads of a layer.
+    """
+    n_heads, n_kv_heads = heads
+    query_normed = gemma_norm(split_heads(linear(x, **query), n_heads), **query_norm, eps=eps)  # (..., H, L, K)
+    key_normed = gemma_norm(split_heads(linear(x, **key), n_kv_heads), **key_norm, eps=eps)  # (..., G, L, K)
+    query_rotated, key_rotated = rotate(query_normed, *angles), rotate(key_normed, *angles)
+    value_heads = split_heads(linear(x, **value), n_kv_heads)
+    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
+    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    context = scaled_attention(query_rotated, k, v, mask, score_scale)
+    combined = combine_heads(context)
+    return gemma_norm(linear(combined, **output), **output_norm, eps=eps), (keys, values)
+
+
+def gemma3_layer(x, past, mask, heads, angles, score_scale, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = X + Normalize(Attention(Normalize(X))); Z = Y + Normalize(FFN(Normalize(Y))). Section 2.1."""
+    normed = gemma_norm(x, **attention_norm, eps=eps)
+    attended, past = gemma3_attention(normed, past, mask, heads, angles, score_scale, eps, **attention)
+    attention_residual = x + attended
+    normed = gemma_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + gemma2_feed_forward(normed, activation, eps, **ffn)
+    return ffn_residual, past
+
+
+def gemma3(
+    ids, positions, past, heads, rotations, direction_mask, reaches, score_scale, activation, eps, scale,
+    embeddings, layers, norm,
+):  # fmt: skip
+    """The normalized rows of the last layer, (..., L, D), and the next `past`. direction_mask: causal_ or full_mask."""
+    x = embed(ids, scale, **embeddings)
+    key_positions = all_positions(positions, past)  # (S + L,)
+    now = []
+    for layer, before, rotation, reach in zip(layers, past, rotations, reaches):
+        angles = rotary_angles(positions, *rotation)
+        mask = direction_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+        x, after = gemma3_layer(x, before, mask, heads, angles, score_scale, activation, eps, **layer)
+        now.append(after)
+    return gemma_norm(x, **norm, eps=eps), now
+
+
+MODEL = gemma3
+CHOICES = {"direction_mask": {"causal": causal_mask, "bidirectional": full_mask}}
+HEADS = {
+    "base": hidden_states,
+    "causal-lm": predict_capped,
+    "sequence-classification": classify_last,
+}

@@ -1,0 +1,72 @@
+"""GPT-NeoX and Pythia: GPT-2 with rotary positions and parallel blocks. Black et al., 2022, GPT-NeoX-20B, section 2.1.
+
+Only the first columns of each head are rotated. Attention and the feed-forward network read the same rows, each through
+its own norm. Some models of this family compute them one after the other, as GPT-2 does.
+"""
+
+from npformer.plain.formulas import (
+    causal_mask,
+    combine_heads,
+    embedding,
+    feed_forward,
+    layer_norm,
+    linear,
+    rotary_angles,
+    rotate_first,
+    scaled_dot_product_attention,
+    split_heads,
+)
+from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
+
+
+def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
+    """Multi-head attention of heads whose first columns are rotated. x (..., L, D), angles two (L, R / 2)."""
+    query_rotated = rotate_first(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
+    key_rotated = rotate_first(split_heads(linear(x, **key), n_heads), *angles)
+    value_heads = split_heads(linear(x, **value), n_heads)
+    context = scaled_dot_product_attention(query_rotated, key_rotated, value_heads, mask)
+    combined = combine_heads(context)  # (..., L, D)
+    return linear(combined, **output)
+
+
+def parallel_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Z = X + Attention(Normalize(X)) + FFN(Normalize'(X)). (..., L, D) -> (..., L, D)."""
+    attended = rotary_attention(layer_norm(x, **attention_norm, eps=eps), mask, n_heads, angles, **attention)
+    computed = feed_forward(layer_norm(x, **ffn_norm, eps=eps), activation, **ffn)
+    ffn_residual = x + attended + computed
+    return ffn_residual
+
+
+def sequential_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize'(Y)). (..., L, D) -> (..., L, D)."""
+    attended = rotary_attention(layer_norm(x, **attention_norm, eps=eps), mask, n_heads, angles, **attention)
+    attention_residual = x + attended
+    computed = feed_forward(layer_norm(attention_residual, **ffn_norm, eps=eps), activation, **ffn)
+    ffn_residual = attention_residual + computed
+    return ffn_residual
+
+
+def gpt_neox(
+    ids, positions, n_heads, frequencies, magnitude, neox_layer, activation, eps, embeddings, layers, norm
+):  # fmt: skip
+    """The normalized rows of the last layer: ids (..., L), positions (L,) -> (..., L, D).
+
+    neox_layer: `parallel_layer` or `sequential_layer`.
+    """
+    x = embedding(ids, **embeddings["token"])
+    angles = rotary_angles(positions, frequencies, magnitude)
+    mask = causal_mask(ids.shape[-1], ids.shape[-1])
+    for layer in layers:
+        x = neox_layer(x, mask, n_heads, angles, activation, eps, **layer)
+    return layer_norm(x, **norm, eps=eps)
+
+
+MODEL = gpt_neox
+CHOICES = {"neox_layer": {"parallel": parallel_layer, "sequential": sequential_layer}}
+HEADS = {
+    "base": hidden_states,
+    "causal-lm": predict_next,
+    "sequence-classification": classify_last,
+    "token-classification": classify_tokens,
+    "question-answering": find_answer,
+}

@@ -1,0 +1,32 @@
+"""Mistral: Llama with a sliding window. Jiang et al., 2023, Mistral 7B, section 2.
+
+It differs from Llama in its mask: a token sees itself and the `reach` tokens before it, W = reach + 1 tokens in the
+paper. After k layers, information has moved forward by up to k * reach tokens.
+"""
+
+from npformer.plain.formulas import causal_mask, embedding, rms_norm, rotary_angles, window_mask
+from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
+from npformer.plain.llama import all_positions, llama_layer
+
+
+def mistral(ids, positions, past, heads, frequencies, magnitude, reach, activation, eps, embeddings, layers, norm):
+    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    x = embedding(ids, **embeddings["token"])
+    angles = rotary_angles(positions, frequencies, magnitude)
+    key_positions = all_positions(positions, past)  # (S + L,)
+    mask = causal_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+    now = []
+    for layer, before in zip(layers, past):
+        x, after = llama_layer(x, before, mask, heads, angles, activation, eps, **layer)
+        now.append(after)
+    return rms_norm(x, **norm, eps=eps), now
+
+
+MODEL = mistral
+HEADS = {
+    "base": hidden_states,
+    "causal-lm": predict_next,
+    "sequence-classification": classify_last,
+    "token-classification": classify_tokens,
+    "question-answering": find_answer,
+}

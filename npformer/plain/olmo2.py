@@ -1,0 +1,68 @@
+"""OLMo 2: Llama with norms after the blocks, and with norms of queries and keys. Team OLMo, 2024, 2 OLMo 2 Furious.
+
+It differs from Llama in its layer (section 2.1, equations 1 and 2), and in its attention: queries and keys are
+normalized, all heads together, before they are rotated.
+"""
+
+from npformer.plain.formulas import (
+    causal_mask,
+    combine_heads,
+    embedding,
+    gated_feed_forward,
+    linear,
+    rms_norm,
+    rotary_angles,
+    rotate,
+    scaled_dot_product_attention,
+    split_heads,
+)
+from npformer.plain.heads import classify_last, hidden_states, predict_next
+from npformer.plain.llama import extend, repeat_heads
+
+
+def olmo2_attention(x, past, mask, heads, angles, eps, query, key, value, query_norm, key_norm, output, output_norm):
+    """Normalize(Attention(X)), (..., L, D), and the keys and values so far. heads: H and G."""
+    n_heads, n_kv_heads = heads
+    query_normed = rms_norm(linear(x, **query), **query_norm, eps=eps)  # (..., L, H K)
+    key_normed = rms_norm(linear(x, **key), **key_norm, eps=eps)  # (..., L, G K)
+    query_rotated = rotate(split_heads(query_normed, n_heads), *angles)  # (..., H, L, K)
+    key_rotated = rotate(split_heads(key_normed, n_kv_heads), *angles)  # (..., G, L, K)
+    value_heads = split_heads(linear(x, **value), n_kv_heads)
+    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
+    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    context = scaled_dot_product_attention(query_rotated, k, v, mask)
+    combined = combine_heads(context)
+    return rms_norm(linear(combined, **output), **output_norm, eps=eps), (keys, values)
+
+
+def olmo2_feed_forward(x, activation, eps, gate, up, output, output_norm):
+    """Normalize(FFN(X)), (..., L, D)."""
+    return rms_norm(gated_feed_forward(x, activation, gate, up, output), **output_norm, eps=eps)
+
+
+def olmo2_layer(x, past, mask, heads, angles, activation, eps, attention, ffn):
+    """Y = X + Normalize(Attention(X)); Z = Y + Normalize(FFN(Y)). Returns Z, and the keys and values so far."""
+    attended, past = olmo2_attention(x, past, mask, heads, angles, eps, **attention)
+    attention_residual = x + attended
+    ffn_residual = attention_residual + olmo2_feed_forward(attention_residual, activation, eps, **ffn)
+    return ffn_residual, past
+
+
+def olmo2(ids, positions, past, heads, frequencies, magnitude, activation, eps, embeddings, layers, norm):
+    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    x = embedding(ids, **embeddings["token"])
+    angles = rotary_angles(positions, frequencies, magnitude)
+    mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])
+    now = []
+    for layer, before in zip(layers, past):
+        x, after = olmo2_layer(x, before, mask, heads, angles, activation, eps, **layer)
+        now.append(after)
+    return rms_norm(x, **norm, eps=eps), now
+
+
+MODEL = olmo2
+HEADS = {
+    "base": hidden_states,
+    "causal-lm": predict_next,
+    "sequence-classification": classify_last,
+}

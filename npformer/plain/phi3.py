@@ -1,0 +1,70 @@
+"""Phi-3 and Phi-4: Llama with a window, and with rotary positions for texts of up to 128,000 tokens.
+
+Abdin et al., 2024, Phi-3 Technical Report, section 2. It differs from Llama in its mask, where a token sees itself and
+the `reach` tokens before it, and in its rotation: Phi-4 mini rotates only the first columns of each head. Models for
+long texts have the frequencies of LongRoPE (`rotary.py`). Checkpoints store query, key and value as one tensor.
+"""
+
+from npformer.plain.formulas import (
+    causal_mask,
+    combine_heads,
+    embedding,
+    gated_feed_forward,
+    linear,
+    rms_norm,
+    rotary_angles,
+    rotate_first,
+    scaled_dot_product_attention,
+    split_heads,
+    window_mask,
+)
+from npformer.plain.heads import classify_last, classify_tokens, hidden_states, predict_next
+from npformer.plain.llama import all_positions, extend, repeat_heads
+
+
+def phi3_attention(x, past, mask, heads, angles, query, key, value, output):
+    """Grouped attention of heads whose first columns are rotated. (..., L, D) -> (..., L, D), and the keys and values.
+
+    past two (..., G, S, K), mask (L, S + L), angles two (L, R / 2) for R rotated columns. heads: H and G.
+    """
+    n_heads, n_kv_heads = heads
+    query_rotated = rotate_first(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
+    key_rotated = rotate_first(split_heads(linear(x, **key), n_kv_heads), *angles)  # (..., G, L, K)
+    value_heads = split_heads(linear(x, **value), n_kv_heads)
+    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
+    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    context = scaled_dot_product_attention(query_rotated, k, v, mask)
+    combined = combine_heads(context)
+    return linear(combined, **output), (keys, values)
+
+
+def phi3_layer(x, past, mask, heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). Returns Z, and the keys and values so far."""
+    normed = rms_norm(x, **attention_norm, eps=eps)
+    attended, past = phi3_attention(normed, past, mask, heads, angles, **attention)
+    attention_residual = x + attended
+    normed = rms_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + gated_feed_forward(normed, activation, **ffn)
+    return ffn_residual, past
+
+
+def phi3(ids, positions, past, heads, frequencies, magnitude, reach, activation, eps, embeddings, layers, norm):
+    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    x = embedding(ids, **embeddings["token"])
+    angles = rotary_angles(positions, frequencies, magnitude)
+    key_positions = all_positions(positions, past)  # (S + L,)
+    mask = causal_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+    now = []
+    for layer, before in zip(layers, past):
+        x, after = phi3_layer(x, before, mask, heads, angles, activation, eps, **layer)
+        now.append(after)
+    return rms_norm(x, **norm, eps=eps), now
+
+
+MODEL = phi3
+HEADS = {
+    "base": hidden_states,
+    "causal-lm": predict_next,
+    "sequence-classification": classify_last,
+    "token-classification": classify_tokens,
+}

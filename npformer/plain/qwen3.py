@@ -1,0 +1,72 @@
+"""Qwen3: Llama with norms of queries and keys, and with a window in some layers.
+
+Yang et al., 2025, Qwen3 Technical Report, section 2. It differs from Llama in its attention: each head of queries and
+keys is normalized before it is rotated (Henry et al., 2020). `reaches` has an entry for each layer: how many earlier
+tokens a token sees, `math.inf` for all.
+"""
+
+from npformer.plain.formulas import (
+    causal_mask,
+    combine_heads,
+    embedding,
+    gated_feed_forward,
+    linear,
+    rms_norm,
+    rotary_angles,
+    rotate,
+    scaled_dot_product_attention,
+    split_heads,
+    window_mask,
+)
+from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
+from npformer.plain.llama import all_positions, extend, repeat_heads
+
+
+def qwen3_attention(x, past, mask, heads, angles, eps, query, key, value, query_norm, key_norm, output):
+    """Grouped attention of normalized heads. x (..., L, D), past two (..., G, S, K), mask (L, S + L) -> (..., L, D).
+
+    The weights of the two norms are (K,): the heads of a layer share them. heads: H and G.
+    """
+    n_heads, n_kv_heads = heads
+    query_normed = rms_norm(split_heads(linear(x, **query), n_heads), **query_norm, eps=eps)  # (..., H, L, K)
+    key_normed = rms_norm(split_heads(linear(x, **key), n_kv_heads), **key_norm, eps=eps)  # (..., G, L, K)
+    query_rotated, key_rotated = rotate(query_normed, *angles), rotate(key_normed, *angles)
+    value_heads = split_heads(linear(x, **value), n_kv_heads)
+    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
+    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    context = scaled_dot_product_attention(query_rotated, k, v, mask)
+    combined = combine_heads(context)
+    return linear(combined, **output), (keys, values)
+
+
+def qwen3_layer(x, past, mask, heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). Returns Z, and the keys and values so far."""
+    normed = rms_norm(x, **attention_norm, eps=eps)
+    attended, past = qwen3_attention(normed, past, mask, heads, angles, eps, **attention)
+    attention_residual = x + attended
+    normed = rms_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + gated_feed_forward(normed, activation, **ffn)
+    return ffn_residual, past
+
+
+def qwen3(ids, positions, past, heads, frequencies, magnitude, reaches, activation, eps, embeddings, layers, norm):
+    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    x = embedding(ids, **embeddings["token"])
+    angles = rotary_angles(positions, frequencies, magnitude)
+    key_positions = all_positions(positions, past)  # (S + L,)
+    now = []
+    for layer, before, reach in zip(layers, past, reaches):
+        mask = causal_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+        x, after = qwen3_layer(x, before, mask, heads, angles, activation, eps, **layer)
+        now.append(after)
+    return rms_norm(x, **norm, eps=eps), now
+
+
+MODEL = qwen3
+HEADS = {
+    "base": hidden_states,
+    "causal-lm": predict_next,
+    "sequence-classification": classify_last,
+    "token-classification": classify_tokens,
+    "question-answering": find_answer,
+}
