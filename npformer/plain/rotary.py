@@ -34,7 +34,7 @@ def linear_scaling(frequencies, factor):
 
 
 def dynamic_base(theta, d_head, factor, original, length):
-    """theta (s n / original - s + 1)^(K / (K - 2)) for factor s and a text of n tokens, or `original` if it is shorter.
+    """theta (s n / original - s + 1)^(K / (K - 2)) for factor s and a text of n tokens, at least `original`.
 
     The lowest frequency is divided by s n / original - s + 1. Peng et al., 2023, YaRN, section 3.3.
     """
@@ -54,9 +54,9 @@ def llama3_scaling(frequencies, factor, low, high, original):
 
 
 def yarn_pair(turns, d_head, theta, original):
-    """The pair i, not rounded, that turns this many times in `original` positions: the i with
+    """The pair i, with a fraction, that turns this often in training: original theta^(-2 i / K) = 2 pi turns.
 
-    original theta^(-2 i / K) = 2 pi turns. Peng et al., 2023, YaRN, section 3.2 and its published code.
+    Peng et al., 2023, YaRN, section 3.2 and its published code, which rounds i.
     """
     return d_head * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -79,7 +79,7 @@ def yarn_scaling(frequencies, factor, ramp):
 
 
 def yarn_magnitude(factor):
-    """0.1 ln(s) + 1, which sharpens attention in long texts. Peng et al., 2023, YaRN, section 3.4."""
+    """0.1 ln(s) + 1 for factor s. Scores grow by its square. Peng et al., 2023, YaRN, section 3.4."""
     return 0.1 * math.log(max(factor, 1.0)) + 1.0
 
 

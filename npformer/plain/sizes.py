@@ -125,7 +125,7 @@ OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "opt_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
     "last_norm": lambda config: "norm" if config.final_norm else "no norm",
     "last_projection": lambda config: "narrow" if config.d_embedding else "wide",
-    "direction_mask": lambda config: "causal" if config.causal else "bidirectional",
+    "visible": lambda config: "causal" if config.causal else "bidirectional",
 }
 #: Groups of weights that only some models of a family have. Without them, the function that reads them takes none.
 OPTIONAL = ("norm", "project")
