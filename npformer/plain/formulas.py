@@ -237,6 +237,19 @@ def rotate_first(x, cos, sin):
     return np.concatenate([rotate(x[..., :n_rotated], cos, sin), x[..., n_rotated:]], axis=-1)
 
 
+def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
+    """Multi-head self-attention with rotated queries and keys. x (..., L, D), angles those of `rotary_angles`.
+
+    Su et al., 2021, RoFormer, equation 16.
+    """
+    q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
+    query_rotated, key_rotated = (rotate(split_heads(each, n_heads), *angles) for each in (q, k))  # (..., H, L, K)
+    value_heads = split_heads(v, n_heads)
+    context = scaled_dot_product_attention(query_rotated, key_rotated, value_heads, mask)
+    combined = combine_heads(context)  # (..., L, D)
+    return linear(combined, **output)
+
+
 def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
     """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)). (..., L, D) -> (..., L, D). Section 3.1."""
     attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)

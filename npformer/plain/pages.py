@@ -93,8 +93,14 @@ def functions_of(
     on: ModuleType, config: Any, weights: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The functions of a page that compute the rows of the last layer, and the answers of a head from them."""
-    alone = hasattr(on, "ALONE") and not config.decoder  # one stack of an encoder-decoder
     head = on.HEADS[config.head]
     if "pooler" in inspect.signature(head).parameters and "pooler" not in weights:
         head = heads.hidden_states  # a base model whose file has no pooler
-    return on.ALONE if alone else on.MODEL, head
+    return _model(on, config), head
+
+
+def _model(on: ModuleType, config: Any) -> Callable[..., Any]:
+    """The function of a model on a page, which may have a second one."""
+    if config.convolution:
+        return on.WITH_CONVOLUTION
+    return on.ALONE if hasattr(on, "ALONE") and not config.decoder else on.MODEL  # one stack of an encoder-decoder

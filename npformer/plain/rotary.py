@@ -33,14 +33,15 @@ def linear_scaling(frequencies, factor):
     return frequencies / np.float32(factor)
 
 
-def dynamic_base(theta, d_head, factor, original, length):
-    """theta (s n / original - s + 1)^(K / (K - 2)) for factor s and a text of n tokens, at least `original`.
+def dynamic_frequencies(d_head, theta, factor, original, length):
+    """Frequencies with a base that grows with the text: theta (s n / original - s + 1)^(K / (K - 2)).
 
-    The lowest frequency is divided by s n / original - s + 1. Peng et al., 2023, YaRN, section 3.3.
+    s is the factor, and n the length of the text, or `original` in shorter texts. Peng et al., 2023, YaRN, section 3.3.
     """
     longest = np.float32(max(length, original))
     grown = np.float32(factor) * longest / np.float32(original) - np.float32(factor - 1)
-    return float(np.float32(theta) * np.float32(float(grown) ** (d_head / (d_head - 2))))
+    base = np.float32(theta) * np.float32(float(grown) ** (d_head / (d_head - 2)))
+    return rotary_frequencies(d_head, float(base))
 
 
 def llama3_scaling(frequencies, factor, low, high, original):

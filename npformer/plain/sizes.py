@@ -55,26 +55,32 @@ def _positions(config: Any, text: Any) -> np.ndarray:
     return config.positions.first + (np.arange(len(text.ids)) if text.positions is None else text.positions)
 
 
+def _places(text: Any) -> np.ndarray:
+    """The index of each token in its text, from which distances are computed."""
+    places: np.ndarray = np.arange(len(text)) if text.places is None else text.places
+    return places
+
+
 def _no_past(config: Any, weights: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
     """No keys and no values, for each layer."""
     none = np.zeros((config.kv_heads, 0, config.d_head), weights["embeddings"]["token"]["weight"].dtype)
     return [(none, none)] * config.n_layers
 
 
-def _of_layer(config: Any, layer: int, field: str) -> Any:
+def of_layer(config: Any, layer: int, field: str) -> Any:
     """The mechanism of a layer that has this field; None if there is no such mechanism."""
     return next((each for each in config.mechanisms_of(layer) if hasattr(each, field)), None)
 
 
 def _reaches(config: Any) -> list[float]:
     """The greatest distance of a key in each layer."""
-    found = [_of_layer(config, layer, "reach") for layer in range(config.n_layers)]
+    found = [of_layer(config, layer, "reach") for layer in range(config.n_layers)]
     return [each.reach if each else math.inf for each in found]
 
 
 def _rotation(config: Any, text: Any, layer: int = 0) -> tuple[np.ndarray, float]:
     """Frequencies and magnitude of the rotary positions of a layer. Without rotation, every angle is 0."""
-    rotation = _of_layer(config, layer, "theta")
+    rotation = of_layer(config, layer, "theta")
     if rotation is None:
         return np.zeros(config.d_head // 2, np.float32), 1.0
     d_head, scaling = getattr(rotation, "columns", config.d_head), rotation.scaling
@@ -98,9 +104,7 @@ SCALINGS: Mapping[str, Callable[[float, int, Any, int], np.ndarray]] = {
     "Linear": lambda theta, d_head, s, length: rotary.linear_scaling(
         rotary.rotary_frequencies(d_head, theta), s.factor
     ),
-    "Dynamic": lambda theta, d_head, s, length: rotary.rotary_frequencies(
-        d_head, rotary.dynamic_base(theta, d_head, s.factor, s.original, length)
-    ),
+    "Dynamic": lambda theta, d_head, s, length: rotary.dynamic_frequencies(d_head, theta, s.factor, s.original, length),
     "Llama3": lambda theta, d_head, s, length: rotary.llama3_scaling(
         rotary.rotary_frequencies(d_head, theta), s.factor, s.low, s.high, s.original
     ),
@@ -121,6 +125,9 @@ NO_CAP = 2.0**64
 #: Name of a parameter -> key of its function in the CHOICES of the page.
 OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "neox_layer": lambda config: "parallel" if config.parallel else "sequential",
+    "buckets": lambda config: "log" if config.mechanisms[0].max_distance else "own",
+    "distance_norm": lambda config: "norm" if config.mechanisms[0].norm else "no norm",
+    "pooling": lambda config: config.pooling,
     "embed_tokens": lambda config: "narrow" if config.d_embedding else "wide",
     "opt_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
     "last_norm": lambda config: "norm" if config.final_norm else "no norm",
@@ -128,7 +135,7 @@ OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "visible": lambda config: "causal" if config.causal else "bidirectional",
 }
 #: Groups of weights that only some models of a family have. Without them, the function that reads them takes none.
-OPTIONAL = ("norm", "project")
+OPTIONAL = ("norm", "project", "distances_norm")
 
 #: Name of a parameter -> its value for one text.
 SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
@@ -141,6 +148,7 @@ SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     ),
     "mask": lambda config, weights, text: formulas.causal_mask(len(text), len(text)) if config.causal else True,
     "past": lambda config, weights, text: _no_past(config, weights),
+    "places": lambda config, weights, text: _places(text),
     "n_heads": lambda config, weights, text: config.n_heads,
     "n_target_heads": lambda config, weights, text: config.decoder.n_heads,
     "heads": lambda config, weights, text: (config.n_heads, config.kv_heads),
@@ -155,6 +163,10 @@ SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     ),
     "max_distance": lambda config, weights, text: config.mechanisms[0].max_distance,
     "end_id": lambda config, weights, text: config.decoder.end_ids[0],
+    "forms": lambda config, weights, text: [
+        {"key": "c2p", "query": "p2c"}[each] for each in config.mechanisms[0].forms
+    ],
+    "convolution_activation": lambda config, weights, text: ACTIVATIONS[config.convolution.activation],
     "pad_id": lambda config, weights, text: config.pad_id,
     "frequencies": lambda config, weights, text: _rotation(config, text)[0],
     "magnitude": lambda config, weights, text: _rotation(config, text)[1],
@@ -164,7 +176,7 @@ SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "score_scale": lambda config, weights, text: config.score_scale or config.d_head**-0.5,
     "scale_and_cap": lambda config, weights, text: (
         config.score_scale or config.d_head**-0.5,
-        getattr(_of_layer(config, 0, "cap"), "cap", NO_CAP),
+        getattr(of_layer(config, 0, "cap"), "cap", NO_CAP),
     ),
     "logit_cap": lambda config, weights, text: config.logit_cap or NO_CAP,
 }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.plain.pages import functions_of, page
-from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, chosen
+from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, chosen, of_layer
 
 PACKAGE = "npformer.plain."
 Place = tuple[str, str]  # a page and a name that it defines
@@ -35,6 +35,7 @@ class Ids(NamedTuple):
     ids: np.ndarray
     positions: None = None
     token_type_ids: None = None
+    places: None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -94,7 +95,8 @@ def standalone_model(
         main = re.sub(r"(def answers\(weights, ids), target_ids=.*\):", r"\1):", main)
     wanted = [(_name(inspect.getmodule(each)), each.__name__) for each in functions]
     used = _names(main)
-    wanted += [(each, name) for each in ("formulas", "roberta") for name in _contents(each).definitions if name in used]
+    shared = ("formulas", "roberta", "rotary")
+    wanted += [(each, name) for each in shared for name in _contents(each).definitions if name in used]
     wanted += [_place(each, chosen(name, each, config)) for each in functions for name in _options(each)]
     docstring = (
         f"{_contents(_name(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
@@ -104,7 +106,7 @@ def standalone_model(
 
 #: The end of a file for a model. The names in capitals are replaced.
 MAIN = '''def read(path):
-    """The nested weights in an .npz file, whose names join their keys with dots; numbered keys are a list."""
+    """The nested weights in an .npz file, whose names join their keys with dots."""
     tree = {}
     with np.load(path) as file:
         for name in file.files:
@@ -113,7 +115,7 @@ MAIN = '''def read(path):
             for key in above:
                 node = node.setdefault(key, {})
             node[last] = file[name]
-    return listed(tree)
+    return tree
 
 
 def listed(node):
@@ -128,7 +130,7 @@ def load():
     """The weights in the file of arrays beside this file."""
     weights = read(Path(__file__).with_name("ARRAYS"))
     # ties
-    return weights
+    return listed(weights)
 
 
 def answers(weights, ids, target_ids=np.array(START)):
@@ -163,9 +165,34 @@ OF_TEXT = {
     "positions": lambda config: _positions(config, "ids"),
     "target_positions": lambda config: _positions(config, "ids" if config.head != "translation" else "target_ids"),
     "token_type_ids": lambda config: "np.zeros_like(ids)",
+    "places": lambda config: "np.arange(len(ids))",
     "mask": lambda config: "causal_mask(len(ids), len(ids))" if config.causal else "True",
-    "past": lambda config: f"[(np.zeros(({config.kv_heads}, 0, {config.d_head})),) * 2] * {config.n_layers}",
+    "past": lambda config: (
+        f'[(np.zeros(({config.kv_heads}, 0, {config.d_head}), weights["embeddings"]["token"]["weight"].dtype),) * 2]'
+        f" * {config.n_layers}"
+    ),
 }
+
+
+def _of_length(config: Any, layer: int = 0) -> str:
+    """The expression of a layer's rotary frequencies in `main` if they depend on the length of the text, else ""."""
+    rotation = of_layer(config, layer, "theta")
+    scaling: Any = getattr(rotation, "scaling", None)
+    at = f"{getattr(rotation, 'columns', config.d_head)}, {getattr(rotation, 'theta', 0.0)}"
+    if type(scaling).__name__ == "LongRope":
+        return f"longrope_frequencies({at}, {scaling.short} if len(ids) <= {scaling.original} else {scaling.long})"
+    if type(scaling).__name__ == "Dynamic":
+        return f"dynamic_frequencies({at}, {scaling.factor}, {scaling.original}, len(ids))"
+    return ""
+
+
+def _rotations(config: Any, rotations: list[tuple[np.ndarray, float]], flat: dict[str, np.ndarray]) -> str:
+    """The expression of the frequencies and magnitude of each layer in `main`."""
+    written = [
+        f"({_of_length(config, i) or _written(f'frequencies_{i}', frequencies, flat)}, {magnitude})"
+        for i, (frequencies, magnitude) in enumerate(rotations)
+    ]
+    return f"[{', '.join(written)}]"
 
 
 def _shifted(config: Any) -> str:
@@ -184,6 +211,10 @@ def _call(function: Any, config: Any, weights: Mapping[str, Any], text: Any, fla
     for name in inspect.signature(function).parameters:
         if name in OF_TEXT:
             given.append(f"{name}={OF_TEXT[name](config)}")
+        elif name == "frequencies" and _of_length(config):
+            given.append(f"{name}={_of_length(config)}")
+        elif name == "rotations":
+            given.append(f"{name}={_rotations(config, SIZES[name](config, weights, text), flat)}")
         elif name in SIZES:
             given.append(f"{name}={_written(name, SIZES[name](config, weights, text), flat)}")
         elif name in OPTIONS:
@@ -235,7 +266,7 @@ def _walk(node: Any, name: str, found: dict[str, np.ndarray]) -> None:
 
 def _item(name: str, missing: bool = False) -> str:
     """The expression of an array in the tree. missing: the dicts above it may not exist yet."""
-    keys = [f"[{key}]" if key.isdigit() else f'["{key}"]' for key in name.split(".")]
+    keys = [f'["{key}"]' for key in name.split(".")]
     above = "".join(f".setdefault({key[1:-1]}, {{}})" for key in keys[:-1]) if missing else "".join(keys[:-1])
     return f"weights{above}{keys[-1]}"
 

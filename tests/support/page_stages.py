@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,12 @@ STAGES = {
     "key_rotated": ("key_rotated", "key_heads"),
 }
 #: Function and variable -> stage, for functions whose weights come in a dict of several groups.
-OF_FUNCTION = {("predict_words", "activated"): "head.activation", ("translate", "scaled"): "head.scaled"}
+OF_FUNCTION = {
+    ("predict_words", "activated"): "head.activation",
+    ("transform", "activated"): "head.activation",
+    ("find_replaced", "activated"): "head.activation",
+    ("translate", "scaled"): "head.scaled",
+}
 #: Stages of a whole model.
 WHOLE = {"pooled", "logits", "start_logits", "end_logits"}
 
@@ -77,8 +82,14 @@ class Page:
 
     def run(self, model: Any, text: Any) -> dict[str, np.ndarray]:
         """The stages of one text, by name."""
+        return self.stages_of(model.config, model.weights, text)
+
+    def stages_of(self, config: Any, weights: Mapping[str, Any], text: Any) -> dict[str, np.ndarray]:
+        """As `run`, without a model."""
         self.stages, self._scope, self._layers = {}, [], {}
-        answers(self.module, model.config, model.weights, text)
+        answers(self.module, config, weights, text)
+        for name in [each for each in self.stages if each.endswith("embeddings.token")]:
+            self.stages.setdefault(name.replace("token", "sum"), self.stages[name])  # the sum of a single table
         return self.stages
 
     def note(self, function: str, name: str, value: Any) -> None:

@@ -1,0 +1,162 @@
+"""DeBERTa 2 and 3: BERT with disentangled attention. He et al., 2021, DeBERTa; He et al., 2023, DeBERTaV3.
+
+It differs from BERT in its scores, which add products of a token's content and another's relative position (2021,
+section 3.1), and in its embeddings, which have neither positions nor token types in the published models. mask is
+(..., 1, 1, L), True for tokens and False for padding, or True for a text alone. places (L,) are 0 ... L - 1.
+"""
+
+import math
+
+import numpy as np
+
+from npformer.plain.formulas import (
+    combine_heads,
+    embedding,
+    feed_forward,
+    layer_norm,
+    linear,
+    masked_softmax,
+    split_heads,
+)
+from npformer.plain.heads import classify_first, classify_tokens, find_answer, hidden_states, predict_words
+
+ZEROS = {"weight": np.broadcast_to(False, (2**31, 1))}  # the rows of a table that a model does not have
+
+
+def embed(ids, positions, token_type_ids, eps, token, norm, position=ZEROS, segment=ZEROS):
+    """Normalize(token [+ position] [+ segment]): (..., L) three times -> (..., L, D)."""
+    total = embedding(ids, **token) + embedding(positions, **position) + embedding(token_type_ids, **segment)
+    return layer_norm(total, **norm, eps=eps)
+
+
+def own_buckets(distances, n_buckets, max_distance):
+    """Each distance has its own bucket, as in the first DeBERTa."""
+    return distances
+
+
+def log_buckets(distances, n_buckets, max_distance):
+    """d up to m = n_buckets / 2, and sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))) beyond.
+
+    Far distances share buckets. The published code of version 2, which computes in float32.
+    >>> log_buckets(np.array([-3, 0, 4, 5, 100, 511]), 8, 512).tolist()
+    [-3, 0, 4, 5, 6, 7]
+    """
+    m = np.float32(n_buckets // 2)
+    far = np.maximum(np.abs(distances), m).astype(np.float32) / m
+    steps = np.ceil(np.log(far) / np.log(np.float32((max_distance - 1) / m)) * (m - 1))
+    return np.where(np.abs(distances) <= m, distances, np.sign(distances) * (m + steps)).astype(int)
+
+
+def distance_rows(places, buckets, max_distance, n_rows):
+    """r(i, j), the row of the distance i - j in a table whose middle row is distance 0. places (L,) -> (L, L)."""
+    zero = n_rows // 2
+    return np.clip(zero + buckets(places[:, None] - places, zero, max_distance), 0, n_rows - 1)
+
+
+def content_to_position(content_query, position_key, rows):
+    """q_i . K_r(i, j), from (..., H, L, K) and (H, R, K) -> (..., H, L, L). Equation 4."""
+    products = content_query @ position_key.mT  # (..., H, L, R)
+    return products[..., np.arange(len(rows))[:, None], rows]
+
+
+def position_to_content(position_query, content_key, rows):
+    """Q_r(i, j) . k_j, from (H, R, K) and (..., H, L, K) -> (..., H, L, L). Equation 4.
+
+    The row is r(i, j), as in the published code; the paper has r(j, i).
+    """
+    products = position_query @ content_key.mT  # (..., H, R, L)
+    return products[..., rows, np.arange(len(rows))]
+
+
+def disentangled_attention(x, table, rows, forms, mask, n_heads, query, key, value, output, **own):
+    """score_ij = (q_i . k_j + q_i . K_r(i, j) + Q_r(i, j) . k_j) / sqrt(3 K). (..., L, D) -> (..., L, D). Equation 4.
+
+    K_r and Q_r are row r of the table (R, D), projected as the content is, or by weights of their own. With one of the
+    forms, "c2p" or "p2c", the divisor is sqrt(2 K).
+    """
+    q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
+    query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L, K)
+    position_query = split_heads(linear(table, **own.get("distance_query", query)), n_heads)  # (H, R, K)
+    position_key = split_heads(linear(table, **own.get("distance_key", key)), n_heads)
+    c2p = content_to_position(query_heads, position_key, rows)
+    p2c = position_to_content(position_query, key_heads, rows)
+    scale = math.sqrt((1 + len(forms)) * query_heads.shape[-1])
+    distance_scores = sum({"c2p": c2p, "p2c": p2c}[form] for form in forms) / scale
+    scores = query_heads @ key_heads.mT / scale + distance_scores
+    weights = masked_softmax(scores, mask)
+    context = weights @ value_heads
+    combined = combine_heads(context)
+    return linear(combined, **output)
+
+
+def deberta_layer(x, table, rows, forms, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)). (..., L, D) -> (..., L, D)."""
+    attention_residual = x + disentangled_attention(x, table, rows, forms, mask, n_heads, **attention)
+    y = layer_norm(attention_residual, **attention_norm, eps=eps)
+    ffn_residual = y + feed_forward(y, activation, **ffn)
+    return layer_norm(ffn_residual, **ffn_norm, eps=eps)
+
+
+def convolve(x, places, mask, activation, weight, bias):
+    """act(b + sum_s x_(i + s) W_s), s = -(n - 1) / 2 ... (n - 1) / 2. (..., L, D), weight (n D, D) -> (..., L, D).
+
+    A matrix of 0 and 1 for each s picks row i + s, or zeros if that is padding or outside the text. The published code
+    of version 2, which calls it nGram induced input encoding.
+    """
+    n = len(weight) // x.shape[-1]
+    steps = np.arange(n)[:, None, None] - n // 2
+    picked = (places == places[:, None] + steps) & mask  # (..., n, L, L)
+    hidden = linear(combine_heads(picked @ x[..., None, :, :]), weight, bias)  # (..., L, D)
+    activated = activation(hidden)
+    return activated
+
+
+def unchanged(table, eps):
+    """The table of distances itself, in models without a norm of it."""
+    return table
+
+
+def deberta(
+    ids, positions, token_type_ids, places, mask, n_heads, max_distance, activation, eps,
+    buckets, forms, distance_norm, embeddings, distances, distances_norm, layers,
+):  # fmt: skip
+    """The rows of the last layer, (..., L, D)."""
+    x = embed(ids, positions, token_type_ids, eps, **embeddings)
+    table = distance_norm(distances["weight"], **distances_norm, eps=eps)  # (R, D)
+    rows = distance_rows(places, buckets, max_distance, len(table))
+    for layer in layers:
+        x = deberta_layer(x, table, rows, forms, mask, n_heads, activation, eps, **layer)
+    return x
+
+
+def convolutional_deberta(
+    ids, positions, token_type_ids, places, mask, n_heads, max_distance, activation, convolution_activation, eps,
+    buckets, forms, distance_norm, embeddings, distances, distances_norm, convolution, convolution_norm, layers,
+):  # fmt: skip
+    """The largest models, which add a convolution of the embeddings to the rows of the first layer."""
+    embedded = embed(ids, positions, token_type_ids, eps, **embeddings)
+    table = distance_norm(distances["weight"], **distances_norm, eps=eps)
+    rows = distance_rows(places, buckets, max_distance, len(table))
+    layer, *others = layers
+    x = deberta_layer(embedded, table, rows, forms, mask, n_heads, activation, eps, **layer)
+    convolution_residual = x + convolve(embedded, places, mask, convolution_activation, **convolution)
+    x = layer_norm(convolution_residual, **convolution_norm, eps=eps)
+    for layer in others:
+        x = deberta_layer(x, table, rows, forms, mask, n_heads, activation, eps, **layer)
+    return x
+
+
+MODEL = deberta
+WITH_CONVOLUTION = convolutional_deberta
+CHOICES = {
+    "buckets": {"own": own_buckets, "log": log_buckets},
+    "distance_norm": {"norm": layer_norm, "no norm": unchanged},
+}
+HEADS = {
+    "base": hidden_states,
+    "sequence-classification": classify_first,
+    "multiple-choice": classify_first,
+    "token-classification": classify_tokens,
+    "question-answering": find_answer,
+    "masked-lm": predict_words,
+}

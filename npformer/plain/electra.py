@@ -1,0 +1,39 @@
+"""ELECTRA: BERT trained to find replaced tokens. Clark et al., 2020, ELECTRA.
+
+It differs from BERT in its heads: one of them finds replaced tokens, the model alone has no pooler, and the pooler of
+a classifier has GELU instead of tanh. Sizes with narrow tables have ALBERT's embeddings instead of BERT's.
+"""
+
+from npformer.plain.albert import factorized_embed
+from npformer.plain.bert import embed
+from npformer.plain.formulas import encoder_layer, linear
+from npformer.plain.heads import classify_first, classify_tokens, find_answer, hidden_states, predict_words
+
+
+def electra(ids, positions, token_type_ids, mask, n_heads, embed_tokens, activation, eps, embeddings, layers):
+    """The rows of the last layer, (..., L, D). mask: as in BERT, (..., 1, 1, L), or True for a text alone."""
+    x = embed_tokens(ids, positions, token_type_ids, eps, **embeddings)
+    for layer in layers:
+        x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
+    return x
+
+
+def find_replaced(x, activation, head):
+    """The logit that a token has been replaced, for each token: act(x W + b) w + c, (..., L). Section 2."""
+    activated = activation(linear(x, **head["hidden"]))
+    logits = linear(activated, **head["output"])[..., 0]
+    return {"logits": logits}
+
+
+MODEL = electra
+CHOICES = {"embed_tokens": {"wide": embed, "narrow": factorized_embed}}
+HEADS = {
+    "base": hidden_states,
+    "sequence-classification": classify_first,
+    "multiple-choice": classify_first,
+    "token-classification": classify_tokens,
+    "question-answering": find_answer,
+    "masked-lm": predict_words,
+    "causal-lm": predict_words,
+    "replaced-token": find_replaced,
+}

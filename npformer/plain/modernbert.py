@@ -1,0 +1,101 @@
+"""ModernBERT: an encoder with rotary positions, local layers and gated networks. Warner et al., 2024, section 2.1.
+
+It differs from BERT in its layers, which have no biases: norms come before the blocks, attention rotates queries and
+keys, most layers attend to a window, and the feed-forward network is GeGLU. mask is (..., 1, 1, L), True for tokens
+and False for padding, or True for a text alone. places (L,) are 0 ... L - 1.
+"""
+
+import numpy as np
+
+from npformer.plain.formulas import (
+    embedding,
+    gated_feed_forward,
+    layer_norm,
+    linear,
+    rotary_angles,
+    rotary_attention,
+    window_mask,
+)
+from npformer.plain.heads import classify_tokens, find_answer, hidden_states, predict_words
+
+
+def embed(ids, eps, token, norm):
+    """Normalize(token): (..., L) -> (..., L, D)."""
+    return layer_norm(embedding(ids, **token), **norm, eps=eps)
+
+
+def first_layer(x, mask, n_heads, angles, activation, eps, attention, ffn, ffn_norm):
+    """Y = X + Attention(X); Z = Y + FFN(Normalize(Y)). The embeddings, X, are normalized already. Section 2.1.1."""
+    attention_residual = x + rotary_attention(x, mask, n_heads, angles, **attention)
+    normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + gated_feed_forward(normed, activation, **ffn)
+    return ffn_residual
+
+
+def later_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). (..., L, D) -> (..., L, D)."""
+    normed = layer_norm(x, **attention_norm, eps=eps)
+    attention_residual = x + rotary_attention(normed, mask, n_heads, angles, **attention)
+    normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + gated_feed_forward(normed, activation, **ffn)
+    return ffn_residual
+
+
+def modernbert(ids, positions, places, mask, n_heads, rotations, reaches, activation, eps, embeddings, layers, norm):
+    """The normalized rows of the last layer, (..., L, D).
+
+    Each layer has its own frequencies and magnitude of rotary positions, and its own reach, which is `math.inf` in
+    global layers. Section 2.1.2.
+    """
+    x = embed(ids, eps, **embeddings)
+    functions = [first_layer] + [later_layer] * (len(layers) - 1)
+    for function, layer, rotation, reach in zip(functions, layers, rotations, reaches):
+        angles = rotary_angles(positions, *rotation)
+        x = function(x, mask & window_mask(places, places, reach), n_heads, angles, activation, eps, **layer)
+    return layer_norm(x, **norm, eps=eps)
+
+
+def first_row(x, mask):
+    """The first row of each text, (..., L, D) -> (..., D)."""
+    return x[..., 0, :]
+
+
+def mean_row(x, mask):
+    """The mean of the rows of each text that are not padding, (..., L, D) -> (..., D)."""
+    kept = np.broadcast_to(mask, (*x.shape[:-2], 1, 1, x.shape[-2]))[..., 0, 0, :, None]  # (..., L, 1)
+    return x.mean(axis=-2, where=kept)
+
+
+def transform(x, head_activation, eps, head):
+    """Normalize(act(x W)): the layer below the last one of every head, (..., D) -> (..., D)."""
+    activated = head_activation(linear(x, **head["hidden"]))
+    return layer_norm(activated, **head["norm"], eps=eps)
+
+
+def classify_row(x, mask, pooling, head_activation, eps, head):
+    """Logits of a text's labels from one row of each text, (..., C). pooling: `first_row` or `mean_row`."""
+    pooled = pooling(x, mask)
+    logits = linear(transform(pooled, head_activation, eps, head), **head["output"])
+    return {"logits": logits}
+
+
+def transform_and_classify_tokens(x, head_activation, eps, head):
+    """Logits of every token's labels, (..., L, C)."""
+    return classify_tokens(transform(x, head_activation, eps, head), head)
+
+
+def transform_and_find_answer(x, head_activation, eps, head):
+    """Logits of every token as the start and as the end of an answer, (..., L)."""
+    return find_answer(transform(x, head_activation, eps, head), head)
+
+
+MODEL = modernbert
+CHOICES = {"pooling": {"first": first_row, "mean": mean_row}}
+HEADS = {
+    "base": hidden_states,
+    "sequence-classification": classify_row,
+    "multiple-choice": classify_row,
+    "token-classification": transform_and_classify_tokens,
+    "question-answering": transform_and_find_answer,
+    "masked-lm": predict_words,
+}
