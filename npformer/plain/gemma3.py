@@ -50,7 +50,7 @@ def gemma3_attention(
 
 
 def gemma3_layer(x, past, mask, heads, angles, score_scale, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + Normalize(Attention(Normalize(X))); Z = Y + Normalize(FFN(Normalize(Y))). Section 2.1."""
+    """Y = X + Normalize(Attention(Normalize(X))); Z = Y + Normalize(FFN(Normalize(Y))). Section 2."""
     normed = gemma_norm(x, **attention_norm, eps=eps)
     attended, past = gemma3_attention(normed, past, mask, heads, angles, score_scale, eps, **attention)
     attention_residual = x + attended

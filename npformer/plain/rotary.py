@@ -29,7 +29,7 @@ def rotary_frequencies(d_head, theta):
 
 
 def linear_scaling(frequencies, factor):
-    """Positions divided by a factor. Chen et al., 2023, Position Interpolation, section 3."""
+    """Frequencies divided by a factor, which is the same as positions divided by it. Chen et al., 2023, section 3."""
     return frequencies / np.float32(factor)
 
 
