@@ -1,8 +1,9 @@
 """DeBERTa 2 and 3: BERT with disentangled attention. He et al., 2021, DeBERTa; He et al., 2023, DeBERTaV3.
 
-It differs from BERT in its scores, which add products of a token's content and another's relative position (2021,
-section 3.1), and in its embeddings, which have neither positions nor token types in the published models. mask is
-(..., 1, 1, L), True for tokens and False for padding, or True for a text alone. places (L,) are 0 ... L - 1.
+It differs from BERT in its scores, to which each token adds products of its content and the other token's relative
+position (2021, section 3.1), and in its embeddings, which have neither positions nor token types in the published
+models. mask is (..., 1, 1, L), True for tokens and False for padding, or True for a text alone. places (L,) are
+0 ... L - 1.
 """
 
 import math
@@ -20,7 +21,7 @@ from npformer.plain.formulas import (
 )
 from npformer.plain.heads import classify_first, classify_tokens, find_answer, hidden_states, predict_words
 
-ZEROS = {"weight": np.broadcast_to(False, (2**31, 1))}  # the rows of a table that a model does not have
+ZEROS = {"weight": np.broadcast_to(False, (2**31, 1))}  # a table that a model does not have adds 0
 
 
 def embed(ids, positions, token_type_ids, eps, token, norm, position=ZEROS, segment=ZEROS):
@@ -48,7 +49,11 @@ def log_buckets(distances, n_buckets, max_distance):
 
 
 def distance_rows(places, buckets, max_distance, n_rows):
-    """r(i, j), the row of the distance i - j in a table whose middle row is distance 0. places (L,) -> (L, L)."""
+    """r(i, j), the row of the distance i - j in a table whose middle row is distance 0. places (L,) -> (L, L).
+
+    >>> distance_rows(np.arange(3), own_buckets, max_distance=0, n_rows=4).tolist()
+    [[2, 1, 0], [3, 2, 1], [3, 3, 2]]
+    """
     zero = n_rows // 2
     return np.clip(zero + buckets(places[:, None] - places, zero, max_distance), 0, n_rows - 1)
 
@@ -120,7 +125,10 @@ def deberta(
     ids, positions, token_type_ids, places, mask, n_heads, max_distance, activation, eps,
     buckets, forms, distance_norm, embeddings, distances, distances_norm, layers,
 ):  # fmt: skip
-    """The rows of the last layer, (..., L, D)."""
+    """The rows of the last layer, (..., L, D).
+
+    forms: "c2p" and "p2c", or one of them. CHOICES has the functions that differ between checkpoints.
+    """
     x = embed(ids, positions, token_type_ids, eps, **embeddings)
     table = distance_norm(distances["weight"], **distances_norm, eps=eps)  # (R, D)
     rows = distance_rows(places, buckets, max_distance, len(table))
@@ -133,7 +141,10 @@ def convolutional_deberta(
     ids, positions, token_type_ids, places, mask, n_heads, max_distance, activation, convolution_activation, eps,
     buckets, forms, distance_norm, embeddings, distances, distances_norm, convolution, convolution_norm, layers,
 ):  # fmt: skip
-    """The largest models, which add a convolution of the embeddings to the rows of the first layer."""
+    """The rows of the last layer, (..., L, D): Z = Normalize(Z + act(Conv(X))) after the first layer, from X to Z.
+
+    The largest models of version 2 have this convolution of the embeddings.
+    """
     embedded = embed(ids, positions, token_type_ids, eps, **embeddings)
     table = distance_norm(distances["weight"], **distances_norm, eps=eps)
     rows = distance_rows(places, buckets, max_distance, len(table))

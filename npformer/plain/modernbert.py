@@ -20,7 +20,7 @@ from npformer.plain.heads import classify_tokens, find_answer, hidden_states, pr
 
 
 def embed(ids, eps, token, norm):
-    """Normalize(token): (..., L) -> (..., L, D)."""
+    """Normalize(token): (..., L) -> (..., L, D). No table has positions."""
     return layer_norm(embedding(ids, **token), **norm, eps=eps)
 
 
@@ -44,14 +44,13 @@ def later_layer(x, mask, n_heads, angles, activation, eps, attention, attention_
 def modernbert(ids, positions, places, mask, n_heads, rotations, reaches, activation, eps, embeddings, layers, norm):
     """The normalized rows of the last layer, (..., L, D).
 
-    Each layer has its own frequencies and magnitude of rotary positions, and its own reach, which is `math.inf` in
-    global layers. Section 2.1.2.
+    Each layer has rotary frequencies, with a magnitude, and a reach, infinite in global layers. Section 2.1.2.
     """
     x = embed(ids, eps, **embeddings)
     functions = [first_layer] + [later_layer] * (len(layers) - 1)
     for function, layer, rotation, reach in zip(functions, layers, rotations, reaches):
-        angles = rotary_angles(positions, *rotation)
-        x = function(x, mask & window_mask(places, places, reach), n_heads, angles, activation, eps, **layer)
+        angles, near = rotary_angles(positions, *rotation), window_mask(places, places, reach)
+        x = function(x, mask & near, n_heads, angles, activation, eps, **layer)
     return layer_norm(x, **norm, eps=eps)
 
 
@@ -67,7 +66,7 @@ def mean_row(x, mask):
 
 
 def transform(x, head_activation, eps, head):
-    """Normalize(act(x W)): the layer below the last one of every head, (..., D) -> (..., D)."""
+    """Normalize(act(x W)), (..., D) -> (..., D): every head has this layer before its last one."""
     activated = head_activation(linear(x, **head["hidden"]))
     return layer_norm(activated, **head["norm"], eps=eps)
 
