@@ -1,7 +1,7 @@
 """BLOOM: GPT-2 with ALiBi instead of positions, and with a norm of the embeddings.
 
-BigScience Workshop, 2022, BLOOM, section 3.2. Scores decrease with the distance
-between query and key, at a slope that differs between heads. Press et al., 2022, Train Short, Test Long, section 3.
+BigScience Workshop, 2022, BLOOM, section 3.2. ALiBi subtracts from a score the distance between query and key, times a
+slope that differs between heads. Press et al., 2022, Train Short, Test Long: Attention with Linear Biases, section 3.
 """
 
 import math
@@ -31,14 +31,15 @@ def geometric(count):
 
 
 def alibi_slopes(n_heads):
-    """The slope of each head, (H,): those of P heads, then every second of 2 P heads, where P is a power of 2 up to H.
+    """The slope of each head, (H,): 2^(-8 h / H) if H is a power of 2.
 
-    Press et al., 2022, section 3, and its published code for numbers of heads that are not powers of 2.
+    If not, the slopes of the power of 2 below H, then every second slope of the power above. Press et al., 2022,
+    section 3 and its published code.
     >>> 1 / alibi_slopes(6)
     array([  4.,  16.,  64., 256.,   2.,   8.], dtype=float32)
     """
-    power = 2 ** math.floor(math.log2(n_heads))
-    return np.concatenate([geometric(power), geometric(2 * power)[::2][: n_heads - power]])
+    below = 2 ** math.floor(math.log2(n_heads))
+    return np.concatenate([geometric(below), geometric(2 * below)[::2][: n_heads - below]])
 
 
 def alibi(n_heads, length):
@@ -48,7 +49,7 @@ def alibi(n_heads, length):
 
 
 def alibi_attention(x, mask, n_heads, query, key, value, output):
-    """Concat(head_1, ..., head_H) W_O, where head_h = softmax(q k^T / sqrt(K) + alibi_h) v. (..., L, D) -> same."""
+    """Concat(head_1, ..., head_H) W_O, where head_h = softmax(q k^T / sqrt(K) + alibi_h) v, (..., L, D)."""
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
     query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L, K)
     bias = alibi(n_heads, x.shape[-2]).astype(x.dtype)

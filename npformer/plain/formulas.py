@@ -138,6 +138,15 @@ def window_mask(positions, key_positions, reach):
     return np.abs(positions[:, None] - key_positions) <= reach
 
 
+def causal_window_mask(positions, key_positions, reach):
+    """True where a key is the token itself or one of the `reach` positions before it, (L,) and (S,) -> (L, S).
+
+    >>> causal_window_mask(np.array([2, 3]), np.array([0, 1, 2, 3]), reach=1).astype(int).tolist()
+    [[0, 1, 1, 0], [0, 0, 1, 1]]
+    """
+    return window_mask(positions, key_positions, reach) & (key_positions <= positions[:, None])
+
+
 def scaled_dot_product_attention(q, k, v, mask=True):
     """softmax(q k^T / sqrt(K)) v. q (..., L, K), k and v (..., S, K), mask (..., L, S) -> (..., L, K). Equation 1.
 

@@ -1,13 +1,13 @@
 """Gemma 2: Gemma with soft caps, a norm after each block, and a window in every other layer.
 
-Gemma Team, 2024, Gemma 2, section 2. `reaches` has an entry for each layer: how many earlier tokens a token sees, 4095
-in local layers and `math.inf` in global layers. Norms multiply by 1 + weight, and embeddings by sqrt(D), as in Gemma.
+Gemma Team, 2024, Gemma 2, section 2. `reaches` has an entry for each layer: the number of earlier tokens that a token
+sees, 4095 in layers with a window and `math.inf` in the others. As in Gemma, norms multiply by 1 + weight.
 """
 
 import numpy as np
 
 from npformer.plain.formulas import (
-    causal_mask,
+    causal_window_mask,
     combine_heads,
     gated_feed_forward,
     linear,
@@ -15,7 +15,6 @@ from npformer.plain.formulas import (
     rotary_angles,
     rotate,
     split_heads,
-    window_mask,
 )
 from npformer.plain.gemma import embed, gemma_norm
 from npformer.plain.heads import classify_last, classify_tokens, hidden_states
@@ -32,7 +31,10 @@ def soft_cap(x, cap):
 
 
 def capped_attention(q, k, v, mask, score_scale, score_cap):
-    """softmax(cap tanh(q k^T scale / cap)) v. q (..., L, K), k and v (..., S, K), mask (L, S) -> (..., L, K)."""
+    """softmax(cap tanh(q k^T scale / cap)) v. q (..., L, K), k and v (..., S, K), mask (L, S) -> (..., L, K).
+
+    The cap is 50, and the scale is 1 / sqrt(K), or in the 27B model 1 / sqrt(D / H).
+    """
     uncapped_scores = q @ k.mT * score_scale
     scores = soft_cap(uncapped_scores, score_cap)
     weights = masked_softmax(scores, mask)
@@ -41,7 +43,7 @@ def capped_attention(q, k, v, mask, score_scale, score_cap):
 
 
 def gemma2_attention(x, past, mask, heads, angles, scale_and_cap, eps, query, key, value, output, output_norm):
-    """Normalize(Attention(X)), (..., L, D), and the keys and values so far. Queries are grouped as in Llama.
+    """Normalize(Attention(X)), (..., L, D), and the keys and values so far. Queries share keys and values as in Llama.
 
     heads: H and G. scale_and_cap: the factor and the soft cap of the scores.
     """
@@ -64,7 +66,7 @@ def gemma2_feed_forward(x, activation, eps, gate, up, output, output_norm):
 def gemma2_layer(
     x, past, mask, heads, angles, scale_and_cap, activation, eps, attention, attention_norm, ffn, ffn_norm
 ):
-    """Y = X + Normalize(Attention(Normalize(X))); Z = Y + Normalize(FFN(Normalize(Y))). Section 2, "Post-norm"."""
+    """Y = X + Normalize(Attention(Normalize(X))); Z = Y + Normalize(FFN(Normalize(Y))). Section 2."""
     normed = gemma_norm(x, **attention_norm, eps=eps)
     attended, past = gemma2_attention(normed, past, mask, heads, angles, scale_and_cap, eps, **attention)
     attention_residual = x + attended
@@ -83,14 +85,14 @@ def gemma2(
     key_positions = all_positions(positions, past)  # (S + L,)
     now = []
     for layer, before, reach in zip(layers, past, reaches):
-        mask = causal_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+        mask = causal_window_mask(positions, key_positions, reach)
         x, after = gemma2_layer(x, before, mask, heads, angles, scale_and_cap, activation, eps, **layer)
         now.append(after)
     return gemma_norm(x, **norm, eps=eps), now
 
 
 def predict_capped(x, logit_cap, head):
-    """Logits of the token after each token, with a soft cap: cap tanh(x E^T / cap), (..., L, V). Section 2."""
+    """Logits of the token after each token, cap tanh(x E^T / cap), (..., L, V). Section 2. The cap is 30."""
     logits = soft_cap(linear(x, **head["output"]), logit_cap)
     return {"logits": logits}
 

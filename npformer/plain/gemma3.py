@@ -1,14 +1,13 @@
 """Gemma 3 for text, and EmbeddingGemma: Gemma 2 with norms of queries and keys instead of soft caps.
 
-Gemma Team, 2025, Gemma 3, section 2. Five of six layers are local. `reaches` and `rotations` have an entry for each
-layer: how many earlier tokens a token sees, and frequencies and magnitude of rotary positions, with a base of 10,000 in
-local layers and of 1,000,000 in global layers. In EmbeddingGemma, a token sees later tokens too (Vera et al., 2025).
+Gemma Team, 2025, Gemma 3, section 2. Five of six layers have a window. `reaches` and `rotations` have an entry for each
+layer: the number of earlier tokens that a token sees, and the frequencies and the magnitude of its rotary positions.
+The base is 10,000 in layers with a window and 1,000,000 in the others. In EmbeddingGemma (Vera et al., 2025), a token
+sees later tokens too.
 """
 
-import numpy as np
-
 from npformer.plain.formulas import (
-    causal_mask,
+    causal_window_mask,
     combine_heads,
     linear,
     masked_softmax,
@@ -21,11 +20,6 @@ from npformer.plain.gemma import embed, gemma_norm
 from npformer.plain.gemma2 import gemma2_feed_forward, predict_capped
 from npformer.plain.heads import classify_last, hidden_states
 from npformer.plain.llama import all_positions, extend, repeat_heads
-
-
-def full_mask(n_queries, n_keys):
-    """Every query may attend to every key, (L, S). EmbeddingGemma has it in place of `causal_mask`."""
-    return np.ones((n_queries, n_keys), dtype=bool)
 
 
 def scaled_attention(q, k, v, mask, score_scale):
@@ -56,7 +50,7 @@ def gemma3_attention(
 
 
 def gemma3_layer(x, past, mask, heads, angles, score_scale, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + Normalize(Attention(Normalize(X))); Z = Y + Normalize(FFN(Normalize(Y))). Section 2.1."""
+    """Y = X + Normalize(Attention(Normalize(X))); Z = Y + Normalize(FFN(Normalize(Y))). Section 2."""
     normed = gemma_norm(x, **attention_norm, eps=eps)
     attended, past = gemma3_attention(normed, past, mask, heads, angles, score_scale, eps, **attention)
     attention_residual = x + attended
@@ -66,23 +60,26 @@ def gemma3_layer(x, past, mask, heads, angles, score_scale, activation, eps, att
 
 
 def gemma3(
-    ids, positions, past, heads, rotations, direction_mask, reaches, score_scale, activation, eps, scale,
+    ids, positions, past, heads, rotations, visible, reaches, score_scale, activation, eps, scale,
     embeddings, layers, norm,
 ):  # fmt: skip
-    """The normalized rows of the last layer, (..., L, D), and the next `past`. direction_mask: causal_ or full_mask."""
+    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,).
+
+    visible: the mask, `causal_window_mask` or, in EmbeddingGemma, `window_mask`.
+    """
     x = embed(ids, scale, **embeddings)
     key_positions = all_positions(positions, past)  # (S + L,)
     now = []
     for layer, before, rotation, reach in zip(layers, past, rotations, reaches):
         angles = rotary_angles(positions, *rotation)
-        mask = direction_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+        mask = visible(positions, key_positions, reach)
         x, after = gemma3_layer(x, before, mask, heads, angles, score_scale, activation, eps, **layer)
         now.append(after)
     return gemma_norm(x, **norm, eps=eps), now
 
 
 MODEL = gemma3
-CHOICES = {"direction_mask": {"causal": causal_mask, "bidirectional": full_mask}}
+CHOICES = {"visible": {"causal": causal_window_mask, "bidirectional": window_mask}}
 HEADS = {
     "base": hidden_states,
     "causal-lm": predict_capped,

@@ -1,7 +1,7 @@
 """GPT-NeoX and Pythia: GPT-2 with rotary positions and parallel blocks. Black et al., 2022, GPT-NeoX-20B, section 2.1.
 
 Only the first columns of each head are rotated. Attention and the feed-forward network read the same rows, each through
-its own norm. Some models of this family compute them one after the other, as GPT-2 does.
+its own norm. In some models of this family, one follows the other, as in GPT-2.
 """
 
 from npformer.plain.formulas import (
@@ -19,7 +19,7 @@ from npformer.plain.formulas import (
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
 
 
-def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
+def gpt_neox_attention(x, mask, n_heads, angles, query, key, value, output):
     """Multi-head attention of heads whose first columns are rotated. x (..., L, D), angles two (L, R / 2)."""
     query_rotated = rotate_first(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
     key_rotated = rotate_first(split_heads(linear(x, **key), n_heads), *angles)
@@ -31,24 +31,23 @@ def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
 
 def parallel_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
     """Z = X + Attention(Normalize(X)) + FFN(Normalize'(X)). (..., L, D) -> (..., L, D)."""
-    attended = rotary_attention(layer_norm(x, **attention_norm, eps=eps), mask, n_heads, angles, **attention)
-    computed = feed_forward(layer_norm(x, **ffn_norm, eps=eps), activation, **ffn)
-    ffn_residual = x + attended + computed
+    normed = layer_norm(x, **attention_norm, eps=eps)
+    attended = gpt_neox_attention(normed, mask, n_heads, angles, **attention)
+    normed = layer_norm(x, **ffn_norm, eps=eps)
+    ffn_residual = x + attended + feed_forward(normed, activation, **ffn)
     return ffn_residual
 
 
 def sequential_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
     """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize'(Y)). (..., L, D) -> (..., L, D)."""
-    attended = rotary_attention(layer_norm(x, **attention_norm, eps=eps), mask, n_heads, angles, **attention)
-    attention_residual = x + attended
-    computed = feed_forward(layer_norm(attention_residual, **ffn_norm, eps=eps), activation, **ffn)
-    ffn_residual = attention_residual + computed
+    normed = layer_norm(x, **attention_norm, eps=eps)
+    attention_residual = x + gpt_neox_attention(normed, mask, n_heads, angles, **attention)
+    normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
+    ffn_residual = attention_residual + feed_forward(normed, activation, **ffn)
     return ffn_residual
 
 
-def gpt_neox(
-    ids, positions, n_heads, frequencies, magnitude, neox_layer, activation, eps, embeddings, layers, norm
-):  # fmt: skip
+def gpt_neox(ids, positions, n_heads, frequencies, magnitude, neox_layer, activation, eps, embeddings, layers, norm):
     """The normalized rows of the last layer: ids (..., L), positions (L,) -> (..., L, D).
 
     neox_layer: `parallel_layer` or `sequential_layer`.

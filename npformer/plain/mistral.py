@@ -4,7 +4,7 @@ It differs from Llama in its mask: a token sees itself and the `reach` tokens be
 paper. After k layers, information has moved forward by up to k * reach tokens.
 """
 
-from npformer.plain.formulas import causal_mask, embedding, rms_norm, rotary_angles, window_mask
+from npformer.plain.formulas import causal_window_mask, embedding, rms_norm, rotary_angles
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
 from npformer.plain.llama import all_positions, llama_layer
 
@@ -14,7 +14,7 @@ def mistral(ids, positions, past, heads, frequencies, magnitude, reach, activati
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (S + L,)
-    mask = causal_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+    mask = causal_window_mask(positions, key_positions, reach)
     now = []
     for layer, before in zip(layers, past):
         x, after = llama_layer(x, before, mask, heads, angles, activation, eps, **layer)

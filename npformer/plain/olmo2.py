@@ -1,7 +1,7 @@
 """OLMo 2: Llama with norms after the blocks, and with norms of queries and keys. Team OLMo, 2024, 2 OLMo 2 Furious.
 
-It differs from Llama in its layer (section 2.1, equations 1 and 2), and in its attention: queries and keys are
-normalized, all heads together, before they are rotated.
+It differs from Llama in its layer (equations 1 and 2), and in its attention: queries and keys are normalized, all heads
+of a row together, before they are rotated.
 """
 
 from npformer.plain.formulas import (

@@ -1,8 +1,7 @@
 """OPT: GPT-2 with ReLU, and with positions that begin at row 2. Zhang et al., 2022, OPT, section 2.1.
 
-The model with 350M parameters differs: norms stand after the blocks, no norm follows the last layer, and the token
-table is narrower than the layers, E < D columns, so that rows are projected to D columns, and to E again at the end.
-Checkpoints choose each of these parts.
+The model with 350M parameters has norms after the blocks, no norm after the last layer, and a token table of E < D
+columns. Its rows are projected to D columns, and back to E columns at the end. Other checkpoints mix these choices.
 """
 
 from npformer.plain.formulas import causal_mask, embedding, encoder_layer, layer_norm, linear
@@ -33,7 +32,7 @@ def opt(
 ):  # fmt: skip
     """The rows after the last layer: ids (..., L), positions (L,) -> (..., L, D), or (..., L, E) for a narrow table.
 
-    CHOICES has the functions that differ between checkpoints.
+    The functions that CHOICES lists differ between checkpoints.
     """
     x, mask = embed_tokens(ids, positions, **embeddings), causal_mask(ids.shape[-1], ids.shape[-1])
     for layer in layers:

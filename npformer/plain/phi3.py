@@ -1,12 +1,12 @@
 """Phi-3 and Phi-4: Llama with a window, and with rotary positions for texts of up to 128,000 tokens.
 
-Abdin et al., 2024, Phi-3 Technical Report, section 2. It differs from Llama in its mask, where a token sees itself and
-the `reach` tokens before it, and in its rotation: Phi-4 mini rotates only the first columns of each head. Models for
-long texts have the frequencies of LongRoPE (`rotary.py`). Checkpoints store query, key and value as one tensor.
+Abdin et al., 2024, Phi-3 Technical Report, section 2. It differs from Llama in its mask, in which a token sees itself
+and the `reach` tokens before it, and in its rotation: Phi-4 mini rotates only the first columns of each head. Models
+for long texts have the frequencies of LongRoPE (`rotary.py`).
 """
 
 from npformer.plain.formulas import (
-    causal_mask,
+    causal_window_mask,
     combine_heads,
     embedding,
     gated_feed_forward,
@@ -16,7 +16,6 @@ from npformer.plain.formulas import (
     rotate_first,
     scaled_dot_product_attention,
     split_heads,
-    window_mask,
 )
 from npformer.plain.heads import classify_last, classify_tokens, hidden_states, predict_next
 from npformer.plain.llama import all_positions, extend, repeat_heads
@@ -53,7 +52,7 @@ def phi3(ids, positions, past, heads, frequencies, magnitude, reach, activation,
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (S + L,)
-    mask = causal_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+    mask = causal_window_mask(positions, key_positions, reach)
     now = []
     for layer, before in zip(layers, past):
         x, after = phi3_layer(x, before, mask, heads, angles, activation, eps, **layer)

@@ -1,11 +1,11 @@
 """Qwen2: Llama with biases for query, key and value, and with a window in some layers.
 
-Yang et al., 2024, Qwen2 Technical Report, section 2.2. It differs from Llama in its weights, because `linear` adds the
-biases, and in its mask. `reaches` has an entry for each layer: the number of earlier tokens that a token sees,
+Yang et al., 2024, Qwen2 Technical Report, section 2.2. The code differs from Llama in the mask alone, because `linear`
+adds a bias if there is one. `reaches` has an entry for each layer: the number of earlier tokens that a token sees,
 `math.inf` for all.
 """
 
-from npformer.plain.formulas import causal_mask, embedding, rms_norm, rotary_angles, window_mask
+from npformer.plain.formulas import causal_window_mask, embedding, rms_norm, rotary_angles
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
 from npformer.plain.llama import all_positions, llama_layer
 
@@ -17,7 +17,7 @@ def qwen2(ids, positions, past, heads, frequencies, magnitude, reaches, activati
     key_positions = all_positions(positions, past)  # (S + L,)
     now = []
     for layer, before, reach in zip(layers, past, reaches):
-        mask = causal_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+        mask = causal_window_mask(positions, key_positions, reach)
         x, after = llama_layer(x, before, mask, heads, angles, activation, eps, **layer)
         now.append(after)
     return rms_norm(x, **norm, eps=eps), now

@@ -1,12 +1,12 @@
 """Qwen3: Llama with norms of queries and keys, and with a window in some layers.
 
 Yang et al., 2025, Qwen3 Technical Report, section 2. It differs from Llama in its attention: each head of queries and
-keys is normalized before it is rotated (Henry et al., 2020). `reaches` has an entry for each layer: how many earlier
-tokens a token sees, `math.inf` for all.
+keys is normalized before it is rotated (Henry et al., 2020). `reaches` has an entry for each layer: the number
+of earlier tokens that a token sees, `math.inf` for all.
 """
 
 from npformer.plain.formulas import (
-    causal_mask,
+    causal_window_mask,
     combine_heads,
     embedding,
     gated_feed_forward,
@@ -16,7 +16,6 @@ from npformer.plain.formulas import (
     rotate,
     scaled_dot_product_attention,
     split_heads,
-    window_mask,
 )
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
 from npformer.plain.llama import all_positions, extend, repeat_heads
@@ -56,7 +55,7 @@ def qwen3(ids, positions, past, heads, frequencies, magnitude, reaches, activati
     key_positions = all_positions(positions, past)  # (S + L,)
     now = []
     for layer, before, reach in zip(layers, past, reaches):
-        mask = causal_mask(len(positions), len(key_positions)) & window_mask(positions, key_positions, reach)
+        mask = causal_window_mask(positions, key_positions, reach)
         x, after = qwen3_layer(x, before, mask, heads, angles, activation, eps, **layer)
         now.append(after)
     return rms_norm(x, **norm, eps=eps), now

@@ -29,18 +29,19 @@ def rotary_frequencies(d_head, theta):
 
 
 def linear_scaling(frequencies, factor):
-    """Positions divided by a factor. Chen et al., 2023, Position Interpolation, section 3."""
+    """Frequencies divided by a factor, which is the same as positions divided by it. Chen et al., 2023, section 3."""
     return frequencies / np.float32(factor)
 
 
-def dynamic_base(theta, d_head, factor, original, length):
-    """theta (s n / original - s + 1)^(K / (K - 2)) for factor s and a text of n tokens, or `original` if it is shorter.
+def dynamic_frequencies(d_head, theta, factor, original, length):
+    """Frequencies with a base that grows with the text: theta (s n / original - s + 1)^(K / (K - 2)).
 
-    The lowest frequency is divided by s n / original - s + 1. Peng et al., 2023, YaRN, section 3.3.
+    s is the factor, and n the length of the text, or `original` in shorter texts. Peng et al., 2023, YaRN, section 3.3.
     """
     longest = np.float32(max(length, original))
     grown = np.float32(factor) * longest / np.float32(original) - np.float32(factor - 1)
-    return float(np.float32(theta) * np.float32(float(grown) ** (d_head / (d_head - 2))))
+    base = np.float32(theta) * np.float32(float(grown) ** (d_head / (d_head - 2)))
+    return rotary_frequencies(d_head, float(base))
 
 
 def llama3_scaling(frequencies, factor, low, high, original):
@@ -54,9 +55,9 @@ def llama3_scaling(frequencies, factor, low, high, original):
 
 
 def yarn_pair(turns, d_head, theta, original):
-    """The pair i, not rounded, that turns this many times in `original` positions: the i with
+    """The pair i, with a fraction, that turns this often in training: original theta^(-2 i / K) = 2 pi turns.
 
-    original theta^(-2 i / K) = 2 pi turns. Peng et al., 2023, YaRN, section 3.2 and its published code.
+    Peng et al., 2023, YaRN, section 3.2 and its published code, which rounds i.
     """
     return d_head * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -79,7 +80,7 @@ def yarn_scaling(frequencies, factor, ramp):
 
 
 def yarn_magnitude(factor):
-    """0.1 ln(s) + 1, which sharpens attention in long texts. Peng et al., 2023, YaRN, section 3.4."""
+    """0.1 ln(s) + 1 for factor s. Scores grow by its square. Peng et al., 2023, YaRN, section 3.4."""
     return 0.1 * math.log(max(factor, 1.0)) + 1.0
 
 

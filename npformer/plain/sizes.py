@@ -67,20 +67,20 @@ def _no_past(config: Any, weights: Mapping[str, Any]) -> list[tuple[np.ndarray, 
     return [(none, none)] * config.n_layers
 
 
-def _of_layer(config: Any, layer: int, field: str) -> Any:
+def of_layer(config: Any, layer: int, field: str) -> Any:
     """The mechanism of a layer that has this field; None if there is no such mechanism."""
     return next((each for each in config.mechanisms_of(layer) if hasattr(each, field)), None)
 
 
 def _reaches(config: Any) -> list[float]:
     """The greatest distance of a key in each layer."""
-    found = [_of_layer(config, layer, "reach") for layer in range(config.n_layers)]
+    found = [of_layer(config, layer, "reach") for layer in range(config.n_layers)]
     return [each.reach if each else math.inf for each in found]
 
 
 def _rotation(config: Any, text: Any, layer: int = 0) -> tuple[np.ndarray, float]:
     """Frequencies and magnitude of the rotary positions of a layer. Without rotation, every angle is 0."""
-    rotation = _of_layer(config, layer, "theta")
+    rotation = of_layer(config, layer, "theta")
     if rotation is None:
         return np.zeros(config.d_head // 2, np.float32), 1.0
     d_head, scaling = getattr(rotation, "columns", config.d_head), rotation.scaling
@@ -104,9 +104,7 @@ SCALINGS: Mapping[str, Callable[[float, int, Any, int], np.ndarray]] = {
     "Linear": lambda theta, d_head, s, length: rotary.linear_scaling(
         rotary.rotary_frequencies(d_head, theta), s.factor
     ),
-    "Dynamic": lambda theta, d_head, s, length: rotary.rotary_frequencies(
-        d_head, rotary.dynamic_base(theta, d_head, s.factor, s.original, length)
-    ),
+    "Dynamic": lambda theta, d_head, s, length: rotary.dynamic_frequencies(d_head, theta, s.factor, s.original, length),
     "Llama3": lambda theta, d_head, s, length: rotary.llama3_scaling(
         rotary.rotary_frequencies(d_head, theta), s.factor, s.low, s.high, s.original
     ),
@@ -127,14 +125,14 @@ NO_CAP = 2.0**64
 #: Name of a parameter -> key of its function in the CHOICES of the page.
 OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "neox_layer": lambda config: "parallel" if config.parallel else "sequential",
+    "buckets": lambda config: "log" if config.mechanisms[0].max_distance else "own",
+    "distance_norm": lambda config: "norm" if config.mechanisms[0].norm else "no norm",
+    "pooling": lambda config: config.pooling,
     "embed_tokens": lambda config: "narrow" if config.d_embedding else "wide",
     "opt_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
     "last_norm": lambda config: "norm" if config.final_norm else "no norm",
     "last_projection": lambda config: "narrow" if config.d_embedding else "wide",
-    "direction_mask": lambda config: "causal" if config.causal else "bidirectional",
-    "buckets": lambda config: "log" if config.mechanisms[0].max_distance else "own",
-    "distance_norm": lambda config: "norm" if config.mechanisms[0].norm else "no norm",
-    "pooling": lambda config: config.pooling,
+    "visible": lambda config: "causal" if config.causal else "bidirectional",
 }
 #: Groups of weights that only some models of a family have. Without them, the function that reads them takes none.
 OPTIONAL = ("norm", "project", "distances_norm")
@@ -178,7 +176,7 @@ SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "score_scale": lambda config, weights, text: config.score_scale or config.d_head**-0.5,
     "scale_and_cap": lambda config, weights, text: (
         config.score_scale or config.d_head**-0.5,
-        getattr(_of_layer(config, 0, "cap"), "cap", NO_CAP),
+        getattr(of_layer(config, 0, "cap"), "cap", NO_CAP),
     ),
     "logit_cap": lambda config, weights, text: config.logit_cap or NO_CAP,
 }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.plain.pages import functions_of, page
-from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, chosen
+from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, chosen, of_layer
 
 PACKAGE = "npformer.plain."
 Place = tuple[str, str]  # a page and a name that it defines
@@ -95,7 +95,8 @@ def standalone_model(
         main = re.sub(r"(def answers\(weights, ids), target_ids=.*\):", r"\1):", main)
     wanted = [(_name(inspect.getmodule(each)), each.__name__) for each in functions]
     used = _names(main)
-    wanted += [(each, name) for each in ("formulas", "roberta") for name in _contents(each).definitions if name in used]
+    shared = ("formulas", "roberta", "rotary")
+    wanted += [(each, name) for each in shared for name in _contents(each).definitions if name in used]
     wanted += [_place(each, chosen(name, each, config)) for each in functions for name in _options(each)]
     docstring = (
         f"{_contents(_name(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
@@ -166,8 +167,32 @@ OF_TEXT = {
     "token_type_ids": lambda config: "np.zeros_like(ids)",
     "places": lambda config: "np.arange(len(ids))",
     "mask": lambda config: "causal_mask(len(ids), len(ids))" if config.causal else "True",
-    "past": lambda config: f"[(np.zeros(({config.kv_heads}, 0, {config.d_head})),) * 2] * {config.n_layers}",
+    "past": lambda config: (
+        f'[(np.zeros(({config.kv_heads}, 0, {config.d_head}), weights["embeddings"]["token"]["weight"].dtype),) * 2]'
+        f" * {config.n_layers}"
+    ),
 }
+
+
+def _of_length(config: Any, layer: int = 0) -> str:
+    """The expression of a layer's rotary frequencies in `main` if they depend on the length of the text, else ""."""
+    rotation = of_layer(config, layer, "theta")
+    scaling: Any = getattr(rotation, "scaling", None)
+    at = f"{getattr(rotation, 'columns', config.d_head)}, {getattr(rotation, 'theta', 0.0)}"
+    if type(scaling).__name__ == "LongRope":
+        return f"longrope_frequencies({at}, {scaling.short} if len(ids) <= {scaling.original} else {scaling.long})"
+    if type(scaling).__name__ == "Dynamic":
+        return f"dynamic_frequencies({at}, {scaling.factor}, {scaling.original}, len(ids))"
+    return ""
+
+
+def _rotations(config: Any, rotations: list[tuple[np.ndarray, float]], flat: dict[str, np.ndarray]) -> str:
+    """The expression of the frequencies and magnitude of each layer in `main`."""
+    written = [
+        f"({_of_length(config, i) or _written(f'frequencies_{i}', frequencies, flat)}, {magnitude})"
+        for i, (frequencies, magnitude) in enumerate(rotations)
+    ]
+    return f"[{', '.join(written)}]"
 
 
 def _shifted(config: Any) -> str:
@@ -186,6 +211,10 @@ def _call(function: Any, config: Any, weights: Mapping[str, Any], text: Any, fla
     for name in inspect.signature(function).parameters:
         if name in OF_TEXT:
             given.append(f"{name}={OF_TEXT[name](config)}")
+        elif name == "frequencies" and _of_length(config):
+            given.append(f"{name}={_of_length(config)}")
+        elif name == "rotations":
+            given.append(f"{name}={_rotations(config, SIZES[name](config, weights, text), flat)}")
         elif name in SIZES:
             given.append(f"{name}={_written(name, SIZES[name](config, weights, text), flat)}")
         elif name in OPTIONS:

@@ -21,9 +21,10 @@ from npformer.plain.formulas import combine_heads
 from npformer.plain.sizes import SCALINGS, bind
 from npformer.plain.source import standalone_model
 from npformer.runtime.padding import unpadded
-from tests.plain.test_pages import TEXTS, TOLERANCE, assert_same_stages, model_of
+from npformer.transformer import stages
+from tests.plain.test_pages import ODD, TEXTS, TOLERANCE, assert_same_stages, model_of
 from tests.plain.test_source import executed
-from tests.support import torch_values
+from tests.support import tiny, torch_values
 from tests.support.page_stages import Page
 
 BASE = 30.0  # with so low a base, the angles of a short text differ
@@ -202,6 +203,9 @@ CHOICES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             "all-rotated": {"mechanisms": (ROTARY,), "local": Local((), ())},
             "none-rotated": {"mechanisms": (ROTARY,), "local": Local((0, 1, 2), ())},
             "scaled": {"mechanisms": (Rotary(BASE, scaling=SCALED["yarn"]),), "local": Local((1,), ())},
+            "dynamic": {
+                "mechanisms": (Rotary(BASE, scaling=SCALED["dynamic"]),), "local": Local((1,), ()), "max_length": 8,
+            },
         },
         "causal-lm": UNTIED,
     },
@@ -240,6 +244,14 @@ def test_config_json_has_the_choice(model_type: str, head: str, fields: dict[str
     assert read == config
 
 
+@pytest.mark.parametrize("model_type", CHOICES)
+def test_a_page_keeps_float32(model_type: str) -> None:
+    model = tiny.model(model_type, "causal-lm", **ODD)
+    page = Page(model_type).run(model, npformer.Text(np.array(TEXTS[0])))
+    page.setdefault("embeddings.sum", page["embeddings.token"])
+    assert {page[stage.name].dtype for stage in stages(model.weights, model.config)} == {np.dtype(np.float32)}
+
+
 def test_every_scaling_is_on_the_page() -> None:
     assert set(SCALINGS) == {type(each).__name__ for each in SCALED.values()}
 
@@ -271,9 +283,10 @@ def test_a_standalone_model_has_the_choice(model_type: str, head: str, fields: d
     text, arrays = standalone_model(model, ids)
     np.savez(tmp_path / "model.npz", **arrays)
     scope = executed(text, tmp_path / "model.py")
-    got = scope["answers"](scope["load"](), np.array(ids))
-    for name, expected in model(ids).items():
-        np.testing.assert_allclose(got[name], expected[0], err_msg=name, **TOLERANCE)
+    for each in (ids, ids[:2]):  # the file computes texts of any length, not only that of the example
+        got = scope["answers"](scope["load"](), np.array(each))
+        for name, expected in model(each).items():
+            np.testing.assert_allclose(got[name], expected[0], err_msg=name, **TOLERANCE)
 
 
 WINDOWED = [each for each in ALL if "window" in each.id or each.id.endswith(("low-cap", "two-bases", "bidirectional"))]
@@ -311,7 +324,7 @@ def test_a_page_has_torchs_golden_values(case: str) -> None:
     found = [page.run(model, text) for text in texts]
     for name, truth in torch_values.stages(case, "float64").items():
         own = "embeddings.token" if name == "embeddings.sum" and name not in found[0] else name  # the sum of one table
-        got = np.concatenate([as_torch(name, stages[own]) for stages in found])
+        got = np.concatenate([as_torch(name, of_text[own]) for of_text in found])
         np.testing.assert_allclose(got, truth, rtol=0, atol=FLOAT64 * np.abs(truth).max(), err_msg=name)
 
 
