@@ -263,15 +263,12 @@ def kin_of_llama(
     )  # fmt: skip
 
 
-WITHOUT_BIAS = {"mlp_bias": False}
+WITHOUT_BIAS, WITHOUT_BIASES = {"mlp_bias": False}, {"attention_bias": False}
 IDS, LONG = {"bos_token_id": 1, "eos_token_id": 2}, usual_length(32_768)
+NORMED = {"mechanisms": (HeadNorm(), Rotary(10_000.0))}
 LLAMA = kin_of_llama(Llama, "llama", decoder_classes("Llama"), ids=IDS, settings=WITHOUT_BIAS, usual=usual_length(2048))
 MISTRAL = kin_of_llama(
-    *(Mistral, "mistral", decoder_classes("Mistral")),
-    ids=IDS,
-    settings={"attention_bias": False},
-    usual=usual_length(131_072),
+    *(Mistral, "mistral", decoder_classes("Mistral")), ids=IDS, settings=WITHOUT_BIASES, usual=usual_length(131_072)
 )
 QWEN2 = kin_of_llama(Qwen2, "qwen2", decoder_classes("Qwen2"), {"bias": True}, usual=LONG)
-NORMED = {"mechanisms": (HeadNorm(), Rotary(10_000.0))}
 QWEN3 = kin_of_llama(Qwen3, "qwen3", decoder_classes("Qwen3"), NORMED, usual=LONG)

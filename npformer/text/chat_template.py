@@ -189,7 +189,7 @@ def _started() -> subprocess.Popen[str]:
     found = [find_spec(each) for each in PACKAGES]
     folders = [str(Path(each.origin).parents[1]) for each in found if each and each.origin]
     command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", "-c", PROGRAM, *dict.fromkeys(folders)]
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    kept = {name: value for name, value in os.environ.items() if name in KEPT}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8", env=kept, close_fds=True)
 
