@@ -146,8 +146,9 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
                 f"{folder}: a model in the cache of Hugging Face; give the folder of one revision, here {revisions[0]}"
             )
         return folder if (folder / CONFIG).exists() else encoder_folder(folder)
-    if name in OURS:
-        raise NpformerError(_not_installed(str(name)))
+    path = Path(name)
+    if path.name in OURS and (str(name) == path.name or path.parent.name == "weights"):
+        raise NpformerError(_not_installed(path.name))
 
     if (suffix := Path(name).suffix.lower()) in FOREIGN:
         raise NpformerError(
@@ -169,12 +170,12 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 def bundled() -> dict[str, Path]:
     """The bundled models: name -> folder.
 
-    They are in the package, in the checkout that contains the package, or in a checkout whose root is the working
-    directory or at most two levels above it (for work in docs/learn).
+    They are in the package, in the checkout that contains the package, in a checkout whose root is the working
+    directory or at most two levels above it (for work in docs/learn), or in a clone in the working directory.
     """
     package = Path(__file__).parent
     places = [package / "_weights"]
-    for root in (package.parent, Path(), Path(".."), Path("../..")):
+    for root in (package.parent, Path(), Path(".."), Path("../.."), Path("npformer")):
         if (root / "pyproject.toml").is_file() and (root / "npformer").is_dir():
             places.append(root.resolve() / "weights")
     folders = [folder for place in places if place.is_dir() for folder in sorted(place.iterdir())]

@@ -264,7 +264,7 @@ def _is_local(error: OSError) -> bool:
 def _proxies() -> list[str]:
     """The variables of the environment that set a proxy."""
     names = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
-    return [each for name in names for each in (name, name.lower()) if os.environ.get(each)]
+    return sorted(name for name, value in os.environ.items() if name.upper() in names and value)
 
 
 def _clear_error(error: BaseException, name: str, revision: str, file: str) -> NpformerError:

@@ -183,7 +183,8 @@ def test_a_bundled_model_that_is_not_installed(site, name):
     """The network is not used. The message says where to get the model, or gives its path in the checkout."""
     missing = f"{name}: not part of the installed package.\n  "
     clone = "Get it with `git clone https://github.com/npformer/npformer` and use its path: "
-    assert error(name) == f"{missing}{clone}npformer/weights/{name}"
+    for each in (name, f"weights/{name}", f"./weights/{name}", Path("npformer/weights", name)):
+        assert error(each) == f"{missing}{clone}npformer/weights/{name}"
     record = site / "npformer-0.1.0.dist-info" / "direct_url.json"
     record.write_text('{"url": "https://example.org/npformer.zip", "archive_info": {}}')
     assert error(name) == f"{missing}{clone}npformer/weights/{name}"
@@ -207,6 +208,8 @@ def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, mon
         assert find_folder("en-de-multi30k") == folder
     monkeypatch.chdir(tmp_path)
     assert bundled() == {}
+    checkout.rename(tmp_path / "npformer")  # as the advised `git clone` leaves it
+    assert find_folder("en-de-multi30k") == tmp_path / "npformer" / "weights" / "en-de-multi30k"
 
 
 # --- the cost of loading ---------------------------------------------------------------------------------------------
