@@ -27,6 +27,7 @@ RUN_LIMIT = 20.0  # seconds of the whole model, which takes less than a second
 WHOLE = 900.0  # seconds for all processes of a file
 PATIENCE = 4  # a step may take this many times its processor time
 SHORTEST = 20.0  # seconds that any step may take
+SLOW = 20  # a process that gets at least this fraction of a processor, 1 / SLOW, is not waiting, but slow
 INTERVAL = 0.05  # seconds between looks at the process
 STOPPED = 20  # looks after which a stopped process is ended
 TAIL = 4000  # characters of the file's output to keep
@@ -128,10 +129,12 @@ def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[i
 
 def _watched(process: subprocess.Popen[bytes], results: Path, limit: float, time: Time) -> str:
     """Waits for the end of a process. Returns the reason why it should be ended, or "" if it ended by itself."""
-    waited, stopped, size, longest = 0.0, 0, -1, _longest(results, limit)
+    waited, used, stopped, size, longest = 0.0, 0.0, 0, -1, _longest(results, limit)
     while not ended_in(process):
         time.left -= INTERVAL
-        waited, stopped = waited + INTERVAL, (stopped + 1) * is_stopped(process.pid)
+        before, used = used, computed(process.pid)
+        waited = max(0.0, waited + INTERVAL - SLOW * (used - before))
+        stopped = (stopped + 1) * is_stopped(process.pid)
         with suppress(OSError):
             if (now := os.path.getsize(results)) != size:  # a step began or ended
                 waited, size, longest = 0.0, now, _longest(results, limit)
@@ -157,6 +160,12 @@ def ended_in(process: subprocess.Popen[bytes]) -> bool:
         process.wait(INTERVAL)
         return True
     return False
+
+
+def computed(pid: int) -> float:
+    """Returns the seconds of processor time that a process has used; 0 on systems without /proc."""
+    fields = text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
 
 
 def is_stopped(pid: int) -> bool:

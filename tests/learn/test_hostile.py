@@ -127,6 +127,7 @@ def test_the_watch_counts_its_looks(
     """A suspended machine makes no looks, so the time on the clock does not matter."""
     seen: list[int] = []
     monkeypatch.setattr(running, "RUN_LIMIT", 20.0)
+    monkeypatch.setattr(running, "computed", lambda pid: 0.0)
     monkeypatch.setattr(running, "ended_in", lambda process: bool(seen.append(1)))
     monkeypatch.setattr(running, "is_stopped", lambda pid: stopped)
     monkeypatch.setattr(running, "_where", lambda process: None)
@@ -147,6 +148,23 @@ def test_a_step_that_begins_gets_its_own_time(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(running, "ended_in", ended_in)
     monkeypatch.setattr(running, "is_stopped", lambda pid: False)
     assert _watched(Process(), results, 5.0, Time()) == ""  # type: ignore[arg-type]
+
+
+def test_a_process_that_computes_slowly_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine gives it a tenth of a processor. Its own limit ends it, with the right reason."""
+    seen: list[int] = []
+    monkeypatch.setattr(running, "ended_in", lambda process: bool(seen.append(1)) or len(seen) == 5000)
+    monkeypatch.setattr(running, "is_stopped", lambda pid: False)
+    monkeypatch.setattr(running, "computed", lambda pid: len(seen) * 0.005)
+    assert _watched(Process(), tmp_path / "results", 5.0, Time()) == ""  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the system has no /proc")
+def test_processor_time_is_read() -> None:
+    before = running.computed(os.getpid())
+    while running.computed(os.getpid()) < before + 0.02:
+        sum(range(10_000))
+    assert running.computed(0) == 0
 
 
 def ended(*told: dict[str, Any], why: str = "") -> Ended:
