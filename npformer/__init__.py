@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from npformer.plain.formulas import (
         causal_mask,
         combine_heads,
-        decoder,
-        decoder_layer,
         embedding,
         encoder,
         encoder_layer,
@@ -61,7 +59,7 @@ if TYPE_CHECKING:
     )
     from npformer.plain.llama import grouped_query_attention
     from npformer.plain.rotary import rotary_frequencies
-    from npformer.plain.transformer import sinusoidal_positions
+    from npformer.plain.transformer import decoder, decoder_layer, sinusoidal_positions
     from npformer.runtime.packing import Text
     from npformer.taps import scope, tap
     from npformer.tasks.typed_pipeline import pipeline
@@ -127,12 +125,12 @@ __all__ = [
 
 #: Module -> the public names that it defines.
 _NAMES = {
-    "plain.formulas": "causal_mask combine_heads decoder decoder_layer embedding encoder encoder_layer feed_forward "
+    "plain.formulas": "causal_mask combine_heads embedding encoder encoder_layer feed_forward "
     "gated_feed_forward gelu gelu_tanh layer_norm linear multi_head_attention relu rms_norm rotary_angles rotate "
     "scaled_dot_product_attention self_attention silu softmax split_heads",
     "plain.llama": "grouped_query_attention",
     "plain.rotary": "rotary_frequencies",
-    "plain.transformer": "sinusoidal_positions",
+    "plain.transformer": "decoder decoder_layer sinusoidal_positions",
     "runtime.packing": "Text",
     "config": "Config",
     "decoder_layers": "shift_right",

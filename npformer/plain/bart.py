@@ -4,8 +4,9 @@ Positions begin at row 2. A classifier reads each text twice: as the source, and
 decoder alone, without attention to a source, is a causal language model.
 """
 
-from npformer.plain.formulas import causal_mask, decoder_layer, embedding, encoder_layer, layer_norm
+from npformer.plain.formulas import causal_mask, embedding, encoder, layer_norm
 from npformer.plain.heads import classify_end, find_answer, predict_next, translate
+from npformer.plain.transformer import decoder
 
 
 def embed(ids, positions, scale, eps, token, position, norm):
@@ -18,17 +19,13 @@ def embed(ids, positions, scale, eps, token, position, norm):
 def encode(ids, positions, mask, n_heads, activation, eps, scale, embeddings, layers):
     """The rows of the last layer, (..., S, D). With a causal mask, it is the decoder without a source."""
     x = embed(ids, positions, scale, eps, **embeddings)
-    for layer in layers:
-        x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
-    return x
+    return encoder(x, mask, n_heads, activation, eps, layers)
 
 
 def decode(ids, positions, source, n_heads, activation, eps, scale, embeddings, layers):
     """The rows of the decoder's last layer, (..., L, D), for source (..., S, D)."""
-    x, mask = embed(ids, positions, scale, eps, **embeddings), causal_mask(ids.shape[-1], ids.shape[-1])
-    for layer in layers:
-        x = decoder_layer(x, source, mask, n_heads, activation, eps, **layer)
-    return x
+    x, mask = embed(ids, positions, scale, eps, **embeddings), causal_mask(ids.shape[-1])
+    return decoder(x, source, mask, n_heads, activation, eps, layers)
 
 
 def bart(

@@ -270,26 +270,3 @@ def encoder(x, mask, n_heads, activation, eps, layers):
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
     return x
-
-
-def decoder_layer(
-    x, source, mask, n_heads, activation, eps,
-    attention, attention_norm, cross_attention, cross_attention_norm, ffn, ffn_norm,
-):  # fmt: skip
-    """An encoder layer whose rows also attend to the rows of a source, between attention and FFN. Section 3.1.
-
-    x (..., L, D), source (..., S, D) -> (..., L, D). mask: True where a row of x may attend to a row of x.
-    """
-    attention_residual = x + self_attention(x, mask, n_heads, **attention)
-    y = layer_norm(attention_residual, **attention_norm, eps=eps)
-    cross_attention_residual = y + multi_head_attention(y, source, True, n_heads, **cross_attention)
-    y = layer_norm(cross_attention_residual, **cross_attention_norm, eps=eps)
-    ffn_residual = y + feed_forward(y, activation, **ffn)
-    return layer_norm(ffn_residual, **ffn_norm, eps=eps)
-
-
-def decoder(x, source, mask, n_heads, activation, eps, layers):
-    """The layers one after another, x (..., L, D), source (..., S, D) -> (..., L, D). Section 3.1, "Decoder"."""
-    for layer in layers:
-        x = decoder_layer(x, source, mask, n_heads, activation, eps, **layer)
-    return x

@@ -5,7 +5,15 @@ The decoder reads the target shifted right, which is a start token and the words
 
 import numpy as np
 
-from npformer.plain.formulas import causal_mask, decoder_layer, embedding, encoder_layer
+from npformer.plain.formulas import (
+    causal_mask,
+    embedding,
+    encoder,
+    feed_forward,
+    layer_norm,
+    multi_head_attention,
+    self_attention,
+)
 from npformer.plain.heads import translate
 
 
@@ -26,20 +34,39 @@ def embed(ids, positions, scale, token, position):
     return total
 
 
+def decoder_layer(
+    x, source, mask, n_heads, activation, eps,
+    attention, attention_norm, cross_attention, cross_attention_norm, ffn, ffn_norm,
+):  # fmt: skip
+    """An encoder layer whose rows also attend to the rows of a source, between attention and FFN. Section 3.1.
+
+    x (..., L, D), source (..., S, D) -> (..., L, D). mask: True where a row of x may attend to a row of x.
+    """
+    attention_residual = x + self_attention(x, mask, n_heads, **attention)
+    y = layer_norm(attention_residual, **attention_norm, eps=eps)
+    cross_attention_residual = y + multi_head_attention(y, source, True, n_heads, **cross_attention)
+    y = layer_norm(cross_attention_residual, **cross_attention_norm, eps=eps)
+    ffn_residual = y + feed_forward(y, activation, **ffn)
+    return layer_norm(ffn_residual, **ffn_norm, eps=eps)
+
+
+def decoder(x, source, mask, n_heads, activation, eps, layers):
+    """The layers one after another, x (..., L, D), source (..., S, D) -> (..., L, D). Section 3.1, "Decoder"."""
+    for layer in layers:
+        x = decoder_layer(x, source, mask, n_heads, activation, eps, **layer)
+    return x
+
+
 def encode(ids, positions, n_heads, activation, eps, scale, embeddings, layers):
     """The rows of the encoder's last layer, (..., S, D). Section 3.1, "Encoder"."""
     x = embed(ids, positions, scale, **embeddings)
-    for layer in layers:
-        x = encoder_layer(x, True, n_heads, activation, eps, **layer)
-    return x
+    return encoder(x, True, n_heads, activation, eps, layers)
 
 
 def decode(ids, positions, source, n_heads, activation, eps, scale, embeddings, layers):
     """The rows of the decoder's last layer, (..., L, D), for source (..., S, D). Section 3.1, "Decoder"."""
-    x, mask = embed(ids, positions, scale, **embeddings), causal_mask(ids.shape[-1], ids.shape[-1])
-    for layer in layers:
-        x = decoder_layer(x, source, mask, n_heads, activation, eps, **layer)
-    return x
+    x, mask = embed(ids, positions, scale, **embeddings), causal_mask(ids.shape[-1])
+    return decoder(x, source, mask, n_heads, activation, eps, layers)
 
 
 def transformer(

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -206,7 +206,7 @@ def _check_jinja2(where: str) -> None:
         raise lacks(f"{where}: a chat template", f"{newer}; got {found}", "chat")
 
 
-@cache
+@lru_cache(maxsize=1)
 def _version(package: str) -> str:
     try:
         return version(package)
