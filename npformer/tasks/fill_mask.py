@@ -83,7 +83,7 @@ class FillMask(Task):
         self.encoder_model = without_head(model)
         self.mask = special_token(model.folder, model.config, "mask_token")
         self.mask_id = model.tokenizer.token_to_id(self.mask)
-        if self.mask_id is None:
+        if self.mask_id is None or self.mask_id >= model.config.vocab_size:  # it may have no row
             raise NpformerError(f"{self.name}: the tokenizer has no mask token {self.mask}")
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
