@@ -166,6 +166,7 @@ OF_TEXT = {
     "target_positions": lambda config: _positions(config, "ids" if config.head != "translation" else "target_ids"),
     "token_type_ids": lambda config: "np.zeros_like(ids)",
     "places": lambda config: "np.arange(len(ids))",
+    "target_places": lambda config: f"np.arange(len({'target_ids' if config.head == 'translation' else 'ids'}))",
     "mask": lambda config: "causal_mask(len(ids), len(ids))" if config.causal else "True",
     "past": lambda config: (
         f'[(np.zeros(({config.kv_heads}, 0, {config.d_head}), weights["embeddings"]["token"]["weight"].dtype),) * 2]'

@@ -39,10 +39,10 @@ def causal_buckets(distances, n_buckets, max_distance):
     return one_sided_buckets(np.maximum(-distances, 0), n_buckets, max_distance)
 
 
-def biases(length, buckets, max_distance, weight):
-    """The bias of each head, query and key, weight (n_buckets, H) -> (H, L, L)."""
-    distances = np.arange(length) - np.arange(length)[:, None]
-    return np.moveaxis(weight[buckets(distances, len(weight), max_distance)], -1, 0)
+def biases(places, buckets, max_distance, weight):
+    """b_h[bucket(j - i)] for head h, query i and key j, places (L,), weight (n_buckets, H) -> (H, L, L)."""
+    of_distances = buckets(places - places[:, None], len(weight), max_distance)  # (L, L)
+    return np.moveaxis(weight[of_distances], -1, 0)
 
 
 def biased_attention(x, source, bias, mask, n_heads, query, key, value, output):
@@ -80,32 +80,28 @@ def t5_decoder_layer(
     return ffn_residual
 
 
-def encode(ids, n_heads, ffn_function, activation, eps, max_distance, embeddings, relative_bias, layers, norm):
-    """The normalized rows of the encoder, (..., S) -> (..., S, D)."""
-    x, bias = (
-        embedding(ids, **embeddings["token"]),
-        biases(ids.shape[-1], relative_buckets, max_distance, **relative_bias),
-    )
+def encode(ids, places, n_heads, ffn_function, activation, eps, max_distance, embeddings, relative_bias, layers, norm):
+    """The normalized rows of the encoder, ids and places (S,) -> (S, D). places: the index of each token."""
+    x, bias = embedding(ids, **embeddings["token"]), biases(places, relative_buckets, max_distance, **relative_bias)
     for layer in layers:
         x = t5_encoder_layer(x, bias, n_heads, ffn_function, activation, eps, **layer)
     return rms_norm(x, **norm, eps=eps)
 
 
-def decode(ids, source, n_heads, ffn_function, activation, eps, max_distance, embeddings, relative_bias, layers, norm):
-    """The normalized rows of the decoder, (..., L) -> (..., L, D), for source (..., S, D)."""
-    x, bias = (
-        embedding(ids, **embeddings["token"]),
-        biases(ids.shape[-1], causal_buckets, max_distance, **relative_bias),
-    )
+def decode(
+    ids, places, source, n_heads, ffn_function, activation, eps, max_distance, embeddings, relative_bias, layers, norm
+):
+    """The normalized rows of the decoder, ids and places (L,) -> (L, D), for source (S, D)."""
+    x, bias = embedding(ids, **embeddings["token"]), biases(places, causal_buckets, max_distance, **relative_bias)
     for layer in layers:
         x = t5_decoder_layer(x, source, bias, n_heads, ffn_function, activation, eps, **layer)
     return rms_norm(x, **norm, eps=eps)
 
 
-def t5(ids, target_ids, n_heads, ffn_function, activation, eps, max_distance, encoder, decoder):
-    """The normalized rows of the decoder, (..., L, D), and of the encoder, (..., S, D)."""
-    source = encode(ids, n_heads, ffn_function, activation, eps, max_distance, **encoder)
-    x = decode(target_ids, source, n_heads, ffn_function, activation, eps, max_distance, **decoder)
+def t5(ids, places, target_ids, target_places, n_heads, ffn_function, activation, eps, max_distance, encoder, decoder):
+    """The normalized rows of the decoder, (L, D), and of the encoder, (S, D)."""
+    source = encode(ids, places, n_heads, ffn_function, activation, eps, max_distance, **encoder)
+    x = decode(target_ids, target_places, source, n_heads, ffn_function, activation, eps, max_distance, **decoder)
     return x, source
 
 

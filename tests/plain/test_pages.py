@@ -19,6 +19,8 @@ from tests.support.page_stages import Page
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
 #: Sizes of which no two are equal, so that an exchanged axis shows.
 ODD = {"d_model": 24, "n_heads": 4, "n_layers": 3, "d_ffn": 40}
+#: Heads of models that read texts with gaps.
+GAPS = {"base", "causal-lm", "translation"}
 TEXTS = [[5, 6, 7, 8, 9, 4, 1], [3, 1], [8, 1, 11, 1]]
 
 
@@ -77,5 +79,18 @@ def test_a_page_gives_the_answers_of_a_model(model_type: str, head: str) -> None
     labels = {"labels": [[3, 4, 9, 8, 2], [7, 7], [1]]} if head == "translation" else {}
     expected, got = model(ids, **labels), plain.run(model, ids, **labels)
     assert list(got) == list(expected)
+    for name, answer in expected.items():
+        np.testing.assert_allclose(got[name], answer, err_msg=name, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("model_type", "head"), [case for case in cases() if case.values[1] in GAPS])
+def test_tokens_that_a_mask_hides_between_others(model_type: str, head: str) -> None:
+    """Distances count the hidden tokens, as in transformers."""
+    model = model_of(model_type, head)
+    ids, mask = [[5, 6, 7, 8, 9, 4, 1]], [[1, 0, 1, 1, 0, 0, 1]]
+    labels = {"labels": [[3, 4, 9]]} if head == "translation" else {}
+    if model.config.decoder and head != "translation":
+        pytest.skip("the decoder reads the ids shifted right, so padding may only follow a text")
+    expected, got = model(ids, mask, **labels), plain.run(model, ids, mask, **labels)
     for name, answer in expected.items():
         np.testing.assert_allclose(got[name], answer, err_msg=name, **TOLERANCE)
