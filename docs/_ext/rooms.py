@@ -45,8 +45,11 @@ WITH_METHODS = (
 )
 
 
-def rooms() -> dict[str, list[str]]:
-    """The full names in each room. Raises LookupError for a public name without a room."""
+def rooms(without: str = "") -> dict[str, list[str]]:
+    """The full names in each room. Raises LookupError for a public name without a room.
+
+    without: a public module that cannot be imported, because its extra is not installed.
+    """
     defined = {name: names.split() for name, names in npformer._NAMES.items()}
     found = {
         room: [f"npformer.{name}" for module in modules.split() for name in defined.pop(module)]
@@ -56,6 +59,6 @@ def rooms() -> dict[str, list[str]]:
     left = {name for names in defined.values() for name in names} | (modules - {*MODULES})
     if left:
         raise LookupError(f"docs/_ext/rooms.py: add these names to a room: {', '.join(sorted(left))}")
-    for module in MODULES:
+    for module in (each for each in MODULES if each != without):
         found[module] = [f"npformer.{module}.{name}" for name in import_module(f"npformer.{module}").__all__]
     return found | {room: [f"{module}.{name}" for name in names.split()] for room, (module, names) in FURTHER.items()}
