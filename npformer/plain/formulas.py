@@ -37,9 +37,8 @@ def layer_norm(x, weight=1.0, bias=0.0, eps=1e-5):
     >>> layer_norm(np.array([1.0, 2.0, 3.0, 6.0])).round(4)
     array([-1.069 , -0.5345,  0.    ,  1.6036])
     """
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = (centred**2).mean(axis=-1, keepdims=True)
-    return centred / np.sqrt(variance + eps) * weight + bias
+    mean, variance = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + eps) * weight + bias
 
 
 def rms_norm(x, weight=1.0, eps=1e-6):
@@ -104,18 +103,16 @@ def split_heads(x, n_heads):
     >>> split_heads(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), n_heads=2).tolist()
     [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
     """
-    *lead, length, width = x.shape
-    return x.reshape(*lead, length, n_heads, width // n_heads).swapaxes(-2, -3)
+    return x.reshape(*x.shape[:-1], n_heads, x.shape[-1] // n_heads).swapaxes(-2, -3)
 
 
 def combine_heads(x):
-    """(..., H, L, K) -> (..., L, D), the inverse of `split_heads`. Section 3.2.2.
+    """Concat(head_1, ..., head_H), the inverse of `split_heads`. (..., H, L, K) -> (..., L, D). Section 3.2.2.
 
     >>> combine_heads(np.array([[[1, 2], [5, 6]], [[3, 4], [7, 8]]])).tolist()
     [[1, 2, 3, 4], [5, 6, 7, 8]]
     """
-    *lead, n_heads, length, width = x.shape
-    return x.swapaxes(-2, -3).reshape(*lead, length, n_heads * width)
+    return np.concatenate(np.moveaxis(x, -3, 0), axis=-1)
 
 
 def causal_mask(n_queries, n_keys=0):
@@ -157,8 +154,7 @@ def scaled_dot_product_attention(q, k, v, mask=True):
     """
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     weights = masked_softmax(scores, mask)
-    context = weights @ v
-    return context
+    return weights @ v
 
 
 def masked_softmax(scores, mask):
@@ -167,8 +163,7 @@ def masked_softmax(scores, mask):
     >>> masked_softmax(np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([[True, False], [False, False]])).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
-    lowest = np.finfo(scores.dtype).min
-    return softmax(np.where(mask, scores, lowest)) * mask
+    return softmax(np.where(mask, scores, np.finfo(scores.dtype).min)) * mask
 
 
 def multi_head_attention(x, source, mask, n_heads, query, key, value, output):
@@ -194,8 +189,7 @@ def feed_forward(x, activation, hidden, output):
     >>> feed_forward(np.array([-1.0, 2.0]), relu, {"weight": np.eye(2)}, {"weight": np.eye(2)})
     array([0., 2.])
     """
-    h = linear(x, **hidden)  # (..., F)
-    activated = activation(h)
+    activated = activation(linear(x, **hidden))  # (..., F)
     return linear(activated, **output)
 
 
