@@ -1,15 +1,16 @@
 """The formulas of a Transformer, from a linear layer to the layers of an encoder and a decoder, in plain NumPy.
 
 x is (..., L, D): a row for each of L tokens, in one text or in a padded batch. H heads have K columns each, and a
-feed-forward network has F hidden units. Weights are dicts passed by `**`. A mask is True where a query may attend to a
-key. Vaswani et al., 2017, Attention Is All You Need, unless a docstring names another paper.
+feed-forward network has F hidden units. S is the number of keys, or of tokens in a source, and V that of tokens in the
+vocabulary. Weights are dicts passed by `**`. A mask is True where a query may attend to a key. Vaswani et al., 2017,
+Attention Is All You Need, unless a docstring names another paper.
 """
 
 import math
 
 import numpy as np
 
-erf = np.vectorize(math.erf, otypes=[float])  # NumPy has none; this one is slow
+erf = np.vectorize(math.erf, otypes=[float])  # NumPy has no erf; this one is slow
 
 
 def linear(x, weight, bias=0.0):
@@ -42,7 +43,7 @@ def layer_norm(x, weight=1.0, bias=0.0, eps=1e-5):
 
 
 def rms_norm(x, weight=1.0, eps=1e-6):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, (..., D). Zhang and Sennrich, 2019, section 3.
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, (..., D). Zhang and Sennrich, 2019, equation 4.
 
     >>> rms_norm(np.array([1.0, 2.0, 2.0, 4.0])).round(4)
     array([0.4, 0.8, 0.8, 1.6])
@@ -126,9 +127,9 @@ def causal_mask(n_queries, n_keys=0):
 
 
 def window_mask(positions, key_positions, reach):
-    """True where a key is at most `reach` positions from the query, (L,) and (S,) -> (L, S). Beltagy et al., 2020, 3.1.
+    """True where a key is at most `reach` positions from the query, (L,) and (S,) -> (L, S).
 
-    A reach of `math.inf` is no window.
+    With a reach of `math.inf`, a query sees all keys. Beltagy et al., 2020, Longformer, section 3.1.
     >>> window_mask(np.array([2, 3]), np.array([0, 1, 2, 3]), reach=1).astype(int).tolist()
     [[0, 1, 1, 1], [0, 0, 1, 1]]
     """
@@ -194,8 +195,9 @@ def feed_forward(x, activation, hidden, output):
 
 
 def gated_feed_forward(x, activation, gate, up, output):
-    """(act(x W_gate) * x W_up) W_output, (..., D) -> (..., D): SwiGLU if act is SiLU. Shazeer, 2020, GLU Variants, 2.
+    """(act(x W_gate) * x W_up) W_output, (..., D) -> (..., D): SwiGLU if act is SiLU, GeGLU if it is GELU.
 
+    Shazeer, 2020, GLU Variants Improve Transformer, section 2.
     >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
     >>> gated_feed_forward(np.array([-1.0, 3.0]), relu, gate=identity, up=doubled, output=identity)
     array([ 0., 18.])
@@ -218,13 +220,13 @@ def rotary_angles(positions, frequencies, magnitude=1.0):
 def rotate(x, cos, sin):
     """Turns columns i and i + K / 2 of each head by an angle, x (..., L, K), cos and sin (L, K / 2). Equation 34.
 
-    Scores of rotated queries and keys depend on distances only. Su et al., 2021, RoFormer, section 3.4.2.
+    Scores of rotated queries and keys depend on distances only. Su et al., 2021, RoFormer, section 3.4.2, pairs
+    neighbouring columns; in checkpoints, the columns of each head are in the order that makes i and i + K / 2 a pair.
     >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])).tolist()
     [[-3.0, 2.0, 1.0, 4.0]]
     """
     first, second = np.split(x, 2, axis=-1)  # (..., L, K / 2)
-    rotated = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def rotate_first(x, cos, sin):

@@ -26,8 +26,7 @@ def scaled_attention(q, k, v, mask, score_scale):
     """softmax(q k^T scale) v. q (..., L, K), k and v (..., S, K), mask (L, S) -> (..., L, K)."""
     scores = q @ k.mT * score_scale
     weights = masked_softmax(scores, mask)
-    context = weights @ v
-    return context
+    return weights @ v
 
 
 def gemma3_attention(
