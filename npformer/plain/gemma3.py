@@ -3,7 +3,8 @@
 Gemma Team, 2025, Gemma 3, section 2. Five of six layers have a window. `reaches` and `rotations` have an entry for each
 layer: the number of earlier tokens that a token sees, and the frequencies and the magnitude of its rotary positions.
 The base is 10,000 in layers with a window and 1,000,000 in the others. In EmbeddingGemma (Vera et al., 2025), a token
-sees later tokens too.
+sees later tokens too. Logits have no cap either: `logit_cap` is so high that it changes nothing, unless a checkpoint
+has one.
 """
 
 from npformer.plain.formulas import (
