@@ -43,7 +43,7 @@ class Scaling(ABC):
 
 @dataclass(frozen=True)
 class Linear(Scaling):
-    """Positions divided by a factor. Chen et al., 2023, Position Interpolation, section 3.
+    """Positions divided by a factor. Chen et al., 2023, Position Interpolation, section 2.3.
 
     Parameters
     ----------

@@ -28,8 +28,9 @@ def greedy(step, ids, past, end_id, max_new_tokens):
 
 
 def top_p(logits, p):
-    """The probabilities of the fewest tokens that together have at least p, (V,) -> (V,). Holtzman et al., 2020, 3.1.
+    """The probabilities of the fewest tokens that together have at least p, (V,) -> (V,).
 
+    Holtzman et al., 2020, The Curious Case of Neural Text Degeneration, section 3.1.
     >>> top_p(np.log([0.5, 0.3, 0.2]), 0.6).round(4).tolist()
     [0.625, 0.375, 0.0]
     """

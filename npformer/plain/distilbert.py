@@ -1,8 +1,8 @@
 """DistilBERT: from token ids to the logits of its heads. Sanh et al., 2019, DistilBERT; Devlin et al., 2019, BERT.
 
 It differs from BERT in its embeddings, which have no token types, and in its pooler, which has ReLU instead of tanh.
-Positions are a table, learned or with the sinusoids of 2017.
-mask is (..., 1, 1, L), True for tokens and False for padding, or True for a text alone.
+Positions are a table, learned or with the sinusoids of 2017. mask is (..., 1, 1, L), True for tokens and False for
+padding, or True for a text alone.
 """
 
 from npformer.plain.formulas import embedding, encoder_layer, layer_norm, linear, relu

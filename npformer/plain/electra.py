@@ -1,8 +1,8 @@
 """ELECTRA: BERT with a head that finds replaced tokens. Clark et al., 2020, ELECTRA.
 
 The generator predicts masked words, and the discriminator finds the tokens that the generator replaced. Apart from
-that head, it differs from BERT in its poolers: the model alone has none, and that of a classifier has GELU instead of
-tanh. Sizes with narrow tables have ALBERT's embeddings instead of BERT's.
+that head, it differs from BERT in its poolers: the model alone has no pooler, and that of a classifier has GELU
+instead of tanh. Sizes with narrow tables have ALBERT's embeddings instead of BERT's.
 """
 
 from npformer.plain.albert import factorized_embed

@@ -1,15 +1,16 @@
 """The formulas of a Transformer, from a linear layer to the layers of an encoder and a decoder, in plain NumPy.
 
 x is (..., L, D): a row for each of L tokens, in one text or in a padded batch. H heads have K columns each, and a
-feed-forward network has F hidden units. Weights are dicts passed by `**`. A mask is True where a query may attend to a
-key. Vaswani et al., 2017, Attention Is All You Need, unless a docstring names another paper.
+feed-forward network has F hidden units. S is the number of keys, or of tokens in a source, and V that of tokens in the
+vocabulary. Weights are dicts passed by `**`. A mask is True where a query may attend to a key. Vaswani et al., 2017,
+Attention Is All You Need, unless a docstring names another paper.
 """
 
 import math
 
 import numpy as np
 
-erf = np.vectorize(math.erf, otypes=[float])  # NumPy has none; this one is slow
+erf = np.vectorize(math.erf, otypes=[float])  # NumPy has no erf; this one is slow
 
 
 def linear(x, weight, bias=0.0):
@@ -37,13 +38,12 @@ def layer_norm(x, weight=1.0, bias=0.0, eps=1e-5):
     >>> layer_norm(np.array([1.0, 2.0, 3.0, 6.0])).round(4)
     array([-1.069 , -0.5345,  0.    ,  1.6036])
     """
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = (centred**2).mean(axis=-1, keepdims=True)
-    return centred / np.sqrt(variance + eps) * weight + bias
+    mean, variance = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + eps) * weight + bias
 
 
 def rms_norm(x, weight=1.0, eps=1e-6):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, (..., D). Zhang and Sennrich, 2019, section 3.
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, (..., D). Zhang and Sennrich, 2019, equation 4.
 
     >>> rms_norm(np.array([1.0, 2.0, 2.0, 4.0])).round(4)
     array([0.4, 0.8, 0.8, 1.6])
@@ -104,18 +104,16 @@ def split_heads(x, n_heads):
     >>> split_heads(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), n_heads=2).tolist()
     [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
     """
-    *lead, length, width = x.shape
-    return x.reshape(*lead, length, n_heads, width // n_heads).swapaxes(-2, -3)
+    return x.reshape(*x.shape[:-1], n_heads, x.shape[-1] // n_heads).swapaxes(-2, -3)
 
 
 def combine_heads(x):
-    """(..., H, L, K) -> (..., L, D), the inverse of `split_heads`. Section 3.2.2.
+    """Concat(head_1, ..., head_H), the inverse of `split_heads`. (..., H, L, K) -> (..., L, D). Section 3.2.2.
 
     >>> combine_heads(np.array([[[1, 2], [5, 6]], [[3, 4], [7, 8]]])).tolist()
     [[1, 2, 3, 4], [5, 6, 7, 8]]
     """
-    *lead, n_heads, length, width = x.shape
-    return x.swapaxes(-2, -3).reshape(*lead, length, n_heads * width)
+    return np.concatenate(np.moveaxis(x, -3, 0), axis=-1)
 
 
 def causal_mask(n_queries, n_keys=0):
@@ -129,9 +127,9 @@ def causal_mask(n_queries, n_keys=0):
 
 
 def window_mask(positions, key_positions, reach):
-    """True where a key is at most `reach` positions from the query, (L,) and (S,) -> (L, S). Beltagy et al., 2020, 3.1.
+    """True where a key is at most `reach` positions from the query, (L,) and (S,) -> (L, S).
 
-    A reach of `math.inf` is no window.
+    With a reach of `math.inf`, a query sees all keys. Beltagy et al., 2020, Longformer, section 3.1.
     >>> window_mask(np.array([2, 3]), np.array([0, 1, 2, 3]), reach=1).astype(int).tolist()
     [[0, 1, 1, 1], [0, 0, 1, 1]]
     """
@@ -157,8 +155,7 @@ def scaled_dot_product_attention(q, k, v, mask=True):
     """
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     weights = masked_softmax(scores, mask)
-    context = weights @ v
-    return context
+    return weights @ v
 
 
 def masked_softmax(scores, mask):
@@ -167,8 +164,7 @@ def masked_softmax(scores, mask):
     >>> masked_softmax(np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([[True, False], [False, False]])).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
-    lowest = np.finfo(scores.dtype).min
-    return softmax(np.where(mask, scores, lowest)) * mask
+    return softmax(np.where(mask, scores, np.finfo(scores.dtype).min)) * mask
 
 
 def multi_head_attention(x, source, mask, n_heads, query, key, value, output):
@@ -194,14 +190,14 @@ def feed_forward(x, activation, hidden, output):
     >>> feed_forward(np.array([-1.0, 2.0]), relu, {"weight": np.eye(2)}, {"weight": np.eye(2)})
     array([0., 2.])
     """
-    h = linear(x, **hidden)  # (..., F)
-    activated = activation(h)
+    activated = activation(linear(x, **hidden))  # (..., F)
     return linear(activated, **output)
 
 
 def gated_feed_forward(x, activation, gate, up, output):
-    """(act(x W_gate) * x W_up) W_output, (..., D) -> (..., D): SwiGLU if act is SiLU. Shazeer, 2020, GLU Variants, 2.
+    """(act(x W_gate) * x W_up) W_output, (..., D) -> (..., D): SwiGLU if act is SiLU, GeGLU if it is GELU.
 
+    Shazeer, 2020, GLU Variants Improve Transformer, section 2.
     >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
     >>> gated_feed_forward(np.array([-1.0, 3.0]), relu, gate=identity, up=doubled, output=identity)
     array([ 0., 18.])
@@ -224,13 +220,13 @@ def rotary_angles(positions, frequencies, magnitude=1.0):
 def rotate(x, cos, sin):
     """Turns columns i and i + K / 2 of each head by an angle, x (..., L, K), cos and sin (L, K / 2). Equation 34.
 
-    Scores of rotated queries and keys depend on distances only. Su et al., 2021, RoFormer, section 3.4.2.
+    Scores of rotated queries and keys depend on distances only. Su et al., 2021, RoFormer, section 3.4.2, pairs
+    neighbouring columns; in checkpoints, the columns of each head are in the order that makes i and i + K / 2 a pair.
     >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])).tolist()
     [[-3.0, 2.0, 1.0, 4.0]]
     """
     first, second = np.split(x, 2, axis=-1)  # (..., L, K / 2)
-    rotated = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def rotate_first(x, cos, sin):

@@ -1,7 +1,7 @@
 """Gemma: Llama with scaled embeddings, and with norms that multiply by 1 + weight. Gemma Team, 2024, Gemma, section 2.
 
-The feed-forward networks are GeGLU: the activation is the tanh form of GELU. Heads may be wider than D / H. Token rows
-are also the weights of the projection to the vocabulary, which is the reason for the scale of embeddings.
+The feed-forward networks are GeGLU: the activation is the tanh form of GELU. Heads may be wider than D / H. The table
+of tokens is also the projection to the vocabulary.
 """
 
 from npformer.plain.formulas import causal_mask, embedding, gated_feed_forward, rms_norm, rotary_angles

@@ -38,8 +38,7 @@ def capped_attention(q, k, v, mask, score_scale, score_cap):
     uncapped_scores = q @ k.mT * score_scale
     scores = soft_cap(uncapped_scores, score_cap)
     weights = masked_softmax(scores, mask)
-    context = weights @ v
-    return context
+    return weights @ v
 
 
 def gemma2_attention(x, past, mask, heads, angles, scale_and_cap, eps, query, key, value, output, output_norm):

@@ -3,7 +3,8 @@
 Gemma Team, 2025, Gemma 3, section 2. Five of six layers have a window. `reaches` and `rotations` have an entry for each
 layer: the number of earlier tokens that a token sees, and the frequencies and the magnitude of its rotary positions.
 The base is 10,000 in layers with a window and 1,000,000 in the others. In EmbeddingGemma (Vera et al., 2025), a token
-sees later tokens too.
+sees later tokens too. Logits have no cap either: `logit_cap` is so high that it changes nothing, unless a checkpoint
+has one.
 """
 
 from npformer.plain.formulas import (
@@ -26,8 +27,7 @@ def scaled_attention(q, k, v, mask, score_scale):
     """softmax(q k^T scale) v. q (..., L, K), k and v (..., S, K), mask (L, S) -> (..., L, K)."""
     scores = q @ k.mT * score_scale
     weights = masked_softmax(scores, mask)
-    context = weights @ v
-    return context
+    return weights @ v
 
 
 def gemma3_attention(

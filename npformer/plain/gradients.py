@@ -44,11 +44,10 @@ def embedding_backward(grad, ids, weight):
     return {"weight": d_weight}
 
 
-def layer_norm_backward(grad, x, weight=1.0, bias=0.0, eps=1e-12):
+def layer_norm_backward(grad, x, weight=1.0, bias=0.0, eps=1e-5):
     """dx = (g - mean(g) - n mean(g n)) / s, where n = (x - mean) / s, s = sqrt(variance + eps) and g = grad weight."""
-    centred = x - x.mean(axis=-1, keepdims=True)
-    s = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
-    n, g = centred / s, grad * weight
+    s = np.sqrt(x.var(axis=-1, keepdims=True) + eps)
+    n, g = (x - x.mean(axis=-1, keepdims=True)) / s, grad * weight
     dx = (g - g.mean(axis=-1, keepdims=True) - n * (g * n).mean(axis=-1, keepdims=True)) / s
     return dx, {"weight": flat(grad * n).sum(axis=0), "bias": flat(grad).sum(axis=0)}
 
@@ -133,7 +132,7 @@ def stack_backward(grad, xs, layers, layer_backward, *sizes):
 def distilbert_backward(grad, ids, positions, mask, n_heads, activation, eps, embeddings, layers, pooler, head):
     """The gradients of DistilBERT's classifier, in the form of its weights, from that of its logits (..., C)."""
     total = embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"])
-    xs = [layer_norm(total, **embeddings["norm"], eps=eps)]  # what each layer reads, and the last layer's rows
+    xs = [layer_norm(total, **embeddings["norm"], eps=eps)]  # the input of each layer, and the last layer's rows
     for layer in layers:
         xs.append(encoder_layer(xs[-1], mask, n_heads, activation, eps, **layer))
     dense = linear(xs[-1][..., 0, :], **pooler)

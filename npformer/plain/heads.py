@@ -9,7 +9,7 @@ from npformer.plain.formulas import layer_norm, linear
 
 
 def hidden_states(x):
-    """The rows themselves."""
+    """The rows themselves, (..., L, D)."""
     return {"last_hidden_state": x}
 
 
@@ -64,9 +64,10 @@ def predict_next(x, head):
 
 
 def translate(x, source, scale_output, head):
-    """Logits of the token after each target token, (..., L, V), and the encoder's rows. Vaswani et al., 2017, 3.4.
+    """Logits of the token after each target token, (..., L, V), and the encoder's rows, (..., S, D).
 
-    scale_output is 1 / sqrt(D) in the T5 models whose projection is the token table, and 1 in others.
+    Vaswani et al., 2017, section 3.4. scale_output is 1 / sqrt(D) in the T5 models whose projection is the token table,
+    and 1 in others.
     """
     scaled = scale_output * x
     logits = linear(scaled, **head["output"])

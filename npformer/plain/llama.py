@@ -1,7 +1,8 @@
 """Llama: causal pre-norm layers with RMSNorm, rotary positions, grouped queries and gated feed-forward networks.
 
-Touvron et al., 2023, LLaMA, section 2.2, and Llama 2, section 2.2. `past` has the keys and values of earlier tokens, a
-pair of arrays (..., G, S, K) for each layer. At the beginning of a text, S is 0.
+Touvron et al., 2023, LLaMA, section 2.2, and Llama 2, section 2.2. H heads of queries share G heads of keys and values.
+`past` has the keys and values of S earlier tokens, a pair of arrays (..., G, S, K) for each layer. At the beginning of
+a text, S is 0.
 """
 
 import numpy as np

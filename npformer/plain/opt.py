@@ -22,7 +22,7 @@ def embed_narrow(ids, positions, token, project, position):
 
 
 def unchanged(x, eps=0.0):
-    """x."""
+    """x itself, in models without the last norm, or without the projection."""
     return x
 
 

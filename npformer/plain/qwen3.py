@@ -1,8 +1,8 @@
 """Qwen3: Llama with norms of queries and keys, and with a window in some layers.
 
 Yang et al., 2025, Qwen3 Technical Report, section 2. It differs from Llama in its attention: each head of queries and
-keys is normalized before it is rotated (Henry et al., 2020). `reaches` has an entry for each layer: the number
-of earlier tokens that a token sees, `math.inf` for all.
+keys is normalized before it is rotated (Dehghani et al., 2023). `reaches` has an entry for each layer: the number of
+earlier tokens that a token sees, `math.inf` for all.
 """
 
 from npformer.plain.formulas import (

@@ -29,7 +29,10 @@ def rotary_frequencies(d_head, theta):
 
 
 def linear_scaling(frequencies, factor):
-    """Frequencies divided by a factor, which is the same as positions divided by it. Chen et al., 2023, section 3."""
+    """Frequencies divided by a factor, which is the same as positions divided by it.
+
+    Chen et al., 2023, Extending Context Window of Large Language Models via Positional Interpolation, section 2.3.
+    """
     return frequencies / np.float32(factor)
 
 

@@ -1,7 +1,9 @@
-"""T5, FLAN-T5 and mT5: pre-norm encoder and decoder without positions, biases and scaled scores. Raffel et al., 2020.
+"""T5, FLAN-T5 and mT5: a pre-norm encoder and decoder with biases for distances. Raffel et al., 2020, T5.
 
-Each stack adds one table of biases to the scores of all its layers, a bias for a head and a bucket of distances
-(section 2.1). T5 1.0 has ReLU, T5 1.1 and mT5 a gated network, which `ffn_function` says (Shazeer, 2020).
+It differs from the Transformer of 2017 in its norms, RMSNorm before the blocks, and in its scores, which are not
+divided by sqrt(K). Linear layers have no biases, and no table of positions is added to the embeddings. Each stack has
+one table of biases for the scores of all its layers, a bias for each head and each bucket of distances (section 2.1).
+`ffn_function`: `feed_forward` in T5 1.0, with ReLU, and `gated_feed_forward` in T5 1.1 and mT5 (Shazeer, 2020).
 """
 
 import math

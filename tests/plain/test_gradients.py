@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,16 @@ from npformer.transformer import backward, forward
 from tests.plain.test_pages import TOLERANCE, model_of
 
 TEXT = npformer.Text(np.array([5, 6, 7, 8, 9, 4, 6]))
+
+BACKWARDS = {name: each for name, each in vars(gradients).items() if name.endswith("_backward")}
+
+
+@pytest.mark.parametrize("name", [each for each in BACKWARDS if hasattr(formulas, each.removesuffix("_backward"))])
+def test_a_backward_function_has_the_defaults_of_its_function(name: str) -> None:
+    """A call without them is the gradient of the function called without them."""
+    own, of = inspect.signature(BACKWARDS[name]), inspect.signature(getattr(formulas, name.removesuffix("_backward")))
+    given = {each.name: each.default for each in own.parameters.values() if each.default is not inspect.Parameter.empty}
+    assert given == {each: of.parameters[each].default for each in given}
 
 
 def engine_gradients(model: Any, grad: np.ndarray) -> dict[str, np.ndarray]:
