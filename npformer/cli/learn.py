@@ -5,7 +5,7 @@ learn start FOLDER      write my_transformer.py, with the functions to fill
 learn check             run the file in this folder, and report what is
                         right, what is wrong and why
 learn hint NAME         a hint for a function; repeat for more, up to three
-learn solution NAME     npformer's own function
+learn solution NAME     a right function, which passes if it is pasted
 learn reset NAME        put a function back to its empty form, and keep its
                         code in another file
 learn look              a page of views of your model and of npformer's

@@ -121,7 +121,7 @@ def next_help(name: str, hints: int) -> str:
     """Returns a sentence with the command to run next, after this number of hints."""
     if hints < len(EXERCISES[name].hints):
         return f"`npformer learn hint {name}` gives a hint."
-    return f"`npformer learn solution {name}` shows npformer's own function."
+    return f"`npformer learn solution {name}` shows a right function."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,26 +1,20 @@
-"""Writes the file to fill in, and shows hints and npformer's own functions."""
+"""Writes the file to fill in, and shows hints and right functions."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
-from textwrap import dedent
 
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
-from npformer.common.extras import REPOSITORY
 from npformer.common.files import new_folder, written_whole
 from npformer.common.progress import note
-from npformer.learn import progress
+from npformer.learn import progress, right
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.checking import learners_file
 from npformer.learn.exercise import Exercise
 from npformer.learn.template import FILE, template
-
-SOURCE = f"{REPOSITORY}/blob/main/"
 
 
 def start(folder: str | os.PathLike[str] = ".") -> Path:
@@ -89,7 +83,7 @@ def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
 
 
 def solution(name: str) -> str:
-    """Returns the source of npformer's corresponding functions, with links.
+    """Returns a right function in plain NumPy. It passes if it is pasted into the learner's file.
 
     Parameters
     ----------
@@ -106,18 +100,11 @@ def solution(name: str) -> str:
 
     Examples
     --------
-    >>> print(npformer.learn.solution("causal_mask").splitlines()[0])
-    # npformer/masks.py, line 32: https://github.com/npformer/npformer/blob/main/npformer/masks.py#L32
+    >>> print(npformer.learn.solution("causal_mask"))
+    def causal_mask(n_queries, n_keys):
+        return np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool)
     """
-    return "\n\n".join(_source(place) for place in exercise_of(name).solution)
-
-
-def _source(place: str) -> str:
-    module, _, path = place.partition(":")
-    found = inspect.unwrap(attrgetter(path)(import_module(module)))
-    lines, line = inspect.getsourcelines(found)
-    file = found.__module__.replace(".", "/") + ".py"  # `module` may only export it
-    return f"# {file}, line {line}: {SOURCE}{file}#L{line}\n{dedent(''.join(lines)).rstrip()}"
+    return inspect.getsource(getattr(right, exercise_of(name).name)).rstrip()
 
 
 def exercise_of(name: str) -> Exercise:

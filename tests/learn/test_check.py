@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import signal
@@ -19,7 +20,7 @@ import pytest
 import npformer
 from npformer.cli.main import main
 from npformer.common.errors import NpformerError
-from npformer.learn import Report, solution, start
+from npformer.learn import Report, right, solution, start
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.judge import UNWRITTEN, Verdict, judge
 from npformer.learn.source import loaded
@@ -28,7 +29,7 @@ from npformer.learn.worker import WorkerRequest, _judged
 
 check = partial(npformer.learn.check, limit=100.0)  # seconds for a function, on a busy machine
 ROOT = Path(__file__).parents[2]
-PLAIN = (Path(__file__).with_name("plain.py")).read_text(encoding="utf-8")
+PLAIN = inspect.getsource(right)
 
 
 def written(folder: Path, functions: dict[str, str], text: str | None = None) -> Path:
@@ -302,9 +303,7 @@ def test_progress_and_hints_are_in_the_folder(tmp_path: Path) -> None:
 def test_after_the_last_hint_the_report_names_the_solution() -> None:
     known = {"gelu": 3}
     report = Report("", tuple(Verdict(name, UNWRITTEN) for name in ("gelu", "linear")), hints=known)
-    assert " ".join(str(report).split()).endswith(
-        "Next: gelu. `npformer learn solution gelu` shows npformer's own function."
-    )
+    assert " ".join(str(report).split()).endswith("Next: gelu. `npformer learn solution gelu` shows a right function.")
 
 
 def test_the_template_shows_no_answer() -> None:
@@ -332,18 +331,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "1. @ multiplies matrices.\n"
     assert [main(["learn", "hint", "linear", "--folder", folder]) for _ in range(2)] == [0, 0]
     [last] = re.findall(r"^(?!\d\.).*$", capsys.readouterr().out.rstrip("\n"), flags=re.MULTILINE)
-    assert last == "That was the last hint. `npformer learn solution linear` shows npformer's own function."
+    assert last == "That was the last hint. `npformer learn solution linear` shows a right function."
     assert main(["learn", "solution", "split_heads"]) == 0
-    assert "def split_heads(x: np.ndarray, n_heads: int)" in capsys.readouterr().out
+    assert "def split_heads(x, n_heads):" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", EXERCISES)
-def test_a_solution_leads_to_the_line_of_its_function(name: str) -> None:
-    for each in solution(name).split("\n\n# "):
-        place, code = each.removeprefix("# ").split("\n", 1)
-        file, line = re.findall(r"blob/main/(\S+)#L(\d+)$", place)[0]
-        own = (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
-        assert own.strip() == code.split("\n", 1)[0]
+def test_all_solutions_pass_when_they_are_pasted(tmp_path: Path) -> None:
+    folder = start(tmp_path / "course")
+    report = check(written(folder, {name: solution(name) for name in EXERCISES}))
+    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize(

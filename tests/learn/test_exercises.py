@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from npformer.learn import right
+from npformer.learn import right as plain
 from npformer.learn.answers import FACTOR, Truth, call, in_float64, leaves, mapped, truth
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.exercise import Exercise, Slip
 from npformer.learn.judge import PASSED, WRONG, Judged, judge
 from npformer.learn.template import signatures
-from tests.learn import loops, plain
+from tests.learn import loops
 
 SIGNATURES = signatures()
 LONG = (

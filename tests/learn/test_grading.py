@@ -17,6 +17,7 @@ import pytest
 from npformer.cli.main import main
 from npformer.common.errors import NpformerError
 from npformer.learn import Grade, grade, grading, right
+from npformer.learn import right as plain
 from npformer.learn.chapters import CHAPTERS, EXERCISES
 from npformer.learn.exercise import seeded
 from npformer.learn.gradescope import gradescope
@@ -25,7 +26,7 @@ from npformer.learn.judge import PASSED, judge
 from npformer.learn.source import Loaded
 from npformer.learn.template import FILE, signatures, template
 from npformer.learn.worker import _judged_function
-from tests.learn import loops, plain
+from tests.learn import loops
 from tests.learn.test_check import PLAIN
 
 ROOT = Path(__file__).parents[2]

@@ -102,7 +102,7 @@ def test_the_cases_show_another_eps(name: str) -> None:
     exercise = EXERCISES[name]
     source = inspect.getsource(right)
     names = {"__name__": right.__name__}
-    other = source.replace("float(eps)", "float(max(eps, 2e-5))").replace(
+    other = source.replace("np.sqrt(variance + eps)", "np.sqrt(variance + max(eps, 2e-5))").replace(
         'weights["norm"], eps=1e-5', 'weights["norm"], eps=2e-5'
     )
     exec(compile(other, "right.py", "exec"), names)

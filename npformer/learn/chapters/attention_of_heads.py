@@ -48,7 +48,7 @@ def attend(
 ) -> Array:
     """Attention with some of its steps replaced. The scores are divided by sqrt(K) and multiplied by scale(q, k)."""
     scores = q @ k.mT * (scale(q, k) / math.sqrt(q.shape[-1]))
-    return times(softmax(hide(scores, mask), axis), v)  # type: ignore[arg-type]
+    return times(softmax(hide(scores, mask), axis), v)
 
 
 def _weights(q: Array, k: Array, mask: Array | None) -> Array:
@@ -69,7 +69,6 @@ ATTENTION = Exercise(
         "Multiply q by the transpose of k, divide by sqrt(K), hide keys if there is a mask, apply softmax, "
         "multiply by v.",
     ),
-    ("npformer.attention:scaled_dot_product_attention", "npformer.attention:attend"),
     (
         Slip(
             "scores not divided",
@@ -274,7 +273,6 @@ CAUSAL_MASK = Exercise(
         "The last query sees all keys, the previous query all but the last. Query i is token n_keys - n_queries + i.",
         "Compare np.arange(n_keys) with a column of the queries' positions, or give np.tri its third argument.",
     ),
-    ("npformer.masks:causal_mask",),
     (
         Slip(
             "own token hidden",

@@ -87,7 +87,6 @@ DECODER_STEP = Exercise(
         "Apply embeddings, each decoder_layer with its cache, and layer_norm with weights['norm'] and eps 1e-5. "
         "Multiply the last row by the head's weight.",
     ),
-    ("npformer.learn.right:decoder_step", "npformer.generation.state:PromptState.step"),
     (
         Slip(
             "positions start at 0",

@@ -143,11 +143,6 @@ DECODER_LAYER = Exercise(
         "and values.",
     ),
     (
-        "npformer.learn.right:decoder_layer",
-        "npformer.layers:Layer.__call__",
-        "npformer.generation.kv_cache:SelfAttentionCache.attend",
-    ),
-    (
         Slip(
             "cache one step late",
             "The new tokens attend to the cached keys only, not to their own keys. Add the new keys and values first, "

@@ -55,7 +55,6 @@ SOFTMAX = Exercise(
         "subtract the row's maximum.",
         "Take the maximum over the last axis with keepdims=True and subtract it, take exp, and divide by the sum.",
     ),
-    ("npformer.functions:softmax",),
     (
         Slip(
             "over the first axis",
@@ -71,7 +70,7 @@ SOFTMAX = Exercise(
         Slip(
             "over the whole array",
             "All numbers together add up to 1. Each row should add up to 1: sum over the last axis.",
-            lambda x: softmax(x, None),  # type: ignore[arg-type]
+            lambda x: softmax(x, None),
         ),
         Slip(
             "maximum not subtracted",
@@ -188,7 +187,6 @@ SPLIT_HEADS = Exercise(
         "reshape to (L, H, K) cuts the columns. It must not be followed by another reshape.",
         "Reshape to (L, n_heads, D // n_heads), then exchange the first two axes with transpose or swapaxes.",
     ),
-    ("npformer.attention:split_heads",),
     (
         Slip(
             "reshaped without the transpose",
@@ -242,7 +240,6 @@ COMBINE_HEADS = Exercise(
         "First exchange the axes of heads and tokens: (H, L, K) becomes (L, H, K).",
         "Exchange the first two axes with transpose or swapaxes, then reshape to (L, H * K).",
     ),
-    ("npformer.attention:combine_heads",),
     (
         Slip(
             "reshaped without the transpose",

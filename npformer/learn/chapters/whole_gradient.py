@@ -127,11 +127,6 @@ LOSS_AND_GRADIENTS = Exercise(
         "loss and a dict of dicts with the keys of weights.",
     ),
     (
-        "npformer.learn.right:loss_and_gradients",
-        "npformer.transformer:backward",
-        "npformer.multi_head:multi_head_attention_backward",
-    ),
-    (
         Slip(
             "repeated tokens assigned",
             "A token that occurs several times gets the gradient of its last row only. It should get the sum "
