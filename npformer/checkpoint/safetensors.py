@@ -96,6 +96,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _metadata(entry: object) -> dict[str, str]:
+    """The metadata of a file. Some writers store null instead of {}, and the safetensors library reads it."""
+    if entry is None:
+        return {}
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
         raise NpformerError("__metadata__: expected an object of strings")
     return entry

@@ -25,6 +25,7 @@ from npformer.families.base import (
     write_text_ids,
 )
 from npformer.families.building import embeddings_of
+from npformer.mechanisms import Window
 
 #: npformer's field -> field of config.json, for BERT and most of its successors.
 SIZES = {
@@ -138,12 +139,15 @@ class EncoderTable(Family):
             fields["eps"] = checks.positive(self.eps, data.get(self.eps, self.constants.get("eps", 1e-12)))
         if self.token_types:
             fields["n_token_types"] = checks.whole(self.token_types, data.get(self.token_types, 2), 1, MOST)
-        if causal:
-            fields["causal"] = True
+        own = self.own_fields(data, head, fields["n_layers"])
+        if causal or self.constants.get("causal"):
+            fields["causal"] = causal
             fields |= read_text_ids({**self.ids, **data})
+            if not causal and own.get("causal", True) and _has_window(own):
+                raise NpformerError("is_causal: False is not supported for a model with a sliding window")
         return self.config(
             head,
-            **fields | self.own_fields(data, head, fields["n_layers"]),
+            **fields | own,
             activation=read_activation(self.activation, data if self.activation else {}, self.usual_activation),
             labels=read_labels(head, data),
             problem_type=data.get("problem_type"),
@@ -151,7 +155,10 @@ class EncoderTable(Family):
         )
 
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
-        """Whether attention is causal. Unless the family is always causal, a next-token head requires `is_decoder`."""
+        """Whether attention is causal. Unless the family is one of decoders, a next-token head requires `is_decoder`.
+
+        With `is_causal` False, a decoder is an encoder, as in gte-Qwen2. Encoders ignore it, as in Transformers.
+        """
         given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
         classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
         if head == "causal-lm" and not (given or always):
@@ -162,7 +169,21 @@ class EncoderTable(Family):
         if given and not (classes and head in ("causal-lm", "base")):
             other = f"; in this family only {classes[0]} supports True" if classes else ""
             raise NpformerError(f"is_decoder: expected False for a {head} model, got True{other}")
-        return given or always
+        if not (given or always):
+            return False
+        causal = checks.boolean("is_causal", data.get("is_causal", True))
+        if not causal and (given or head == "causal-lm"):
+            raise NpformerError(
+                "is_causal: False is only supported for a decoder without a next-token head, because its tokens attend "
+                "to later tokens; load it with head='base'"
+            )
+        return causal
+
+    def named_head(self, data: Mapping[str, Any]) -> str | None:
+        """As in `Family`. A decoder with `is_causal` False predicts no next token, so that its head is not read."""
+        head = super().named_head(data)
+        sees_later = "causal" in self.constants and data.get("is_causal") is False
+        return "base" if sees_later and head == "causal-lm" else head
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
         count = data.get(self.sizes["n_layers"])
@@ -192,6 +213,8 @@ class EncoderTable(Family):
             data[self.padding] = config.pad_id
         if config.causal:
             data |= write_text_ids(config) | ({} if self.constants.get("causal") else {"is_decoder": True})
+        elif self.constants.get("causal"):
+            data |= write_text_ids(config) | {"is_causal": False}
         data |= write_labels(config)
         if config.problem_type:
             data["problem_type"] = config.problem_type
@@ -291,6 +314,12 @@ def decoder_classes(name: str, answers: bool = True) -> dict[str, str]:
     heads = {"Model": "base", "ForCausalLM": "causal-lm", "ForSequenceClassification": "sequence-classification"}
     heads |= {"ForTokenClassification": "token-classification", "ForQuestionAnswering": "question-answering"}
     return {name + end: head for end, head in heads.items() if answers or head != "question-answering"}
+
+
+def _has_window(own: Mapping[str, Any]) -> bool:
+    """Whether some layers have a window, according to the fields of a `Config`."""
+    local = own["local"].mechanisms if own.get("local") else ()
+    return any(isinstance(each, Window) for each in (*own.get("mechanisms", ()), *local))
 
 
 def usual_length(positions: int) -> dict[str, int]:

@@ -123,7 +123,7 @@ class Gemma3(Gemma2):
     bidirectional = True
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
-        return super().own_fields(data, head, n_layers) | {"causal": not _bidirectional(data)}
+        return super().own_fields(data, head, n_layers) | ({"causal": False} if _bidirectional(data) else {})
 
     def local_layers(self, data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
         kinds, named = data.get("layer_types"), ("sliding_window_pattern", "_sliding_window_pattern")
@@ -163,6 +163,7 @@ class Gemma3(Gemma2):
         )
         data = super().write_config(config) | write_text_ids(config)
         if not config.causal:
+            del data["is_causal"]  # Transformers would see a different number of tokens
             reach = next(each.reach for each in local.mechanisms if isinstance(each, Window))
             data |= {"use_bidirectional_attention": True, "sliding_window": 2 * reach}
         kinds = {kind: write_rotary(each)["rope_parameters"] for kind, each in ((FULL, wide), (SLIDING, near))}

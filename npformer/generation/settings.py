@@ -76,6 +76,8 @@ RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (0, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
 }  # fmt: skip
+#: Settings that only sampling reads. Folders for greedy decoding store values out of range, such as vLLM's top_k of -1.
+SAMPLING = (*("temperature", "top_k", "top_p", "top_h", "min_p"), *("typical_p", "epsilon_cutoff", "eta_cutoff"))
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,8 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     if not config.decoder:
         stored = _with_rows(stored, config.n_outputs)
     given = {name: _plain(value) for name, value in given.items() if value is not None}
+    if not merged(stored, given).get("do_sample"):
+        stored = {name: value for name, value in stored.items() if name not in SAMPLING}
     if unreplaced := [note for name, note in merged(notes, given).items() if name not in given]:
         warn(f"{path}: {'; '.join(unreplaced)}")
     try:

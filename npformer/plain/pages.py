@@ -29,6 +29,9 @@ PAGES = {
     "mt5": "t5",
 }
 
+#: Names of the masks of decoders.
+CAUSAL = {"causal_mask", "causal_window_mask"}
+
 
 def page(model_type: str) -> ModuleType:
     """The page of a family.
@@ -100,7 +103,16 @@ def functions_of(
 
 
 def _model(on: ModuleType, config: Any) -> Callable[..., Any]:
-    """The function of a model on a page, which may have a second one."""
+    """The function of a model on a page, which may have a second one.
+
+    Raises NpformerError for a decoder that attends to later tokens, unless its page computes both masks.
+    """
+    is_encoder = not config.causal and not config.decoder and not hasattr(on, "ALONE")
+    if is_encoder and vars(on).keys() & CAUSAL and "visible" not in inspect.signature(on.MODEL).parameters:
+        raise NpformerError(
+            f"page: the page of {config.model_type} has a causal mask, but this model attends to later tokens "
+            "(is_causal: False); no page computes it"
+        )
     if config.convolution:
         return on.WITH_CONVOLUTION
     return on.ALONE if hasattr(on, "ALONE") and not config.decoder else on.MODEL  # one stack of an encoder-decoder

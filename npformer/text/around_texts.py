@@ -11,7 +11,7 @@ from npformer.common.errors import NpformerError
 from npformer.families import Family
 from npformer.text.legacy_files import LLAMA
 from npformer.text.special_tokens import decoder_class, template_tokens, token_text
-from npformer.text.tokenizer_class import FILE, SETTINGS
+from npformer.text.tokenizer_class import FILE, OF_NO_FAMILY, SETTINGS, class_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -99,8 +99,11 @@ def _forms(path: Path, settings: Mapping[str, Any], family: Family) -> tuple[str
     """The special tokens around a text and around a pair, as in `Family`.
 
     Without a tokenizer.json, a decoder's tokenizer also adds the start and end tokens that its settings ask for. OPT's
-    published folders name GPT-2's tokenizer, with add_bos_token.
+    published folders name GPT-2's tokenizer, with add_bos_token. A class of no family adds only what a tokenizer.json
+    says: nothing to the texts of a tokenizer that was trained without a template.
     """
+    if path.name == FILE and class_of(path.parent, settings) in OF_NO_FAMILY:
+        return "$A", "$A $B:1"
     if path.name == FILE or not {"$A", "bos"}.issuperset(family.single.split()):
         return family.single, family.pair
 

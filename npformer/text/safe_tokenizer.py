@@ -12,6 +12,7 @@ such as `timeout 60 npformer classify -m FOLDER`.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from npformer.common.files import read_bytes
 from npformer.common.limits import LIMITS, Limits, how_to_allow_more
 from npformer.common.other_libraries import TOKENIZER, missing
 from npformer.config import MOST
-from npformer.text.tokenizer_checks import NORMAL_FORMS, check_rows, read_parts
+from npformer.text.tokenizer_checks import NORMAL_FORMS, check_marks, check_rows, read_parts
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -39,6 +40,7 @@ TRIED = (
 )
 #: Texts that are repeated to test tokenizers with regular expressions.
 REPEATED = ("a", " ", "1", "\n", ".", "ab ", TRIED[-1])
+CONTINUED = re.compile(rb'"##[^"]')  # a piece of WordPiece that continues a word
 LONGER = 8  # maximum length of a normalized text, in multiples of the limit `characters`
 BLOCK = 1024  # characters that are normalized at once to measure their length
 AT_ONCE = 16_384  # characters that are tokenized in a few milliseconds
@@ -236,6 +238,8 @@ def read_tokenizer(
     unknown = getattr(model, "unk_token", None)
     if unknown is not None and model.token_to_id(unknown) is None:
         raise NpformerError(f"{path}: the unknown token {shown(unknown)} is not in the vocabulary")
+    if isinstance(model, models.WordPiece) and not CONTINUED.search(content):  # collecting all pieces takes time
+        check_marks(str(path), tokenizer.get_vocab())
     if isinstance(model, models.Unigram):
         if parts["model"].get("unk_id") is None and parts["model"].get("byte_fallback") is not True:
             index = model.token_to_id(unknown_piece)

@@ -36,7 +36,7 @@ from npformer.text.legacy_files import (
 from npformer.text.safe_tokenizer import Read, SafeTokenizer, Uncalled, read_tokenizer, safely, tried
 from npformer.text.sentencepiece_file import BPE, read_sentencepiece
 from npformer.text.special_tokens import added_token, added_tokens, special_tokens, token_text
-from npformer.text.tokenizer_checks import check_rows
+from npformer.text.tokenizer_checks import check_marks, check_rows
 from npformer.text.tokenizer_class import (
     CLASSES,
     FILE,
@@ -192,6 +192,7 @@ def _from_vocabulary(
     pieces = _pieces(path, limits)
     if unknown not in pieces:
         raise NpformerError(f"{path}: the unknown token {shown(unknown)} is not in the vocabulary")
+    check_marks(str(path), pieces)
     with safely(f"{path}: not a readable tokenizer"):
         tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=unknown))
     clean_up: dict[str, Any] = {

@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -110,6 +110,23 @@ def check_rows(where: str, pieces: int, rows: int) -> None:
         raise NpformerError(
             f"{where}: expected at most {rows} pieces, one per row of the embedding table, got {pieces}; the tokenizer "
             "belongs to a different model"
+        )
+
+
+def check_marks(where: str, pieces: Iterable[str]) -> None:
+    """Refuses WordPiece with the pieces of a SentencePiece file, as in KoBERT's folders, because all words are unknown.
+
+    SentencePiece marks the beginning of a word with ▁, and WordPiece marks the other pieces with ##.
+    """
+    several = list(pieces)
+    if any(piece.startswith("##") for piece in several):
+        return
+    marked = [piece for piece in several if piece.startswith("▁") and len(piece) > 1]
+    if marked:
+        raise NpformerError(
+            f"{where}: expected pieces of WordPiece, which continue a word with ##, got pieces of SentencePiece "
+            f"such as {shown(min(marked))}, with which every word would be unknown; encode texts with the tokenizer "
+            "class of the model's authors, and give the model their token ids"
         )
 
 

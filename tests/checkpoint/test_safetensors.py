@@ -199,7 +199,6 @@ TWICE = b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"x":{"dtype":"F3
         ({"x": ENTRY, "y": {**ENTRY, "data_offsets": [12, 20]}}, b"1" * 20, "'y': expected bytes 8 to 16"),
         ({"x": "ENTRY"}, b"12345678", "'x': expected data_offsets"),
         ({"__metadata__": {"a": 1}, "x": ENTRY}, b"12345678", "__metadata__"),
-        ({"__metadata__": None, "x": ENTRY}, b"12345678", "__metadata__"),
         ([], b"", "not a JSON object"),
         (b"{", b"", "not JSON"),
         (b"\xff\xfe{}", b"", "not JSON"),
@@ -274,3 +273,12 @@ def test_a_number_too_large_for_float16_is_refused_anywhere_in_a_large_tensor(tm
         with pytest.raises(NpformerError, match="x: contains a number that is too large for float16"):
             write_tensors(tmp_path / "x.safetensors", {"x": array}, {}, "float16")
     assert os.listdir(tmp_path) == []
+
+
+def test_metadata_may_be_null(tmp_path):
+    """As in the safetensors library: some writers store null instead of leaving the metadata out."""
+    path = write(tmp_path / "a.safetensors", {"__metadata__": None, "x": ENTRY}, b"12345678")
+    arrays, metadata = read_tensors(path)
+    assert (list(arrays), metadata) == (["x"], {})
+    with safetensors.safe_open(path, "np") as file:
+        assert list(file.keys()) == ["x"]

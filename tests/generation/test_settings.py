@@ -144,12 +144,13 @@ def test_a_setting_of_the_folder_that_is_unsupported_names_the_file(tmp_path: Pa
     config = golden_model("marian-small").config
     with pytest.raises(NpformerError, match=r"generation_config\.json: num_beam_groups: 2 is not supported"):
         resolve(tmp_path, config, {})
-    found = resolve(tmp_path, config, {"num_beam_groups": 1, "min_p": 0.3})
+    found = resolve(tmp_path, config, {"num_beam_groups": 1, "min_p": 0.3, "do_sample": True})
     assert (found.min_p, found.typical_p) == (0.3, 0.9)
 
 
 def test_an_invalid_value_of_the_file_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 400, "top_p": 2, "max_length": 0}')
+    stored = '{"eos_token_id": 400, "do_sample": true, "top_p": 2, "max_length": 0}'
+    (tmp_path / "generation_config.json").write_text(stored)
     config = golden_model("marian-small").config
     given = {"eos_token_id": 0, "top_p": 0.5, "max_length": 9}
     for name in given:
@@ -157,6 +158,21 @@ def test_an_invalid_value_of_the_file_names_the_file(tmp_path: Path) -> None:
             resolve(tmp_path, config, {other: value for other, value in given.items() if other != name})
     with pytest.raises(NpformerError, match=r"^top_p: expected "):
         resolve(tmp_path, config, {**given, "top_p": 3})
+
+
+@pytest.mark.parametrize(
+    "stored", [{"top_k": -1}, {"top_p": 0, "temperature": -1.0}, {"top_k": -1, "do_sample": False}]
+)
+def test_greedy_decoding_ignores_a_folder_s_settings_of_sampling(stored: dict[str, Any], tmp_path: Path) -> None:
+    """As in Transformers. vLLM turns top_k off with -1."""
+    (tmp_path / "generation_config.json").write_text(json.dumps(stored))
+    config = golden_model("marian-small").config
+    assert resolve(tmp_path, config, {}) == resolve(None, config, {})
+    name = min(stored.keys() - {"do_sample", "top_p"})
+    with pytest.raises(NpformerError, match=rf"generation_config\.json: {name}: expected "):
+        resolve(tmp_path, config, {"do_sample": True})
+    with pytest.raises(NpformerError, match=r"^top_k: expected "):
+        resolve(tmp_path, config, {"top_k": -1})  # the caller's own value
 
 
 def test_greedy_decoding_ignores_a_temperature_of_zero() -> None:

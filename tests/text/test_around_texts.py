@@ -102,3 +102,24 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], said: str, tmp_pa
     with pytest.raises(NpformerError) as caught:
         npformer.load(folder(tmp_path, settings, BEGUN)).tokenizer.encode("a")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"), [("PreTrainedTokenizerFast", 0), ("TokenizersBackend", 0), ("BertTokenizer", 1), (None, 1)]
+)
+def test_a_class_of_no_family_adds_no_special_tokens_to_a_file_without_a_template(
+    name: str | None, ends: int, tmp_path: Path
+) -> None:
+    """As in Transformers: users train such tokenizers, and their models, without [CLS] and [SEP]."""
+    folder = tiny.folder(tmp_path, "bert", "base")
+    described = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**described, "post_processor": None}))
+    settings = {} if name is None else {"tokenizer_class": name}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(folder, tiny.config("bert", "base"))
+    before, after = ["[CLS]"] * ends, ["[SEP]"] * ends
+    assert tokenizer.encode("good movie").tokens == [*before, "good", "movie", *after]
+    pair = tokenizer.encode("good", "ice cream")
+    assert pair.tokens == [*before, "good", *after, "ice", "cream", *after]
+    assert pair.type_ids == [0] * (1 + 2 * ends) + [1] * (2 + ends)
+    assert tokenizer.num_special_tokens_to_add(True) == 3 * ends

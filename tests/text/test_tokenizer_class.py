@@ -116,3 +116,23 @@ def test_other_files_of_a_class_that_is_not_theirs(tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(SPM)
     (tmp_path / SETTINGS).write_text(json.dumps({"tokenizer_class": "XLNetTokenizer"}))
     assert "npformer reads spiece.model like AlbertTokenizer, T5Tokenizer" in refused(tmp_path)
+
+
+def test_pieces_of_sentencepiece_in_a_vocab_txt_are_refused(tmp_path: Path) -> None:
+    """monologg/kobert has them, for a class that its folder does not name. WordPiece would read every word as [UNK]."""
+    pieces = [*tiny.SPECIAL, "!", "▁", "▁한국", "어", "▁모델", "을"]
+    path = folder(tmp_path, {"do_lower_case": False}, vocab_txt="\n".join(pieces))
+    expected = (
+        "expected pieces of WordPiece, which continue a word with ##, got pieces of SentencePiece such as '▁모델'"
+    )
+    assert f"{path / VOCABULARY}: {expected}" in refused(path)
+    made = tiny.tokenizer()
+    made.model = type(made.model)({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+    made.save(str(path / FILE))  # as BertTokenizerFast writes it
+    assert f"{path / FILE}: {expected}" in refused(path)
+
+
+@pytest.mark.parametrize("pieces", [["▁", "ice"], ["▁ice", "##s"]])
+def test_wordpiece_may_have_the_mark_of_sentencepiece(pieces: list[str], tmp_path: Path) -> None:
+    path = folder(tmp_path, {}, vocab_txt="\n".join([*tiny.SPECIAL, *pieces]))
+    assert load_tokenizer(path, CONFIG).encode(pieces[0]).tokens == ["[CLS]", pieces[0], "[SEP]"]
