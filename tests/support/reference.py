@@ -30,7 +30,9 @@ def documented() -> dict[str, Any]:
     finally:
         sys.path.pop(0)
     found = {}
-    for name in (each for names in rooms.rooms(without="" if find_spec("pyarrow") else "dataset").values() for each in names):
+    for name in (
+        each for names in rooms.rooms(without="" if find_spec("pyarrow") else "dataset").values() for each in names
+    ):
         module, _, last = name.rpartition(".")
         found[name] = getattr(import_module(module), last)
         if last in rooms.WITH_METHODS:
