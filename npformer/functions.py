@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npformer.common.arraylike import scalar
+from npformer.common.checks import number, one_of, whole
 from npformer.common.errors import NpformerError
 from npformer.runtime.weight_products import weight_products
 
@@ -349,6 +351,7 @@ def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     >>> npformer.log_softmax(np.array([0.0, 1.0, 2.0]))
     array([-2.4076, -1.4076, -0.4076])
     """
+    whole("log_softmax: axis", scalar(axis), -x.ndim, x.ndim - 1)
     with np.errstate(all="ignore"):
         y = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
         y -= np.log(np.exp(y).sum(axis=axis, keepdims=True))
@@ -386,7 +389,7 @@ def cross_entropy(
     Raises
     ------
     NpformerError
-        targets do not match logits or are not classes, or reduction is unknown.
+        targets or log_probabilities do not match logits, targets are not classes, or a setting is invalid.
 
     References
     ----------
@@ -403,16 +406,15 @@ def cross_entropy(
             f"cross_entropy: targets must be integers of shape {logits.shape[:-1]} for logits {logits.shape}, "
             f"got {targets.dtype} of shape {targets.shape}"
         )
-    if reduction not in ("mean", "sum", "none"):
-        raise NpformerError(f'cross_entropy: reduction must be "mean", "sum" or "none", got {reduction!r}')
-    kept = targets != ignore_index
-    if np.any(kept & ((targets < 0) | (targets >= logits.shape[-1]))):
-        wrong = targets[kept & ((targets < 0) | (targets >= logits.shape[-1]))].flat[0]
+    one_of("cross_entropy: reduction", reduction, ("mean", "sum", "none"))
+    label_smoothing = number("cross_entropy: label_smoothing", scalar(label_smoothing), 0, 1)
+    kept = targets != whole("cross_entropy: ignore_index", scalar(ignore_index), -(2**63), 2**63 - 1)
+    if (outside := targets[kept & ((targets < 0) | (targets >= logits.shape[-1]))]).size:
         bounds = f"0 ... {logits.shape[-1] - 1} or be {ignore_index}"
-        raise NpformerError(f"cross_entropy: targets must lie in {bounds}, got {wrong}")
-    label_smoothing = float(label_smoothing)  # a NumPy scalar would widen float32
-    if log_probabilities is None:
-        log_probabilities = log_softmax(logits)
+        raise NpformerError(f"cross_entropy: targets must lie in {bounds}, got {outside[0]}")
+    log_probabilities = log_softmax(logits) if log_probabilities is None else log_probabilities
+    if (shape := np.shape(log_probabilities)) != logits.shape:
+        raise NpformerError(f"cross_entropy: log_probabilities: expected {logits.shape}, got {shape}")
     chosen = np.take_along_axis(log_probabilities, np.where(kept, targets, 0)[..., None], axis=-1)[..., 0]
     loss = -(1 - label_smoothing) * chosen
     if label_smoothing:

@@ -20,6 +20,7 @@ from npformer.cli import main as cli
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.common.locks import in_use
+from npformer.text.chat_template import render
 from tests.support import tiny, torch_writer
 
 PAGE = Path(__file__).parent.parent / "docs" / "how-it-works" / "security.md"
@@ -98,6 +99,18 @@ def tokenizers(folder: Path) -> None:
         npformer.pipeline("text-classification", folder)("a")
 
 
+def templates(folder: Path) -> None:
+    """See text/test_chat_template.py for time, memory and the environment."""
+    pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
+    for harmful in (
+        "{{ ''.__class__.__mro__ }}",
+        "{{ raise_exception.__globals__.json }}",
+        "{% include '/etc/passwd' %}",
+    ):
+        with pytest.raises(NpformerError, match="the template failed"):
+            render(str(folder), harmful, [[{"role": "user", "content": ""}]], {})
+
+
 def texts(folder: Path) -> None:
     classify = npformer.pipeline("text-classification", folder)
     long = "ice cream " * 100_001
@@ -127,6 +140,7 @@ ATTACKS: dict[str, Callable[[Path], None]] = {
     "pipes, devices, links out of a model's folder": what_is_no_file,
     "NaN, infinity or corruption in weights": damage,
     "a tokenizer's files": tokenizers,
+    "chat templates": templates,
     "texts": texts,
     "`-o`, training folders": outputs,
 }

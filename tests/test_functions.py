@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import npformer
 from npformer import activations, functions
 from npformer.activations import gelu, gelu_tanh, relu, silu, tanh
 from npformer.common.errors import NpformerError
@@ -240,6 +241,19 @@ def test_inputs_are_never_written_to() -> None:
         (lambda: cross_entropy(normal(2, 3), np.array([0, 3])), ["cross_entropy", "targets", "0 ... 2", "3"]),
         (lambda: cross_entropy(normal(2, 3), np.array([0, -1])), ["cross_entropy", "targets", "0 ... 2", "-1"]),
         (lambda: cross_entropy(normal(1, 3), np.array([0]), reduction="max"), ["cross_entropy", "reduction", "max"]),
+        (lambda: cross_entropy(normal(1, 3), np.array([0]), reduction=normal(2)), ["cross_entropy: reduction", "mean"]),
+        (lambda: cross_entropy(normal(1, 3), np.array([0]), normal(2, 3)), ["cross_entropy: ignore_index", "whole"]),
+        (lambda: cross_entropy(normal(1, 3), np.array([0]), 2**64), ["cross_entropy: ignore_index"]),
+        (lambda: cross_entropy(normal(1, 3), np.array([0]), -100, normal(2)), ["cross_entropy: label_smoothing"]),
+        (lambda: cross_entropy(normal(1, 3), np.array([0]), -100, 10**400), ["cross_entropy: label_smoothing", "0 to 1"]),
+        (
+            lambda: cross_entropy(normal(1, 3), np.array([0]), log_probabilities=normal(2, 3)),
+            ["cross_entropy: log_probabilities", "(1, 3)", "(2, 3)"],
+        ),
+        (lambda: npformer.log_softmax(normal(2, 3), axis="last"), ["log_softmax: axis", "-2 to 1", "last"]),
+        (lambda: npformer.log_softmax(normal(2, 3), axis=2), ["log_softmax: axis", "-2 to 1", "2"]),
+        (lambda: npformer.softmax(normal(2, 3), axis=10**30), ["softmax"]),
+        (lambda: npformer.rms_norm(normal(2, 3), normal(3), eps=10**400), ["rms_norm"]),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument_and_its_value(call: Callable[[], object], words: list[str]) -> None:

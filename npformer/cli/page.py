@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from npformer.cli.arguments import add_options, loading, model_options
+from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
-from npformer.common.files import written_whole
+from npformer.common.files import is_stream, written_whole
 from npformer.loading import load
 from npformer.plain.source import source, standalone_model
 
@@ -47,14 +48,25 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.output is None:
         raise NpformerError("--output: expected a file, beside which the weights are written, such as -o model.py")
-    path = Path(args.output)
-    arrays = path.with_suffix(".npz")
+    path, arrays = _files(args.output)
     text, flat = standalone_model(model, _ids(model), arrays.name)
-    with written_whole(arrays) as partial, partial.open("wb") as file:
-        np.savez(file, **flat)  # type: ignore[arg-type]
-    _write(text, path)
+    with written_whole(path) as program, written_whole(arrays) as weights:  # both or, after an error, neither
+        program.write_text(text, encoding="utf-8")
+        with weights.open("wb") as file:
+            np.savez(file, **flat)  # type: ignore[arg-type]
     size = arrays.stat().st_size / 1e6
     print(f"{path}, {arrays}: {size:.1f} MB; python {shlex.quote(str(path))} prints the answers for {TEXT!r}")
+
+
+def _files(output: str) -> tuple[Path, Path]:
+    """The paths of a program and of its weights."""
+    path = Path(output)
+    if not path.name or path.suffix.lower() == ".npz" or is_stream(path):
+        raise NpformerError(
+            f"--output: expected the name of a Python file, beside which the weights are written, such as -o model.py, "
+            f"got {shown(output)}"
+        )
+    return path, path.with_suffix(".npz")
 
 
 def _ids(model: Any) -> list[int]:

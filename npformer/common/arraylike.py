@@ -25,6 +25,11 @@ _KEPT = frozenset({"ids", "targets", "array"})
 _AXES = {("log_softmax", "x"): 1, ("cross_entropy", "logits"): 1}
 
 
+def scalar(value: Any) -> Any:
+    """Converts NumPy's form of one number to Python's, which does not widen float32. Returns other values unchanged."""
+    return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
+
+
 def takes_array_likes(function: Any) -> Any:
     """Wraps a function to convert its array arguments with np.asarray, and integers and booleans to float64.
 

@@ -22,7 +22,7 @@ from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 
 #: Errors of NumPy and Python for arguments with which a formula cannot compute.
-REFUSALS = (TypeError, ValueError, IndexError, KeyError, AttributeError)
+REFUSALS = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, RecursionError)
 FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 MASKS = frozenset({np.dtype(bool)})
 #: Parameters with whole numbers in an array, with one whole number, and with a value that is not converted.

@@ -20,6 +20,7 @@ import numpy as np
 
 from npformer.base_model import BaseModel, check_model
 from npformer.checkpoint.archive import load_arrays, save_arrays
+from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS, Config
 from npformer.descriptions import earlier_names
@@ -61,7 +62,7 @@ class Trace(Mapping[str, Any]):
     """
 
     def __init__(self, stages: str | Iterable[str] = "*", config: Config | None = None) -> None:
-        self.wanted = [stages] if isinstance(stages, str) else list(stages)
+        self.wanted = _patterns(stages)
         self.config = config
         self._arrays: dict[str, list[np.ndarray]] = {}
         self._ids: list[np.ndarray] = []
@@ -370,6 +371,14 @@ def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) ->
     elif config.head not in ("base", "translation"):
         joined = np.stack if config.head in POOLED_HEADS else np.concatenate
         probabilities(joined([answer["logits"] for answer in answers]), config.scoring)
+
+
+def _patterns(stages: str | Iterable[str]) -> list[str]:
+    found = [stages] if isinstance(stages, str) else list(stages) if isinstance(stages, Iterable) else [None]
+    patterns = [each for each in found if isinstance(each, str)]
+    if len(patterns) < len(found):
+        raise NpformerError(f"trace: stages: expected the name of a stage, a pattern or a list, got {shown(stages)}")
+    return patterns
 
 
 def _one(values: list[Any]) -> Any:

@@ -89,7 +89,9 @@ def standalone_model(
     text = (example, start) if config.head == "translation" else example
     functions = functions_of(on, config, model.weights)
     rows, answers = (_call(each, config, model.weights, text, flat) for each in functions)
-    main = _filled(MAIN, arrays=arrays, ids=example.ids.tolist(), start=start.ids.tolist(), rows=rows, answers=answers)
+    main = _filled(
+        MAIN, arrays=ascii(arrays), ids=example.ids.tolist(), start=start.ids.tolist(), rows=rows, answers=answers
+    )
     main = main.replace("    # ties\n", "".join(f"    {each}\n" for each in tied))
     if config.head != "translation":
         main = re.sub(r"(def answers\(weights, ids), target_ids=.*\):", r"\1):", main)
@@ -128,7 +130,7 @@ def listed(node):
 
 def load():
     """The weights in the file of arrays beside this file."""
-    weights = read(Path(__file__).with_name("ARRAYS"))
+    weights = read(Path(__file__).with_name(ARRAYS))
     # ties
     return listed(weights)
 
@@ -153,9 +155,8 @@ if __name__ == "__main__":
 
 
 def _filled(template: str, **values: Any) -> str:
-    for name, value in values.items():
-        template = template.replace(name.upper(), str(value))
-    return template
+    names = "|".join(map(str.upper, values))
+    return re.sub(names, lambda found: str(values[found[0].lower()]), template)  # a value may contain such a name
 
 
 #: Name of a parameter that depends on the text -> its expression in `main`, given a config.

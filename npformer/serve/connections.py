@@ -11,7 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD = 10.0  # seconds for a request's head, from the start of the connection or the first byte of a later request
 STALLED = 30.0  # seconds within which a client must read LEAST bytes of a pending answer
 LEAST = 30 * 1000
-AT_ONCE = 16 * 1024  # maximum bytes read before other tasks run; in one-byte chunks they take a tenth of a second
+AT_ONCE = 4 * 1024  # maximum bytes read before other tasks run; in one-byte chunks they take 20 ms of processor time
 KEEP_ALIVE = 75  # seconds that a connection may be idle; most load balancers close it first, after 60 s
 
 

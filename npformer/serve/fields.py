@@ -21,7 +21,9 @@ MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; each string 
 STOP_LENGTH = 1000  # characters
 MOST_SHORT, SHORT_LENGTH = 1000, 1000  # texts and characters of a parameter, such as labels, which each input repeats
 MOST_PARTS = 100_000  # lists and objects in a body; no other thread runs while json creates them
-STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+#: A string of JSON, up to the end of the body if nothing closes it: a pattern that fails there would be tried again at
+#: each quote, which takes hours, and no other thread runs meanwhile.
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 
 
 class Refusal(Exception):
@@ -327,7 +329,8 @@ def read_json(body: bytes | bytearray) -> Any:
     if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
         raise too_large(f"body: more than {MOST_PARTS} lists and objects")
     try:
-        return json.loads(body, parse_constant=_constant, object_pairs_hook=_object)
+        text = body.decode("utf-8-sig")  # given bytes, json accepts UTF-16 too, in which `_openings` counts wrong
+        return json.loads(text, parse_constant=_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise wrong("body", f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:

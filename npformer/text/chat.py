@@ -20,6 +20,7 @@ from npformer.base_model import BaseModel
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.text.chat_template import read_template, render
+from npformer.text.control_texts import ControlTexts
 from npformer.text.inputs import as_text, check_nested
 from npformer.text.special_tokens import template_tokens
 
@@ -79,8 +80,8 @@ class Chat:
         added = {i: each for i, each in added.items() if not BLANK.fullmatch(each.content)}
         self.control = {i: each.content for i, each in added.items()}
         tags = {each.content for each in added.values() if not each.special and TAG.fullmatch(each.content)}
-        self._control = _any_of(self.control.values())
-        self._in_answers = _any_of(set(self.control.values()) - tags)
+        self._control = ControlTexts(self.control.values())
+        self._in_answers = ControlTexts(set(self.control.values()) - tags)
 
     def encoded(
         self, conversations: Sequence[Sequence[Message]], variables: Mapping[str, Any] | None = None
@@ -135,7 +136,7 @@ class Chat:
 class _Marked:
     """A conversation in which marks replace the texts of control tokens. An answer to be continued ends with a mark."""
 
-    def __init__(self, messages: list[dict[str, Any]], control: re.Pattern[str], in_answers: re.Pattern[str]) -> None:
+    def __init__(self, messages: list[dict[str, Any]], control: ControlTexts, in_answers: ControlTexts) -> None:
         self.name = f"@{secrets.token_hex(8)}"  # random, so that no message can contain it
         self.texts: list[str] = []
         self.generates = not messages or messages[-1]["role"] != "assistant"
@@ -145,20 +146,20 @@ class _Marked:
         if not self.generates:
             self.messages[-1]["content"] += f"{self.name}end@"
 
-    def _replaced(self, value: Any, pattern: re.Pattern[str]) -> Any:
+    def _replaced(self, value: Any, control: ControlTexts) -> Any:
         if isinstance(value, str):
-            return pattern.sub(self._mark, value)
+            return control.replaced(value, self._mark)
         if isinstance(value, Mapping):
-            return {str(name): self._replaced(each, pattern) for name, each in value.items()}
+            return {str(name): self._replaced(each, control) for name, each in value.items()}
         if isinstance(value, list | tuple):
-            return [self._replaced(each, pattern) for each in value]
+            return [self._replaced(each, control) for each in value]
         return value
 
-    def _mark(self, found: re.Match[str]) -> str:
-        self.texts.append(found[0])
+    def _mark(self, text: str) -> str:
+        self.texts.append(text)
         return f"{self.name}{len(self.texts) - 1}@"
 
-    def restored(self, rendered: str, control: re.Pattern[str]) -> tuple[str, list[tuple[int, int]]]:
+    def restored(self, rendered: str, control: ControlTexts) -> tuple[str, list[tuple[int, int]]]:
         """The rendered text with marks replaced by their texts, and the spans of the template's control tokens."""
         if not self.generates:
             rendered = rendered.partition(f"{self.name}end@")[0]
@@ -167,11 +168,6 @@ class _Marked:
             if i % 2:
                 text += self.texts[int(part)]
             else:
-                own += [(len(text) + found.start(), len(text) + found.end()) for found in control.finditer(part)]
+                own += [(len(text) + first, len(text) + last) for first, last in control.spans(part)]
                 text += part
         return text, own
-
-
-def _any_of(texts: Any) -> re.Pattern[str]:
-    """A pattern that matches any of the texts, longest first. Without texts, it matches nothing."""
-    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")

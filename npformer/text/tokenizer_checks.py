@@ -32,7 +32,9 @@ TABLES = re.compile(
     + rb"\[(?:\s*+(?:" + STRING + rb"|\[\s*+" + STRING + rb"\s*+,\s*+(?:" + STRING + rb"|" + NUMBER + rb")\s*+\])"
     + rb"\s*+,?)*+\s*+\])"
 )  # fmt: skip
-IDS = re.compile(STRING + rb"\s*+:\s*+(\d++)")
+#: Each string of a table, with its id or an empty text. A pattern that fails for strings without an id would be tried
+#: again at each quote within them.
+IDS = re.compile(STRING + rb"(?:\s*+:\s*+(\d++))?+")
 
 
 def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
         raise NpformerError(f"{where}: not a readable tokenizer: {error!s:.200}") from None
     if not isinstance(data, dict):
         raise NpformerError(f"{where}: not a readable tokenizer: expected an object, got {shown(data)}")
-    highest = max([_highest_id(where, IDS.findall(table), rows) for table in tables], default=0)
+    highest = max([_highest_id(where, list(filter(None, IDS.findall(table))), rows) for table in tables], default=0)
     reader = _Reader(where, rows, limits)
     reader.check_model(data.get("model"))
     unusual = data["model"].get("vocab")  # a table in a form that `TABLES` does not match

@@ -8,6 +8,7 @@ import timeit
 import weakref
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -279,6 +280,12 @@ def test_a_name_that_never_fired_is_an_error_with_the_nearest(model: Model) -> N
     assert t.get("layers.7.ffn_norm") is None
     with pytest.raises(NpformerError, match=r"\*.hiden.*did you mean layers.0.ffn.hidden"):
         trace(model, TEXT, "*.hiden")
+
+
+@pytest.mark.parametrize("stages", [3, None, ["logits", 3], {1}, np.zeros(2)])
+def test_stages_that_are_no_names_are_refused(stages: Any) -> None:
+    with pytest.raises(NpformerError, match="trace: stages: expected the name of a stage, a pattern or a list"):
+        npformer.trace(stages=stages)
 
 
 def test_a_block_without_a_forward_is_an_error() -> None:

@@ -70,6 +70,30 @@ def test_the_command_writes_a_model_that_runs_without_npformer(tmp_path: Path) -
     np.testing.assert_allclose(logits, model(model.tokenizer.encode("I love ice cream").ids).logits[0], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["model.npz", "model.NPZ", "folder", "folder/", "", ".", "/dev/stdout", "no/model.py"])
+def test_an_output_that_cannot_be_written_leaves_no_file(name: str, tmp_path: Path) -> None:
+    """A program named model.npz would replace its own weights."""
+    (tmp_path / "folder").mkdir()
+    code, _, errors = run("page", "-m", "distilbert-sst2", "--standalone", "-o", name, cwd=tmp_path)
+    assert (code, errors.count("\n"), errors.count("Traceback")) == (1, 1, 0)
+    assert [each.name for each in tmp_path.rglob("*")] == ["folder"]
+    assert not Path("/dev/stdout.npz").exists()
+
+
+def test_weights_that_cannot_be_written_leave_no_program(tmp_path: Path) -> None:
+    (tmp_path / "model.npz").mkdir()
+    code, _, errors = run("page", "-m", "distilbert-sst2", "--standalone", "-o", "model.py", cwd=tmp_path)
+    assert (code, errors) == (1, "npformer: model.npz: cannot be written: it is a folder; expected a file\n")
+    assert [each.name for each in tmp_path.rglob("*")] == ["model.npz"]
+
+
+@pytest.mark.parametrize("name", ["IDS START.npz", "a\"b'c\n\\.npz", "\udcff.npz"])
+def test_a_file_of_weights_may_have_any_name(name: str) -> None:
+    text, _ = standalone_model(model_of("bert", "masked-lm"), IDS, name)
+    names = [node.value for node in ast.walk(ast.parse(text.encode())) if isinstance(node, ast.Constant)]
+    assert name in names
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -88,6 +88,8 @@ def test_a_wrong_field_is_refused_with_its_place(path, given, message):
         (b"", "body: not JSON: Expecting value at line 1, column 1"),
         (b'{"inputs": "a secret"', "body: not JSON: Expecting ',' delimiter at line 1, column 22"),
         (b"\xff\xfe\xfa", "body: not JSON"),
+        (json.dumps("a secret").encode("utf-16"), "body: not JSON: byte 0 is not UTF-8"),
+        (json.dumps("a secret").encode("utf-32-le"), "body: not JSON"),
         (b'{"inputs": NaN}', "body: not JSON: NaN is not allowed"),
         (b"[" * 90_000, "body: JSON nested too deeply"),
         (b"9" * 5000, "body: JSON with a number that is too long"),
@@ -109,6 +111,9 @@ def test_a_body_of_very_many_lists_is_refused():
         with pytest.raises(Refusal) as refusal:
             read_json(body)
         assert (refusal.value.status, refusal.value.message) == (413, "body: more than 100000 lists and objects")
+    for begun in (b'"', b""):  # texts that do not end: trying each of their quotes would take hours
+        with pytest.raises(Refusal, match="more than 100000 lists"):
+            read_json(b"[" * 100_001 + begun + b'\\"' * 1_900_000)
     text = '[{"\\' * 200_000
     assert read_json(json.dumps({"inputs": text}).encode()) == {"inputs": text}
 

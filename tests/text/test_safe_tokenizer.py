@@ -119,6 +119,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0]], "byte_fallback": False}}, "unk_id: missing"
     ),
     "a long piece": ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a" * 2000, 0.0]]}}, "limit `piece`"),
+    "a piece of quotes": ({"model": BPE | {"vocab": ['"' * 1_000_000]}}, "not a readable tokenizer"),
     "an id beyond the table": ({"model": WORD_PIECE | {"vocab": {**WORDS, "z": 108}}}, "ids below 108"),
     "an id of any length": ({"model": WORD_PIECE | {"vocab": {**WORDS, "z": 10**4000}}}, "ids below 108"),
     "an added id beyond the table": ({"added_tokens": added("x", 2**32 - 1)}, "from 0 to 2147483647, got 4294967295"),
