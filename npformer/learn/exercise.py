@@ -62,7 +62,7 @@ class Exercise:
     right : the right function, which calls npformer's own
     cases : function without parameters that returns the arguments of each call, with the simplest numbers first
     hints : up to three, each more detailed than the previous one
-    solution : names of npformer's corresponding functions, in `module:name` form
+    solution : names of the corresponding functions of pages, in `module:name` form, after one that calls the learner's
     slips : mistakes with their names
     values : names of the returned values, if there are several
     optional : name of an argument that may be None; a mistake may be in only one of the two branches

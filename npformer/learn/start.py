@@ -89,7 +89,7 @@ def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
 
 
 def solution(name: str) -> str:
-    """Returns the source of npformer's corresponding functions, with links.
+    """Returns the source of npformer's corresponding functions, those of its pages, with links.
 
     Parameters
     ----------
@@ -106,8 +106,8 @@ def solution(name: str) -> str:
 
     Examples
     --------
-    >>> print(npformer.learn.solution("causal_mask").splitlines()[0])
-    # npformer/masks.py, line 32: https://github.com/npformer/npformer/blob/main/npformer/masks.py#L32
+    >>> print(npformer.learn.solution("causal_mask").splitlines()[1])
+    def causal_mask(n_queries, n_keys=0):
     """
     return "\n\n".join(_source(place) for place in exercise_of(name).solution)
 

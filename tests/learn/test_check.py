@@ -334,7 +334,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [last] = re.findall(r"^(?!\d\.).*$", capsys.readouterr().out.rstrip("\n"), flags=re.MULTILINE)
     assert last == "That was the last hint. `npformer learn solution linear` shows npformer's own function."
     assert main(["learn", "solution", "split_heads"]) == 0
-    assert "def split_heads(x: np.ndarray, n_heads: int)" in capsys.readouterr().out
+    assert "def split_heads(x, n_heads):" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -344,6 +344,7 @@ def test_a_solution_leads_to_the_line_of_its_function(name: str) -> None:
         file, line = re.findall(r"blob/main/(\S+)#L(\d+)$", place)[0]
         own = (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
         assert own.strip() == code.split("\n", 1)[0]
+        assert file.startswith("npformer/plain/") or file == "npformer/learn/right.py"  # to be read, unlike the engine
 
 
 @pytest.mark.parametrize(

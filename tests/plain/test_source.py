@@ -89,3 +89,27 @@ def test_a_page_is_printed() -> None:
     assert code == 0
     assert output == source("llama")
     assert output.startswith('"""Llama: ')
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("DistilBERT", "got 'DistilBERT'; write 'distilbert'"),
+        ("llama_layer", "got 'llama_layer'; llama_layer is a function of the page llama"),
+        ("nothing", "got 'nothing'"),
+    ],
+)
+def test_a_wrong_name_of_a_page_is_answered(name: str, answer: str) -> None:
+    with pytest.raises(npformer.NpformerError, match=f"^page: expected .*{answer}$"):
+        source(name)
+
+
+def test_run_needs_a_loaded_model() -> None:
+    with pytest.raises(npformer.NpformerError, match=r"^run: expected a loaded model, .*, got 'distilbert-sst2'"):
+        npformer.plain.run("distilbert-sst2", IDS)
+
+
+def test_the_help_of_the_command_says_that_a_model_is_an_alternative() -> None:
+    _, out, _ = run("page", "--help")
+    assert "(instead of NAME)" in " ".join(out.split())
+    assert "required" not in out

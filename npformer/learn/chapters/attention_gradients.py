@@ -57,7 +57,7 @@ ATTENTION_BACKWARD = Exercise(
         "dv = W^T grad and dW = grad v^T, then dS = softmax_backward(dW, W), then dq = dS k and dk = dS^T q, "
         "both divided by sqrt(K).",
     ),
-    ("npformer.attention:scaled_dot_product_attention_backward",),
+    ("npformer.plain.gradients:scaled_dot_product_attention_backward",),
     (
         Slip(
             "not divided by sqrt(K)",

@@ -69,7 +69,7 @@ ATTENTION = Exercise(
         "Multiply q by the transpose of k, divide by sqrt(K), hide keys if there is a mask, apply softmax, "
         "multiply by v.",
     ),
-    ("npformer.attention:scaled_dot_product_attention", "npformer.attention:attend"),
+    ("npformer.plain.formulas:scaled_dot_product_attention", "npformer.plain.formulas:masked_softmax"),
     (
         Slip(
             "scores not divided",
@@ -274,7 +274,7 @@ CAUSAL_MASK = Exercise(
         "The last query sees all keys, the previous query all but the last. Query i is token n_keys - n_queries + i.",
         "Compare np.arange(n_keys) with a column of the queries' positions, or give np.tri its third argument.",
     ),
-    ("npformer.masks:causal_mask",),
+    ("npformer.plain.formulas:causal_mask",),
     (
         Slip(
             "own token hidden",

@@ -36,7 +36,7 @@ POOL = Exercise(
         "relu(y) is np.maximum(y, 0).",
         "Apply linear to the first row, then relu.",
     ),
-    ("npformer.output_heads:pool",),
+    ("npformer.plain.distilbert:classify",),
     (
         Slip("last row", "The last row is read. Read the first row.", lambda x, w, b: pool(x[::-1], w, b)),
         Slip("second row", "The second row is read. Read the first row, x[0].", lambda x, w, b: pool(x[1:], w, b)),
@@ -160,7 +160,7 @@ CLASSIFY = Exercise(
         'Its output goes through layer_norm with **weights["embeddings"]["norm"].',
         "Call embeddings, layer_norm, encoder, pool and linear one after another, each with its weights.",
     ),
-    ("npformer.learn.right:classify", "npformer.transformer:forward", "npformer.transformer:encode"),
+    ("npformer.learn.right:classify", "npformer.plain.distilbert:distilbert", "npformer.plain.distilbert:classify"),
     (
         Slip(
             "norm of the embeddings left out",

@@ -87,7 +87,7 @@ DECODER_STEP = Exercise(
         "Apply embeddings, each decoder_layer with its cache, and layer_norm with weights['norm'] and eps 1e-5. "
         "Multiply the last row by the head's weight.",
     ),
-    ("npformer.learn.right:decoder_step", "npformer.generation.state:PromptState.step"),
+    ("npformer.learn.right:decoder_step", "npformer.plain.gpt2:gpt2"),
     (
         Slip(
             "positions start at 0",

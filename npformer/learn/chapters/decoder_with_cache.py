@@ -142,11 +142,7 @@ DECODER_LAYER = Exercise(
         "causal_mask(number of queries, number of keys) has the right shape. Return z, and the pair of all keys "
         "and values.",
     ),
-    (
-        "npformer.learn.right:decoder_layer",
-        "npformer.layers:Layer.__call__",
-        "npformer.generation.kv_cache:SelfAttentionCache.attend",
-    ),
+    ("npformer.learn.right:decoder_layer", "npformer.plain.gpt2:gpt2_layer", "npformer.plain.llama:extend"),
     (
         Slip(
             "cache one step late",

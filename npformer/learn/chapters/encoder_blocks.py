@@ -94,7 +94,7 @@ MULTI_HEAD = Exercise(
         "Your scaled_dot_product_attention takes the mask, and all heads at once.",
         "Apply query, key and value to x, split the results into heads, attend, combine the heads, and apply output.",
     ),
-    ("npformer.learn.right:multi_head_attention", "npformer.multi_head:multi_head_attention"),
+    ("npformer.learn.right:multi_head_attention", "npformer.plain.formulas:multi_head_attention"),
     (
         Slip(
             "W_O left out",
@@ -241,7 +241,7 @@ FEED_FORWARD = Exercise(
         "activation is a function. Call it between the two layers: activation(h).",
         "Apply hidden, then activation, then output.",
     ),
-    ("npformer.blocks.ffn:feed_forward",),
+    ("npformer.plain.formulas:feed_forward",),
     (
         Slip(
             "activation left out",

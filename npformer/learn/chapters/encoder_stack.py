@@ -100,7 +100,7 @@ ENCODER_LAYER = Exercise(
         "y = layer_norm(x + multi_head_attention(x, n_heads, **attention), **attention_norm). Then apply the second "
         "step to y.",
     ),
-    ("npformer.learn.right:encoder_layer", "npformer.layers:Layer.__call__"),
+    ("npformer.learn.right:encoder_layer", "npformer.plain.formulas:encoder_layer"),
     (
         Slip("first residual left out", "X is not added to the output of attention.", partial(_layer, add_x=0.0)),
         Slip(
@@ -230,7 +230,7 @@ ENCODER = Exercise(
         "Assign the output of each layer to x, so that the next layer reads it.",
         "for layer in layers: x = encoder_layer(...), then return x.",
     ),
-    ("npformer.learn.right:encoder", "npformer.layers:Stack.__call__"),
+    ("npformer.learn.right:encoder", "npformer.plain.formulas:encoder"),
     (
         Slip(
             "layers reversed",

@@ -46,7 +46,7 @@ EMBEDDINGS = Exercise(
         "The positions of the tokens are start, start + 1, ... Make them with np.arange.",
         "Index the token table with the ids and the position table with the positions, and add the two results.",
     ),
-    ("npformer.embeddings:embeddings", "npformer.functions:embedding"),
+    ("npformer.plain.distilbert:embed", "npformer.plain.formulas:embedding"),
     (
         Slip(
             "positions from 1",
@@ -210,7 +210,7 @@ LAYER_NORM = Exercise(
         "The variance is the mean of the squares of x - mean. Divide x - mean by the square root of variance + eps, "
         "then multiply by weight and add bias.",
     ),
-    ("npformer.functions:layer_norm",),
+    ("npformer.plain.formulas:layer_norm",),
     (
         Slip(
             "unbiased variance",

@@ -34,7 +34,7 @@ CROSS_ENTROPY = Exercise(
         "Subtract the maximum first: s = x - max(x). Then log softmax(x)_i = s_i - log(sum(exp(s))).",
         "Compute s, take s[target], subtract log(sum(exp(s))), and change the sign.",
     ),
-    ("npformer.functions:cross_entropy", "npformer.functions:log_softmax"),
+    ("npformer.plain.training:cross_entropy", "npformer.plain.formulas:softmax"),
     (
         Slip(
             "logarithm of 0",
@@ -146,7 +146,7 @@ LINEAR_BACKWARD = Exercise(
         "dweight[i, j] is the sum over the rows of x[:, i] * grad[:, j], which is a product with x transposed.",
         "dx = grad @ weight.T, dweight = x.T @ grad, and dbias is grad.sum(axis=0).",
     ),
-    ("npformer.functions:linear_backward",),
+    ("npformer.plain.gradients:linear_backward",),
     (
         Slip(
             "weight not transposed", "dx is grad W. It should be grad W^T.", lambda g, x, w: (g @ w, x.T @ g, g.sum(0))
@@ -245,7 +245,7 @@ SOFTMAX_BACKWARD = Exercise(
         "Sum grad * y over the last axis, with keepdims=True.",
         "Subtract the sum of grad * y from grad, and multiply by y.",
     ),
-    ("npformer.functions:softmax_backward",),
+    ("npformer.plain.gradients:softmax_backward",),
     (
         Slip(
             "sum left out",

@@ -56,7 +56,7 @@ LAYER_NORM_BACKWARD = Exercise(
         "weight affects dx through g = grad * weight. dweight is the sum over the rows of grad * n, not of g * n.",
         "For dx, subtract E[g] and n * E[g * n] from g, and divide by sqrt(Var[x] + eps).",
     ),
-    ("npformer.functions:layer_norm_backward",),
+    ("npformer.plain.gradients:layer_norm_backward",),
     (
         Slip(
             "mean terms left out",

@@ -36,7 +36,7 @@ GELU_TANH = Exercise(
         "Use math.sqrt(2 / math.pi), because np.sqrt of a number returns a float64, which widens float32 arrays.",
         "inner = sqrt(2 / pi) * (x + 0.044715 * x**3), and y = x / 2 * (1 + tanh(inner)).",
     ),
-    ("npformer.activations:gelu_tanh", "npformer.activations:_gelu_by_tanh"),
+    ("npformer.plain.formulas:gelu_tanh",),
     (
         Slip("exact form", "This is the exact form of GELU. GPT-2 was trained with the tanh approximation.", gelu),
         Slip(
@@ -220,7 +220,7 @@ SAMPLE = Exercise(
         "Compute np.cumsum(p) in the order of the ids, and use np.searchsorted with side='right' to find the first "
         "index where it is larger than u.",
     ),
-    ("npformer.generation.decoding:_sample", "npformer.generation.processors:outside_top_p"),
+    ("npformer.plain.decoding:sample", "npformer.plain.decoding:top_p"),
     (
         Slip(
             "temperature multiplied",

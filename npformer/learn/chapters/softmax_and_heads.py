@@ -55,7 +55,7 @@ SOFTMAX = Exercise(
         "subtract the row's maximum.",
         "Take the maximum over the last axis with keepdims=True and subtract it, take exp, and divide by the sum.",
     ),
-    ("npformer.functions:softmax",),
+    ("npformer.plain.formulas:softmax",),
     (
         Slip(
             "over the first axis",
@@ -188,7 +188,7 @@ SPLIT_HEADS = Exercise(
         "reshape to (L, H, K) cuts the columns. It must not be followed by another reshape.",
         "Reshape to (L, n_heads, D // n_heads), then exchange the first two axes with transpose or swapaxes.",
     ),
-    ("npformer.attention:split_heads",),
+    ("npformer.plain.formulas:split_heads",),
     (
         Slip(
             "reshaped without the transpose",
@@ -242,7 +242,7 @@ COMBINE_HEADS = Exercise(
         "First exchange the axes of heads and tokens: (H, L, K) becomes (L, H, K).",
         "Exchange the first two axes with transpose or swapaxes, then reshape to (L, H * K).",
     ),
-    ("npformer.attention:combine_heads",),
+    ("npformer.plain.formulas:combine_heads",),
     (
         Slip(
             "reshaped without the transpose",

@@ -128,8 +128,8 @@ LOSS_AND_GRADIENTS = Exercise(
     ),
     (
         "npformer.learn.right:loss_and_gradients",
-        "npformer.transformer:backward",
-        "npformer.multi_head:multi_head_attention_backward",
+        "npformer.plain.gradients:distilbert_backward",
+        "npformer.plain.gradients:encoder_layer_backward",
     ),
     (
         Slip(
