@@ -66,9 +66,9 @@ def _page_with(name: str) -> str:
         return ""
     if name.lower() in names():
         return f"; write {name.lower()!r}"
-    found = [
-        each for each in names() if f"\ndef {name}(" in (files_of("npformer.plain") / f"{each}.py").read_text("utf-8")
-    ]
+    modules = [import_module(f"npformer.plain.{each}") for each in names()]
+    found = [each.__name__ for each in modules if getattr(vars(each).get(name), "__module__", "") == each.__name__]
+    found = [each.rpartition(".")[2] for each in found]
     return f"; {name} is a function of the page {' and of the page '.join(found)}" if found else ""
 
 
