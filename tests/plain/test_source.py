@@ -113,3 +113,11 @@ def test_the_help_of_the_command_says_that_a_model_is_an_alternative() -> None:
     _, out, _ = run("page", "--help")
     assert "(instead of NAME)" in " ".join(out.split())
     assert "required" not in out
+
+
+def test_a_page_is_an_attribute_of_the_package() -> None:
+    code = "import npformer; print(npformer.plain.gpt2.gpt2_layer.__name__, 't5' in dir(npformer.plain))"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout == "gpt2_layer True\n"
+    with pytest.raises(AttributeError, match=r"^module 'npformer\.plain' has no attribute 'nothing'$"):
+        _ = npformer.plain.nothing
