@@ -70,6 +70,7 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
         "formula": function,
         "converted": functools.partial(converted, function),
         "place": parameters.index("mask") if masked else 0,
+        "default": inspect.signature(function).parameters["mask"].default if masked else None,
         "FLOATS": FLOATS,
         "MASKS": MASKS,
         "REFUSALS": REFUSALS,
@@ -91,7 +92,8 @@ def form(*args, **kwargs):
 """
 _FORM_WITH_MASK = _FORM.replace(
     "in FLOATS:",
-    "in FLOATS and getattr(args[place] if len(args) > place else kwargs.get('mask'), 'dtype', None) in MASKS:",
+    "in FLOATS and ((mask := args[place] if len(args) > place else kwargs.get('mask', default)) is True "
+    "or getattr(mask, 'dtype', None) in MASKS):",
 )
 
 

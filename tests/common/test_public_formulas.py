@@ -97,15 +97,25 @@ def test_a_public_function_is_its_formula(name: str) -> None:
     assert pickle.loads(pickle.dumps(function)) is function
 
 
-def test_a_debugger_steps_into_the_formula() -> None:
-    """The first step shows the formula's file, the second is in the formula."""
-    code = "import numpy, npformer; x = numpy.ones(3); npformer.softmax(x); import pdb; pdb.set_trace(); npformer.softmax(x)"
+@pytest.mark.parametrize(
+    "call",
+    [
+        "softmax(x)",
+        "scaled_dot_product_attention(x, x, x)",
+        "scaled_dot_product_attention(x, x, x, mask=True)",
+        "scaled_dot_product_attention(x, x, x, mask)",
+    ],
+)
+def test_a_debugger_steps_into_the_formula(call: str) -> None:
+    """The first step shows the formula's file, the second is in the formula. A mask of True is no exception."""
+    call = f"npformer.{call}"
+    code = f"import numpy, npformer; x = numpy.ones((3, 3)); mask = x == 1; {call}; import pdb; pdb.set_trace(); {call}"
     steps = subprocess.run(
         [sys.executable, "-c", code], input="s\n" * 4 + "q\n", capture_output=True, text=True, check=False
     )
     frames = [line for line in steps.stdout.splitlines() if line.startswith("> ")]
     of_formulas = [line for line in frames if "formulas.py(" in line]
-    assert any(line.endswith("softmax()") for line in of_formulas)
+    assert any(line.endswith(f"){call[9:].partition('(')[0]}()") for line in of_formulas)
     assert not any("public_formulas.py" in line or "arraylike.py" in line for line in frames)
 
 
