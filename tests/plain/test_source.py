@@ -51,6 +51,12 @@ def test_a_standalone_model_gives_the_answers(model_type: str, head: str, tmp_pa
         np.testing.assert_allclose(got[name].ravel(), expected.ravel(), err_msg=name, **TOLERANCE)
 
 
+def test_a_long_call_in_a_standalone_model_has_a_line_for_each_argument() -> None:
+    text, _ = standalone_model(model_of("distilbert", "sequence-classification"), IDS)
+    assert max(map(len, text.splitlines())) <= 120
+    assert "\n        n_heads=" in text
+
+
 def test_a_tied_table_is_stored_once() -> None:
     _, arrays = standalone_model(model_of("bert", "masked-lm"))
     assert "embeddings.token.weight" in arrays
