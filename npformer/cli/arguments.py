@@ -59,9 +59,12 @@ def loading(args: Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names} | {"limits": limits(args)}
 
 
-def model_options(default: str = "", required: bool = True) -> tuple[Option, ...]:
-    """Returns --model and the options for loading it. A default or required=False makes --model optional."""
-    what = f"a bundled model, a folder or a Hugging Face id ({default or 'required'})"
+def model_options(default: str = "", required: bool = True, note: str = "required") -> tuple[Option, ...]:
+    """Returns --model and the options for loading it. A default or required=False makes --model optional.
+
+    The help of --model ends with the default or the note.
+    """
+    what = f"a bundled model, a folder or a Hugging Face id ({default or note})"
     return option("-m --model MODEL", what, required=required and not default, default=default or None), *LOADING
 
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="a family, such as llama, or a page: formulas, gradients"
     )
-    add_options(parser, model_options(required=False))
+    add_options(parser, model_options(required=False, note="instead of NAME"))
     parser.add_argument("--standalone", action="store_true", help="one file that needs NumPy alone")
     output = "write the text to FILE; with -m and --standalone, also the weights, to FILE.npz"
     parser.add_argument("-o", "--output", metavar="FILE", help=output)

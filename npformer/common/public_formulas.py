@@ -3,7 +3,7 @@
 A formula computes with arrays and says in its docstring which shapes they have. Its public form calls it as it is
 if its first argument is an array of float32 or float64. Otherwise, or if NumPy refuses, the arguments are converted
 first: lists and whole numbers to float64, float16 to float32 and back. If NumPy still refuses, the error shows the
-shapes that came and those that the docstring declares.
+shapes that came, the calls down to the formula that failed, its shapes, and those that its docstring declares.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import linecache
 import operator
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from traceback import extract_tb, walk_tb
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,12 +27,16 @@ from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 
 #: Errors of NumPy and Python for arguments with which a formula cannot compute.
-REFUSALS = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, RecursionError)
+REFUSALS = (
+    *(TypeError, ValueError, IndexError, KeyError, AttributeError),
+    *(OverflowError, RecursionError, ZeroDivisionError),
+)
+PAGES = str(Path(__file__).parents[1] / "plain")
 FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 MASKS = frozenset({np.dtype(bool)})
 #: Parameters with whole numbers in an array, with one whole number, and with a value that is not converted.
 KEPT = ("ids", "positions")
-COUNTS = ("n_heads", "n_queries", "n_keys", "length", "width", "d_head")
+COUNTS = {"n_heads": 1, "n_queries": 0, "n_keys": 0, "length": 0, "width": 0, "d_head": 0}  # name -> lowest value
 NUMBERS = ("eps", "axis", "magnitude", "theta", "heads", "past", "angles")
 #: Formulas that only rearrange numbers, of any kind.
 REARRANGE = ("split_heads", "combine_heads", "embedding")
@@ -64,6 +73,7 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
         "formula": function,
         "converted": functools.partial(converted, function),
         "place": parameters.index("mask") if masked else 0,
+        "default": inspect.signature(function).parameters["mask"].default if masked else None,
         "FLOATS": FLOATS,
         "MASKS": MASKS,
         "REFUSALS": REFUSALS,
@@ -85,7 +95,8 @@ def form(*args, **kwargs):
 """
 _FORM_WITH_MASK = _FORM.replace(
     "in FLOATS:",
-    "in FLOATS and getattr(args[place] if len(args) > place else kwargs.get('mask'), 'dtype', None) in MASKS:",
+    "in FLOATS and ((mask := args[place] if len(args) > place else kwargs.get('mask', default)) is True "
+    "or getattr(mask, 'dtype', None) in MASKS):",
 )
 
 
@@ -107,6 +118,8 @@ def converted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     try:
         return in_float32(function)(**values)
     except REFUSALS as error:
+        if _is_of_a_caller(error):
+            raise
         raise NpformerError(_explained(function, values, error)) from None
 
 
@@ -114,7 +127,7 @@ def _value(function: str, name: str, value: Any) -> Any:
     """The value of an argument, converted as its name says."""
     where = f"{function}: {name}"
     if name in COUNTS:
-        return _count(where, value)
+        return _count(where, value, COUNTS[name])
     if name == "activation":
         return _function(where, value)
     if name in NUMBERS:
@@ -122,19 +135,23 @@ def _value(function: str, name: str, value: Any) -> Any:
     if name == "layers":
         if not isinstance(value, list | tuple):
             raise NpformerError(f"{where}: expected a list of layers, each a dict of weights, got {shown(value)}")
-        return [_tree(f"{where}.{i}", each) for i, each in enumerate(value)]
+        for i, layer in enumerate(value):
+            if not isinstance(layer, Mapping):
+                raise NpformerError(f"{where}.{i}: expected a dict of weights, got {shown(layer)}")
+        return [_tree(f"{where}.{i}", layer) for i, layer in enumerate(value)]
     if name == "mask":
         return _mask(where, value)
-    return _tree(where, value, keeps=name in KEPT or function in REARRANGE)
+    tree = _tree(where, value, keeps=name in KEPT or function in REARRANGE)
+    return _ids(where, tree) if name == "ids" else tree
 
 
-def _count(where: str, value: Any) -> int:
+def _count(where: str, value: Any, lowest: int) -> int:
     try:
-        count = operator.index(value)
+        count = -1 if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         count = -1
-    if count < 0:
-        raise NpformerError(f"{where}: expected a whole number of at least 0, got {shown(value)}")
+    if count < lowest:
+        raise NpformerError(f"{where}: expected a whole number of at least {lowest}, got {shown(value)}")
     return count
 
 
@@ -158,25 +175,74 @@ def _mask(where: str, value: Any) -> Any:
         return True
     mask = as_numbers(where, value, keeps=True)
     if mask.dtype.kind == "f":
+        seen = (
+            1 if mask.size and mask.max() == 1 else 0
+        )  # the value for keys that may be seen: of 0 and 1, or -inf and 0
         raise NpformerError(
-            f"{where}: expected booleans, True for keys that may be seen, got {mask.dtype}; write mask == 0"
+            f"{where}: expected booleans, True for keys that may be seen, got {mask.dtype}; write mask == {seen}"
         )
+    if mask.dtype.kind != "b" and mask.size and not (mask.min() >= 0 and mask.max() <= 1):
+        raise NpformerError(f"{where}: expected booleans, True for keys that may be seen, got {shown(value)}")
     return mask.astype(bool)
 
 
+def _ids(where: str, ids: np.ndarray) -> np.ndarray:
+    """The ids, unless one is negative: NumPy would count rows from the end of the table."""
+    if ids.dtype.kind == "i" and ids.size and ids.min() < 0:
+        raise NpformerError(f"{where}: expected ids of at least 0, got {ids.min()}")
+    return ids
+
+
+def _is_of_a_caller(error: Exception) -> bool:
+    """Whether a function of the caller raised it, such as an activation: its own traceback explains more."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in ("npformer", "numpy")
+
+
 def _explained(function: Callable[..., Any], values: Mapping[str, Any], error: Exception) -> str:
-    """The shapes of the arguments, NumPy's error, and the first line of the docstring, which declares the shapes."""
-    said = str(error)
+    """The arguments, the formula that failed with its own arguments, NumPy's error, and the shapes that it declares."""
+    said = re.sub(r"matmul: .*\(size (\d+) is different from (\d+)\)", r"the sizes \2 and \1 do not match", str(error))
     line = next((f"; {each}" for name, each in INSTEAD.items() if f"argument '{name}'" in said), "")
-    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray | Mapping)}
-    got = ", ".join(f"{name} {_shape(value)}" for name, value in arrays.items())
-    declared = (inspect.getdoc(function) or "").splitlines()[0]
-    return f"{function.__name__}: got {got}: {said}{line}; expected {declared}"
+    failed, place, given = function, "", values
+    frames = [frame for frame, _ in walk_tb(error.__traceback__) if _is_formula(frame)]
+    if len(frames) > 1:
+        last = frames[-1]
+        failed = last.f_globals[last.f_code.co_name]
+        given = {name: last.f_locals[name] for name in inspect.signature(failed).parameters}
+        place = f"in {', '.join(_calls(error))}: "
+    lines = (inspect.getdoc(failed) or "").partition(">>>")[0].splitlines()
+    declared = " ".join([each for each in lines if "(" in each] or lines[:1])
+    return f"{function.__name__}: {place}got {_given(given)}: {said}{line}; expected {declared}"
+
+
+def _is_formula(frame: FrameType) -> bool:
+    """Whether a frame is that of a function of a page, and not of an expression or an unnamed function in it."""
+    return frame.f_globals.get("__name__", "").startswith("npformer.plain.") and frame.f_code.co_name.isidentifier()
+
+
+def _calls(error: Exception) -> list[str]:
+    """The calls in pages that led to an error, from the first to the last, as their lines have them."""
+    calls = []
+    for place in extract_tb(error.__traceback__):
+        if place.filename.startswith(PAGES) and place.lineno == place.end_lineno:
+            line = linecache.getline(place.filename, place.lineno or 0).encode()
+            calls.append(line[place.colno : place.end_colno].decode())
+    return [call for call in calls[:-1] if "(" in call]
+
+
+def _given(values: Mapping[str, Any]) -> str:
+    """The arguments with the shapes of arrays, without functions and without masks that hide nothing."""
+    shown_values = {name: value for name, value in values.items() if not callable(value) and value is not True}
+    return ", ".join(f"{name} {_shape(value)}" for name, value in shown_values.items())
 
 
 def _shape(value: Any) -> str:
     """The shape of an array, or those of a dict of arrays; of a dict of dicts only the names."""
     if isinstance(value, np.ndarray):
         return str(value.shape)
+    if isinstance(value, tuple | list) and any(isinstance(each, np.ndarray | Mapping) for each in value):
+        return f"[{', '.join(map(_shape, value))}]"
+    if not isinstance(value, Mapping):
+        return shown(value)
     nested = any(isinstance(each, Mapping) for each in value.values())
     return "{" + ", ".join(name if nested else f"{name} {_shape(each)}" for name, each in value.items()) + "}"

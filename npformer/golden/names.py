@@ -268,7 +268,7 @@ def token_axes(name: str, shape: tuple[int, ...], head: str) -> tuple[int, ...]:
 
 
 def _expected(shapes: list[tuple[int, ...]]) -> str:
-    texts = f", and one for each of {len(shapes)} texts" if len(shapes) > 1 else ""
+    texts = f", and one for each of {len(shapes)} texts, named i/STAGE" if len(shapes) > 1 else ""
     return f"{shapes[0]}{texts}, or a batch of them"
 
 

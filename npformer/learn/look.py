@@ -90,7 +90,8 @@ def learners_stages(file: Path, unwritten: list[str], text: str) -> dict[str, np
         if not path.exists():
             problem = next((told["problem"] for told in ended.told if told.get("problem")), "")
             said = [problem] if problem else ended.printed.splitlines()[-1:] or ["it did not end"]
-            raise NpformerError(f"learn look: your model cannot be run: {said[0]}")
+            advice = "`npformer learn check` shows which functions are wrong"
+            raise NpformerError(f"learn look: your model cannot be run: {said[0]}; {advice}")
         return load_arrays(path)[0]
 
 

@@ -6,7 +6,21 @@ decoding. Pages take arrays, sizes and dicts of weights, and import NumPy and ot
 `page` returns the page of a family, `source` its text, and `run` the answers of a loaded model, computed by its page.
 """
 
-from npformer.plain.pages import page, run
+from importlib import import_module
+from types import ModuleType
+
+from npformer.plain.pages import names, page, run
 from npformer.plain.source import source
 
 __all__ = ["page", "run", "source"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Imports a page when it is first used, so that `npformer.plain.gpt2` needs no import of its own."""
+    if name in names():
+        return import_module(f"npformer.plain.{name}")
+    raise AttributeError(f"module 'npformer.plain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *names()]

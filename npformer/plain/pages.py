@@ -57,8 +57,22 @@ def page(model_type: str) -> ModuleType:
     name = PAGES.get(model_type, model_type)
     if name not in names():
         known = ", ".join(names())
-        raise NpformerError(f"page: expected the name of a family or of a page ({known}), got {shown(model_type)}")
+        raise NpformerError(
+            f"page: expected the name of a family or of a page ({known}), got {shown(model_type)}{_page_with(name)}"
+        )
     return import_module(f"npformer.plain.{name}")
+
+
+def _page_with(name: str) -> str:
+    """The page that defines a function, or whose name differs in case only, for an error that names it."""
+    if not isinstance(name, str):
+        return ""
+    if name.lower() in names():
+        return f"; write {name.lower()!r}"
+    modules = [import_module(f"npformer.plain.{each}") for each in names()]
+    found = [each.__name__ for each in modules if getattr(vars(each).get(name), "__module__", "") == each.__name__]
+    found = [each.rpartition(".")[2] for each in found]
+    return f"; {name} is a function of the page {' and of the page '.join(found)}" if found else ""
 
 
 @lru_cache(maxsize=1)
@@ -70,6 +84,8 @@ def names() -> list[str]:
 
 def run(model: Any, *args: Any, **kwargs: Any) -> Any:
     """What `model(*args, **kwargs)` returns, computed by the model's page: one text after another, and slowly."""
+    if not hasattr(model, "config"):
+        raise NpformerError(f"run: expected a loaded model, such as npformer.load(name), got {shown(model)}")
 
     class Page(type(model)):  # type: ignore[misc]
         """The model, with its page in place of the engine."""

@@ -227,7 +227,11 @@ def _call(function: Any, config: Any, weights: Mapping[str, Any], text: Any, fla
             given.append(f"{name}={{}}")
         else:
             given.append({"x": "x", "source": "source=others[0]"}[name])
-    return f"{function.__name__}({', '.join(given)})"
+    call = f"{function.__name__}({', '.join(given)})"
+    if len(call) < 100:
+        return call
+    arguments = "".join(f"        {each},\n" for each in given)
+    return f"{function.__name__}(\n{arguments}    )"
 
 
 def _written(name: str, value: Any, flat: dict[str, np.ndarray]) -> str:

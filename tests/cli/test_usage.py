@@ -24,7 +24,7 @@ def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("learn",), "npformer learn: error: expected action (start, check, hint, solution, look)"),
+        (("learn",), "npformer learn: error: expected action (start, check, hint, solution, reset, look, grade)"),
         (("golden",), "npformer golden: error: expected action (record, compare, suite, run)"),
         (("search",), "npformer search: error: expected QUERY"),
         (("trace",), "npformer trace: error: expected TEXT"),

@@ -97,15 +97,25 @@ def test_a_public_function_is_its_formula(name: str) -> None:
     assert pickle.loads(pickle.dumps(function)) is function
 
 
-def test_a_debugger_steps_into_the_formula() -> None:
-    """The first step shows the formula's file, the second is in the formula."""
-    code = "import numpy, npformer; x = numpy.ones(3); npformer.softmax(x); import pdb; pdb.set_trace(); npformer.softmax(x)"
+@pytest.mark.parametrize(
+    "call",
+    [
+        "softmax(x)",
+        "scaled_dot_product_attention(x, x, x)",
+        "scaled_dot_product_attention(x, x, x, mask=True)",
+        "scaled_dot_product_attention(x, x, x, mask)",
+    ],
+)
+def test_a_debugger_steps_into_the_formula(call: str) -> None:
+    """The first step shows the formula's file, the second is in the formula. A mask of True is no exception."""
+    call = f"npformer.{call}"
+    code = f"import numpy, npformer; x = numpy.ones((3, 3)); mask = x == 1; {call}; import pdb; pdb.set_trace(); {call}"
     steps = subprocess.run(
         [sys.executable, "-c", code], input="s\n" * 4 + "q\n", capture_output=True, text=True, check=False
     )
     frames = [line for line in steps.stdout.splitlines() if line.startswith("> ")]
     of_formulas = [line for line in frames if "formulas.py(" in line]
-    assert any(line.endswith("softmax()") for line in of_formulas)
+    assert any(line.endswith(f"){call[9:].partition('(')[0]}()") for line in of_formulas)
     assert not any("public_formulas.py" in line or "arraylike.py" in line for line in frames)
 
 
@@ -220,11 +230,11 @@ def test_float16_gives_the_float64_result_rounded(name: str) -> None:
         ),
         (
             lambda: npformer.split_heads(X, 3),
-            r"^split_heads: got x \(3, 2\): cannot reshape .*; expected \(..., L, D\)",
+            r"^split_heads: got x \(3, 2\), n_heads 3: cannot reshape .*; expected \(..., L, D\)",
         ),
-        (lambda: npformer.split_heads([1, 2], 2), r"^split_heads: got x \(2,\): "),
+        (lambda: npformer.split_heads([1, 2], 2), r"^split_heads: got x \(2,\), n_heads 2: "),
         (lambda: npformer.combine_heads([1, 2]), r"^combine_heads: got x \(2,\): "),
-        (lambda: npformer.split_heads(X, 2.0), "^split_heads: n_heads: expected a whole number of at least 0, got 2.0"),
+        (lambda: npformer.split_heads(X, 2.0), "^split_heads: n_heads: expected a whole number of at least 1, got 2.0"),
         (lambda: npformer.causal_mask([1, 2]), "^causal_mask: n_queries: expected a whole number .* got a list"),
         (
             lambda: npformer.feed_forward(X, "gelu", **FFN),
@@ -236,12 +246,24 @@ def test_float16_gives_the_float64_result_rounded(name: str) -> None:
         ),
         (
             lambda: npformer.encoder(X, True, 1, npformer.gelu, 1e-5, [X]),
-            r"^encoder: got x \(3, 2\): .* must be a mapping",
+            "^encoder: layers.0: expected a dict of weights, got ",
         ),
         (
             lambda: npformer.scaled_dot_product_attention(X, X, X, np.zeros((3, 3))),
             "^scaled_dot_product_attention: mask: expected booleans, True for keys that may be seen, got float64",
         ),
+        (
+            lambda: npformer.scaled_dot_product_attention(X, X, X, np.triu(np.full((3, 3), -np.inf), 1)),
+            "got float64; write mask == 0$",
+        ),
+        (lambda: npformer.scaled_dot_product_attention(X, X, X, np.tri(3)), "got float64; write mask == 1$"),
+        (
+            lambda: npformer.encoder_layer(X, 2, True, npformer.gelu, 1e-5, **LAYER),
+            "^encoder_layer: mask: expected booleans, True for keys that may be seen, got 2",
+        ),
+        (lambda: npformer.split_heads([[1, 2]], True), "^split_heads: n_heads: expected a whole number .* got True"),
+        (lambda: npformer.split_heads(X, 0), "^split_heads: n_heads: expected a whole number of at least 1, got 0"),
+        (lambda: npformer.embedding([1, -1], X), "^embedding: ids: expected ids of at least 0, got -1"),
     ],
 )
 def test_what_a_formula_cannot_compute_is_refused(call: Callable[[], Any], message: str) -> None:
@@ -284,6 +306,28 @@ def test_the_layer_of_another_family_is_refused() -> None:
     layer = tiny.model("llama", "causal-lm", n_kv_heads=0).weights["layers"][0]
     with pytest.raises(NpformerError, match=r"ffn \{gate, up, output\}.*npformer.gated_feed_forward"):
         npformer.encoder_layer(np.ones((3, 32)), npformer.causal_mask(3), 4, npformer.silu, 1e-6, **layer)
+
+
+def test_an_error_inside_a_formula_names_the_call_that_failed() -> None:
+    """With the shapes that came to this call, and those that its docstring declares."""
+    layer = {**LAYER, "attention": {**ATTENTION, "key": {"weight": np.ones((3, 2))}}}
+    with pytest.raises(NpformerError) as error:
+        npformer.encoder_layer(X, **SIZES, **layer)
+    assert str(error.value) == (
+        "encoder_layer: in self_attention(x, mask, n_heads, **attention), "
+        "multi_head_attention(x, x, mask, n_heads, query, key, value, output), linear(source, **key): "
+        "got x (3, 2), weight (3, 2), bias 0.0: the sizes 2 and 3 do not match; "
+        "expected y = x W + b. x (..., in), weight (in, out), the transpose of torch's, bias (out,) -> (..., out)."
+    )
+
+
+def test_an_error_of_ones_own_activation_keeps_its_traceback() -> None:
+    def activation(h: np.ndarray) -> Any:
+        return h.nothing  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="nothing") as error:
+        npformer.feed_forward(X, activation, **FFN)
+    assert error.traceback[-1].name == "activation"
 
 
 def test_empty_arrays_give_empty_results() -> None:

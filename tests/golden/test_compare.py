@@ -199,7 +199,9 @@ def test_nan_diverges(recorded: golden.Golden) -> None:
 def test_a_stage_of_another_shape_diverges(recorded: golden.Golden) -> None:
     comparison = golden.compare(recorded, {"layers.0.ffn_norm": np.zeros((3, 9, 768)), "logits": np.zeros((3, 2))})
     assert comparison.first.stage == "layers.0.ffn_norm"
-    assert "expected (9, 32), and one for each of 3 texts, or a batch of them, got (3, 9, 768)" in str(comparison)
+    assert "expected (9, 32), and one for each of 3 texts, named i/STAGE, or a batch of them, got (3, 9, 768)" in str(
+        comparison
+    )
 
 
 def test_stages_that_are_missing_are_said_and_no_failure(recorded: golden.Golden) -> None:

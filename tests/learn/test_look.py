@@ -66,7 +66,10 @@ def test_a_page_has_the_learners_model_and_the_right_one(tmp_path: Path, monkeyp
 @pytest.mark.slow
 def test_a_model_that_cannot_be_drawn_says_why(tmp_path: Path) -> None:
     broken = "def encoder(x, n_heads, layers):\n    return x[100]"
-    with pytest.raises(NpformerError, match="your model cannot be run: IndexError: index 100 is out of bounds"):
+    with pytest.raises(
+        NpformerError,
+        match=r"your model cannot be run: IndexError: index 100 is out of bounds.*; `npformer learn check` shows",
+    ):
         look(written(tmp_path, {"encoder": broken}, PLAIN))
     silent = PLAIN.replace(
         "return softmax(scores) @ v", "return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True) @ v"

@@ -51,6 +51,12 @@ def test_a_standalone_model_gives_the_answers(model_type: str, head: str, tmp_pa
         np.testing.assert_allclose(got[name].ravel(), expected.ravel(), err_msg=name, **TOLERANCE)
 
 
+def test_a_long_call_in_a_standalone_model_has_a_line_for_each_argument() -> None:
+    text, _ = standalone_model(model_of("distilbert", "sequence-classification"), IDS)
+    assert max(map(len, text.splitlines())) <= 120
+    assert "\n        n_heads=" in text
+
+
 def test_a_tied_table_is_stored_once() -> None:
     _, arrays = standalone_model(model_of("bert", "masked-lm"))
     assert "embeddings.token.weight" in arrays
@@ -113,3 +119,35 @@ def test_a_page_is_printed() -> None:
     assert code == 0
     assert output == source("llama")
     assert output.startswith('"""Llama: ')
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("DistilBERT", "got 'DistilBERT'; write 'distilbert'"),
+        ("llama_layer", "got 'llama_layer'; llama_layer is a function of the page llama"),
+        ("nothing", "got 'nothing'"),
+    ],
+)
+def test_a_wrong_name_of_a_page_is_answered(name: str, answer: str) -> None:
+    with pytest.raises(npformer.NpformerError, match=f"^page: expected .*{answer}$"):
+        source(name)
+
+
+def test_run_needs_a_loaded_model() -> None:
+    with pytest.raises(npformer.NpformerError, match=r"^run: expected a loaded model, .*, got 'distilbert-sst2'"):
+        npformer.plain.run("distilbert-sst2", IDS)
+
+
+def test_the_help_of_the_command_says_that_a_model_is_an_alternative() -> None:
+    _, out, _ = run("page", "--help")
+    assert "(instead of NAME)" in " ".join(out.split())
+    assert "required" not in out
+
+
+def test_a_page_is_an_attribute_of_the_package() -> None:
+    code = "import npformer; print(npformer.plain.gpt2.gpt2_layer.__name__, 't5' in dir(npformer.plain))"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout == "gpt2_layer True\n"
+    with pytest.raises(AttributeError, match=r"^module 'npformer\.plain' has no attribute 'nothing'$"):
+        _ = npformer.plain.nothing
