@@ -112,7 +112,7 @@ def routes() -> Iterable[str]:
         yield ""
         for each in filter(None, [route, route.other]):
             if each is not route:
-                yield f"If `inputs` is an object, the request is one of `{each.path}`."
+                yield f"With {route.sign}, the request is one of `{each.path}`."
             else:
                 yield from table(
                     ("field", "default", "values", "meaning"),

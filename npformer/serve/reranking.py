@@ -108,6 +108,7 @@ ROUTES = (
         rerank,
         DOCUMENTS,
         lambda given: "documents" in given,
+        "a field `documents`",
     ),
     DOCUMENTS,
     replace(DOCUMENTS, path="/v2/rerank", summary="The same as /v1/rerank, for clients of Cohere's second version"),

@@ -113,6 +113,7 @@ class Route:
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
     other: Route | None = None  # for bodies in another format
     is_other: Callable[[dict[str, Any]], bool] = lambda given: False
+    sign: str = ""  # by which such a body is recognised, for the documentation
 
     def of(self, given: Any) -> Route:
         """Returns the route for a request's parsed body."""
@@ -292,6 +293,7 @@ ROUTES = (
         embed,
         SIMILARITY,
         lambda given: isinstance(given.get("inputs"), dict),
+        "an object in `inputs`",
     ),
     Route(
         "/embed_all",
