@@ -83,7 +83,28 @@ def names() -> list[str]:
 
 
 def run(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `model(*args, **kwargs)` returns, computed by the model's page: one text after another, and slowly."""
+    """The answers of a loaded model, computed by its page: one text after another, and slowly.
+
+    Parameters
+    ----------
+    model : a loaded model
+    args, kwargs : arguments of a call of the model
+
+    Returns
+    -------
+    Output, as from a call of the model
+
+    Raises
+    ------
+    NpformerError
+        model is not a loaded model, or the arguments are invalid for it.
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> npformer.plain.run(model, [101, 1045, 2293, 102]).logits.shape
+    (1, 2)
+    """
     if not hasattr(model, "config"):
         raise NpformerError(f"run: expected a loaded model, such as npformer.load(name), got {shown(model)}")
 

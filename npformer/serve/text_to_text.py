@@ -86,7 +86,8 @@ async def generate(service: Service, given: dict[str, Any]) -> Reply:
         return Reply(prepared, {"generated_text": answer[task.key]})
     prepared = await service.prepared(task, one, given["truncate"], "inputs", options)
     long = "truncate" if prepared.cut else "error"
-    pieces = task.tokens(given["inputs"], to=options.to, long=long, **options.settings)
+    writing = partial(task.tokens, given["inputs"], to=options.to, long=long, **options.settings)
+    pieces = await service.in_thread(writing)
     return await streamed(service, task, pieces, prepared)
 
 
