@@ -240,10 +240,13 @@ def _explained(name: str, revision: str, file: str = "") -> Iterator[None]:
 
 def _settings_error(error: BaseException, text: str) -> str:
     """The reason of an error that comes from the settings of the connection, or "" for other errors."""
+    from ssl import SSLError
+
     from huggingface_hub.errors import HfHubHTTPError
 
     file = os.environ.get("SSL_CERT_FILE")
-    if file and isinstance(error, OSError) and error.filename is None and _is_local(error):
+    local = isinstance(error, OSError) and error.filename is None and _is_local(error)
+    if file and local and (isinstance(error, SSLError) or not Path(file).is_file()):
         return f"SSL_CERT_FILE: {file:.200} is not a file of certificates ({text}); correct or unset it"
     # The bases of HfHubHTTPError are exceptions of the HTTP library that this version of huggingface_hub uses.
     if isinstance(error, (OSError, *HfHubHTTPError.__bases__)):
