@@ -83,6 +83,7 @@ FILES = {
     **dict.fromkeys(("novel.txt", "one.txt", "two.txt", "three.txt"), "I live in Paris. " * 9),
     "names.json": '{"answer": "logits"}',
     "port": PORT,
+    "submissions/anna.py": "def linear(x, weight, bias):\n    return x @ weight + bias\n",
     **dict.fromkeys(("train.tsv", "dev.tsv", "test.tsv"), ROWS),
     **dict.fromkeys(("train.en", "dev.en", "test.en"), "a dog\nthe news\n" * 4),
     **dict.fromkeys(("train.de", "dev.de", "test.de"), "ein Hund\nNeues\n" * 4),
@@ -147,6 +148,7 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
     A server is stopped by SIGTERM once it has started, and must then end with exit code 0, too.
     """
     for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
     (tmp_path / "port").chmod(0o755)
     logits = [npformer.trace(npformer.load("distilbert-sst2"), text)["logits"] for text in ("I love ice cream", "no")]
