@@ -3,7 +3,7 @@
 A formula computes with arrays and says in its docstring which shapes they have. Its public form calls it as it is
 if its first argument is an array of float32 or float64. Otherwise, or if NumPy refuses, the arguments are converted
 first: lists and whole numbers to float64, float16 to float32 and back. If NumPy still refuses, the error shows the
-shapes that came, the calls down to the formula that failed, its shapes, and those that its docstring declares.
+shapes of the arguments, the calls down to the formula that failed, and that formula's shapes: given and documented.
 """
 
 from __future__ import annotations
@@ -175,9 +175,8 @@ def _mask(where: str, value: Any) -> Any:
         return True
     mask = as_numbers(where, value, keeps=True)
     if mask.dtype.kind == "f":
-        seen = (
-            1 if mask.size and mask.max() == 1 else 0
-        )  # the value for keys that may be seen: of 0 and 1, or -inf and 0
+        # Keys that may be seen are 1 in a mask of 0 and 1, and 0 in a mask of -inf and 0.
+        seen = 1 if mask.size and mask.max() == 1 else 0
         raise NpformerError(
             f"{where}: expected booleans, True for keys that may be seen, got {mask.dtype}; write mask == {seen}"
         )

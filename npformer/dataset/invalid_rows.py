@@ -23,7 +23,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def checked(where: str, line: str, row: dict[str, Any]) -> dict[str, Any]:
-    """The row of a line, as it is if all its texts are valid, or with replacements and the reason under `PROBLEM`."""
+    """The row of a line. If a text is invalid, a replacement takes its place and `PROBLEM` holds the reason."""
     if PROBLEM in row:
         raise NpformerError(f"{where}: the key {shown(PROBLEM)} is reserved; rename it")
     if not ESCAPE.search(line):

@@ -96,7 +96,7 @@ class Source(NamedTuple):
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # the tensor has a leading axis of size 1 in a new file
     kernel: int = 0  # width of a convolution, whose tensor is (out, in, kernel); 0 means no convolution
-    buffer: bool = False  # the tensor may have a leading axis of size 1, as a buffer of positions has
+    buffer: bool = False  # the tensor may have a leading axis of size 1, like a buffer of positions
     apart: tuple[str, ...] = ()  # names of tensors that hold only this array, if those in `names` hold several
 
     @property
@@ -140,7 +140,7 @@ class PieceOrder(NamedTuple):
 
 
 AS_IN_THE_FILE = PieceOrder()
-#: In `Family.stages`, for a module of a layer: its last stage, a sum or a norm, as the config chooses.
+#: In `Family.stages`: the last stage of a layer. The config decides whether it is a sum or a norm.
 LAYER_OUTPUT = "layers.*"
 
 

@@ -109,7 +109,7 @@ def run(model: Any, *args: Any, **kwargs: Any) -> Any:
         raise NpformerError(f"run: expected a loaded model, such as npformer.load(name), got {shown(model)}")
 
     class Page(type(model)):  # type: ignore[misc]
-        """The model, with its page in place of the engine."""
+        """The model, computed by its page instead of the engine."""
 
         def run(self, texts: Any) -> list[dict[str, np.ndarray]]:
             return [answers(page(self.config.model_type), self.config, self.weights, text) for text in texts]

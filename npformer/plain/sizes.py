@@ -32,7 +32,7 @@ def bind(function: Callable[..., Any], config: Any, weights: Mapping[str, Any], 
 
 
 def chosen(name: str, function: Callable[..., Any], config: Any) -> Any:
-    """The function that a config chooses for a parameter, among those that the page of `function` has in CHOICES."""
+    """The function that a config chooses for a parameter, from CHOICES of the page of `function`."""
     return function.__globals__["CHOICES"][name][OPTIONS[name](config)]
 
 

@@ -168,7 +168,7 @@ OF_TEXT = {
     "token_type_ids": lambda config: "np.zeros_like(ids)",
     "places": lambda config: "np.arange(len(ids))",
     "target_places": lambda config: f"np.arange(len({'target_ids' if config.head == 'translation' else 'ids'}))",
-    "mask": lambda config: "causal_mask(len(ids), len(ids))" if config.causal else "True",
+    "mask": lambda config: "causal_mask(len(ids))" if config.causal else "True",
     "past": lambda config: (
         f'[(np.zeros(({config.kv_heads}, 0, {config.d_head}), weights["embeddings"]["token"]["weight"].dtype),) * 2]'
         f" * {config.n_layers}"
@@ -246,7 +246,7 @@ def _written(name: str, value: Any, flat: dict[str, np.ndarray]) -> str:
     return repr(value).replace("inf", "np.inf")
 
 
-def _flat(weights: Any, above: str = "") -> tuple[dict[str, np.ndarray], list[str]]:
+def _flat(weights: Any) -> tuple[dict[str, np.ndarray], list[str]]:
     """The arrays by name, and for each array that is another one transposed, an assignment to it."""
     found: dict[str, np.ndarray] = {}
     _walk(weights, "", found)
@@ -333,7 +333,7 @@ def _names(text: str) -> set[str]:
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """The text with other names, but for attributes and the names of arguments in calls."""
+    """The text with names replaced, except attributes and keyword arguments."""
     if not names:
         return text
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
