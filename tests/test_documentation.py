@@ -173,7 +173,7 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
 
 def of_docstrings() -> list[str]:
     """The blocks of the reference's docstrings, without those of extras that are not installed."""
-    extras = {"npformer.serve": "starlette", "npformer.dataset": "pyarrow"}
+    extras = {"npformer.serve": "starlette", "npformer.dataset": "pyarrow", "Conversation": "jinja2"}
     absent = tuple(name for name, package in extras.items() if importlib.util.find_spec(package) is None)
     names = {name: each for name, each in reference.documented().items() if not name.startswith(absent or "-")}
     return [block for each in names.values() for block in reference.blocks(inspect.getdoc(each) or "")]
@@ -186,7 +186,7 @@ def test_the_blocks_of_docstrings_run(environment, tmp_path):
     assert len(found) >= 14
     write = "import pyarrow.parquet; pyarrow.parquet.write_table(pyarrow.table({'review': ['ice']}), 'reviews.parquet')"
     files = [write] if any("reviews.parquet" in block for block in found) else []
-    program = "import npformer\nfrom npformer.tasks.conversation import Conversation\nnames = dict(globals())\n"
+    program = "import npformer\nnames = dict(globals())\n"
     lines = "\n".join([*files, *(f"exec({block!r}, dict(names))" for block in found)])
     run([sys.executable, "-c", program + lines], tmp_path, environment)
 

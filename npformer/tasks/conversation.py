@@ -33,6 +33,7 @@ class Conversation:
     --------
     With a model from the hub::
 
+        from npformer.tasks.conversation import Conversation
         write = npformer.pipeline("text-generation", "Qwen/Qwen2.5-0.5B-Instruct")
         conversation = Conversation(write, max_new_tokens=40)
         for question in ("What is a noun?", "Name three."):
