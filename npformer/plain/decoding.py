@@ -4,7 +4,7 @@
 the next step's `past`: a step computes the rows of its new tokens only. For example, for weights of a Llama:
 
     rows, past = llama(ids, positions, past, ...)
-    return predict_next(rows[-1], head)["logits"], past
+    return linear(rows[-1], **head["output"]), past
 """
 
 import numpy as np
