@@ -14,7 +14,8 @@ from npformer.plain.formulas import softmax
 
 def no_past(n_layers, n_kv_heads, d_head):
     """The keys and values before the first token: two empty arrays (G, 0, K) for each layer."""
-    return [(np.zeros((n_kv_heads, 0, d_head)),) * 2] * n_layers
+    none = np.zeros((n_kv_heads, 0, d_head), np.float16)  # of the lowest precision, so that rows keep theirs
+    return [(none, none)] * n_layers
 
 
 def greedy(step, ids, past, end_id, max_new_tokens):

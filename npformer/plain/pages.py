@@ -27,6 +27,7 @@ PAGES = {
     "deberta-v2": "deberta",
     "gemma3_text": "gemma3",
     "mt5": "t5",
+    "transformer": "torch_nn",  # torch's own modules; the page of 2017 is called transformer, too
 }
 
 #: Names of the masks of decoders.
@@ -54,13 +55,18 @@ def page(model_type: str) -> ModuleType:
     >>> npformer.plain.page("bert").embed.__doc__.splitlines()[0]
     'Normalize(token + position + segment): (..., L) three times -> (..., L, D). Figure 2.'
     """
-    name = PAGES.get(model_type, model_type)
+    name = model_type if model_type in names() else PAGES.get(model_type, model_type)
     if name not in names():
         known = ", ".join(names())
         raise NpformerError(
             f"page: expected the name of a family or of a page ({known}), got {shown(model_type)}{_page_with(name)}"
         )
     return import_module(f"npformer.plain.{name}")
+
+
+def page_of(config: Any) -> ModuleType:
+    """The page of a loaded model, given its config."""
+    return page(PAGES.get(config.model_type, config.model_type))
 
 
 def _page_with(name: str) -> str:
@@ -112,7 +118,7 @@ def run(model: Any, *args: Any, **kwargs: Any) -> Any:
         """The model, computed by its page instead of the engine."""
 
         def run(self, texts: Any) -> list[dict[str, np.ndarray]]:
-            return [answers(page(self.config.model_type), self.config, self.weights, text) for text in texts]
+            return [answers(page_of(self.config), self.config, self.weights, text) for text in texts]
 
     reader = copy.copy(model)
     reader.__class__ = Page

@@ -19,6 +19,15 @@ def sinusoidal_positions(length, width):
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)[:, :width]
 
 
+def shifted(ids, start_id):
+    """What a decoder reads to predict ids: the start token, and all ids but the last, (L,) -> (L,). Section 3.1.
+
+    >>> shifted(np.array([7, 8, 9]), start_id=0).tolist()
+    [0, 7, 8]
+    """
+    return np.concatenate([[start_id], ids[:-1]])
+
+
 def embed(ids, positions, scale, token, position):
     """scale E[ids] + P[positions], where scale is sqrt(D), (..., L) -> (..., L, D). Section 3.4."""
     tokens = scale * embedding(ids, **token)
