@@ -125,6 +125,15 @@ def causal_mask(n_queries, n_keys=0):
     return np.tri(n_queries, max(n_queries, n_keys), max(n_keys - n_queries, 0), dtype=bool)
 
 
+def full_mask(n_queries, n_keys=0):
+    """True for every key, (L, S), S at least L: tokens attend to later tokens, too, as in LLM2Vec and gte-Qwen2.
+
+    >>> full_mask(2, 3).astype(int).tolist()
+    [[1, 1, 1], [1, 1, 1]]
+    """
+    return np.ones((n_queries, max(n_queries, n_keys)), dtype=bool)
+
+
 def window_mask(positions, key_positions, reach):
     """True where a key is at most `reach` positions from the query, (L,) and (S,) -> (L, S).
 

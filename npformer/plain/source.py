@@ -9,16 +9,14 @@ import re
 import tokenize
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from importlib import import_module
 from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.plain.pages import functions_of, page, page_of
+from npformer.plain.pages import PACKAGE, functions_of, page, page_of, text_of
 from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, Call, Name, chosen
 
-PACKAGE = "npformer.plain."
 #: Name of a value of a text -> its expression in a file, if it has no variable there.
 IN_FILE = {"length": "len(ids)"}
 #: The form of an argument with a line of its own: long ones, such as lists with an entry for each layer, have several.
@@ -59,7 +57,7 @@ def source(model: Any, standalone: bool = False) -> str:
         return standalone_model(model)[0]
     name = _name(page(model) if isinstance(model, str) else page_of(model.config))
     if not standalone:
-        return _text(name)
+        return text_of(name)
     return _file(_contents(name).docstring, [(name, each) for each in _contents(name).definitions])
 
 
@@ -88,7 +86,7 @@ def standalone_model(
     main = main.replace("    # ties\n", "".join(f"    {each}\n" for each in tied))
     if config.head != "translation":
         main = re.sub(r"(def answers\(weights, ids), target_ids=.*\):", r"\1):", main)
-    wanted = [(_name(inspect.getmodule(each)), each.__name__) for each in (*functions, *file.used)]
+    wanted = [(each.__module__.removeprefix(PACKAGE), each.__name__) for each in (*functions, *file.used)]
     docstring = (
         f"{_contents(_name(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
     )
@@ -289,13 +287,9 @@ def _name(module: Any) -> str:
     return str(module.__name__).removeprefix(PACKAGE)
 
 
-def _text(name: str) -> str:
-    return inspect.getsource(import_module(PACKAGE + name))
-
-
 @lru_cache(maxsize=64)
 def _contents(name: str) -> Contents:
-    text = _text(name)
+    text = text_of(name)
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     definitions: dict[str, str] = {}
     imported: dict[str, Place] = {}

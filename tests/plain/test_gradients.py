@@ -190,7 +190,8 @@ def test_the_gradient_of_a_rotation_is_its_derivative(name: str) -> None:
 def test_every_formula_with_a_derivative_has_a_backward_function() -> None:
     """Heads are split and combined by the inverse of each other, and the others have no numbers of their own."""
     names = {name for name, each in vars(formulas).items() if inspect.isfunction(each)}
-    without = {"split_heads", "combine_heads", "causal_mask", "window_mask", "causal_window_mask", "rotary_angles"}
+    masks = {"causal_mask", "full_mask", "window_mask", "causal_window_mask"}
+    without = {"split_heads", "combine_heads", "rotary_angles"} | masks
     same = {"masked_softmax": "softmax", "self_attention": "multi_head_attention", "encoder": "stack"}
     assert {f"{same.get(name, name)}_backward" for name in names - without} <= BACKWARDS.keys()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import npformer
 from npformer import plain
 from npformer.config import Decoder
 from npformer.families import FAMILIES, EncoderTable
-from npformer.plain import pages
+from npformer.plain.pages import PAGES
 from npformer.transformer import stages
 from tests.support import tiny
 from tests.support.page_stages import Page
@@ -30,9 +29,13 @@ def cases() -> list[Any]:
     """Every head of every family that has a page."""
     found = []
     for model_type in FAMILIES:
-        heads = pages.page_of(SimpleNamespace(model_type=model_type)).HEADS
-        found += [pytest.param(model_type, head, id=f"{model_type}-{head}") for head in heads]
+        found += [pytest.param(model_type, head, id=f"{model_type}-{head}") for head in heads_of(model_type)]
     return found
+
+
+def heads_of(model_type: str) -> list[str]:
+    """The heads on the page of a family."""
+    return list(plain.page(PAGES.get(model_type, model_type)).HEADS)
 
 
 def model_of(model_type: str, head: str, **fields: Any) -> Any:

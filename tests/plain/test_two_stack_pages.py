@@ -1,9 +1,8 @@
-"""The page of torch's own modules: every choice of their config.json, and torch's results without the engine."""
+"""The pages of encoder-decoders and of torch's own modules: every choice of their config.json, and torch's results."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,18 @@ from npformer import plain
 from npformer.checkpoint import load_folder
 from npformer.config import Decoder, Positions
 from npformer.families import FAMILIES, read_config, torch_nn, write_config
-from npformer.plain import pages
+from npformer.mechanisms import RelativeBias
 from npformer.plain import torch_nn as page
 from npformer.plain.sizes import ACTIVATIONS, chosen
 from npformer.plain.source import source, standalone_model
 from tests.golden import seq2seq_cases as cases
-from tests.plain.test_pages import TEXTS, TOLERANCE, assert_same_stages, model_of, text_of
+from tests.plain.test_pages import TEXTS, TOLERANCE, assert_same_stages, heads_of, model_of, text_of
 from tests.plain.test_source import executed
 from tests.support.cli_runner import run
 
 DATA = Path(__file__).parents[1] / "golden" / "seq2seq"
-CHOICES: dict[str, dict[str, Any]] = {
+#: Choices of torch's own modules.
+TORCH: dict[str, dict[str, Any]] = {
     "norms-before": {"norm_first": True},
     "norms-before-and-last": {"norm_first": True, "final_norm": True},
     "norms-after-and-last": {"final_norm": True},
@@ -36,31 +36,65 @@ CHOICES: dict[str, dict[str, Any]] = {
     **{table: {"positions": Positions(table)} for table in ("learned", "none", "sinusoidal-halves")},
     **{name: {"activation": name} for name in ("gelu", "gelu_tanh", "silu")},
 }
-ALL = [pytest.param(head, each, id=f"{head}-{name}") for head in torch_nn.HEADS for name, each in CHOICES.items()]
+GATED = {"gated": True, "activation": "gelu_tanh"}
+#: Family -> head -> id -> fields of its config, one for each choice that the family reads.
+CHOICES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
+    "transformer": dict.fromkeys(torch_nn.HEADS, TORCH),
+    "marian": {
+        "translation": {
+            "scaled": {"scale_embedding": True},
+            "two-tables": {"shared": False, "tied": False},
+            **{name: {"activation": name} for name in ("gelu", "relu", "silu")},
+        }
+    },
+    "bart": {
+        "translation": {"scaled": {"scale_embedding": True}, "relu": {"activation": "relu"}, "untied": {"tied": False}},
+        "sequence-classification": {"scaled": {"scale_embedding": True}},
+        "causal-lm": {"scaled": {"scale_embedding": True}, "untied": {"tied": False}},
+    },
+    "t5": {
+        "translation": {
+            "gated": GATED,
+            "scaled-rows": {"scale_output": True},
+            "untied": {"tied": False},
+            "eps": {"eps": 0.1},
+            "silu": {"gated": True, "activation": "silu"},
+            "buckets": {"mechanisms": (RelativeBias(8, max_distance=5),)},
+        },
+        "base": {"gated": GATED, "buckets": {"mechanisms": (RelativeBias(8, max_distance=5),)}},
+        "sequence-classification": {"gated": GATED},
+    },
+}
+ALL = [
+    pytest.param(model_type, head, fields, id=f"{model_type}-{head}-{name}")
+    for model_type, heads in CHOICES.items()
+    for head, choices in heads.items()
+    for name, fields in choices.items()
+]
 
 
 def test_every_head_of_every_family_is_on_its_page() -> None:
     for model_type, family in FAMILIES.items():
         heads = torch_nn.HEADS if model_type == "transformer" else family.all_heads
-        assert pages.page_of(SimpleNamespace(model_type=model_type)).HEADS.keys() == set(heads), model_type
+        assert set(heads_of(model_type)) == set(heads), model_type
 
 
-@pytest.mark.parametrize(("head", "fields"), ALL)
-def test_a_page_has_every_choice_of_a_config(head: str, fields: dict[str, Any]) -> None:
-    model = model_of("transformer", head, **fields)
+@pytest.mark.parametrize(("model_type", "head", "fields"), ALL)
+def test_a_page_has_every_choice_of_a_config(model_type: str, head: str, fields: dict[str, Any]) -> None:
+    model = model_of(model_type, head, **fields)
     read = read_config(write_config(model.config), head)
     assert {name: getattr(read, name) for name in fields} == fields  # a config.json can have the choice
     assert_same_stages(model, text_of(model))
 
 
-@pytest.mark.parametrize(("head", "fields"), ALL)
-def test_a_standalone_model_has_the_choice(head: str, fields: dict[str, Any], tmp_path: Path) -> None:
-    model, ids = model_of("transformer", head, **fields), TEXTS[0]
+@pytest.mark.parametrize(("model_type", "head", "fields"), ALL)
+def test_a_standalone_model_has_the_choice(model_type: str, head: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    model, ids = model_of(model_type, head, **fields), TEXTS[0]
     text, arrays = standalone_model(model, ids)
     np.savez(tmp_path / "model.npz", **arrays)
     scope = executed(text, tmp_path / "model.py")
     targets = {"decoder_input_ids": [model.config.decoder.start_id]} if head == "translation" else {}
-    for each in (ids, ids[:2]):
+    for each in (ids, ids[-2:]):  # the last token is the end token, which some heads read
         got = scope["answers"](scope["load"](), np.array(each))
         for name, expected in model(each, **targets).items():
             np.testing.assert_allclose(got[name].ravel(), expected.ravel(), err_msg=name, **TOLERANCE)
