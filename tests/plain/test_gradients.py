@@ -14,19 +14,28 @@ from npformer.checkpoint.tree import flatten, unflatten
 from npformer.functions import SparseRows
 from npformer.mechanisms import Rotary
 from npformer.mechanisms.rotary_scaling import Yarn
-from npformer.plain import decoding, formulas, gpt2_gradients, gradients, llama, llama_gradients, training
+from npformer.plain import (
+    decoding,
+    formulas,
+    gpt2_gradients,
+    gradients,
+    llama,
+    llama_gradients,
+    training,
+    transformer_gradients,
+)
 from npformer.plain.sizes import bind
 from npformer.runtime.packing import pack
 from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.training.optimizer import Adam
-from npformer.transformer import backward, forward
+from npformer.transformer import backward, forward, transformer, transformer_backward
 from tests.plain.test_pages import TOLERANCE, model_of
 
 TEXT = npformer.Text(np.array([5, 6, 7, 8, 9, 4, 6]))
 
 #: The functions of pages with gradients, and those of their formulas that have a backward function.
-PAGES = (gradients, llama_gradients, gpt2_gradients, training)
+PAGES = (gradients, llama_gradients, gpt2_gradients, transformer_gradients, training)
 BACKWARDS = {name: each for page in PAGES for name, each in vars(page).items() if name.endswith("_backward")}
 
 
@@ -44,12 +53,7 @@ def engine_gradients(model: Any, grad: np.ndarray) -> dict[str, np.ndarray]:
     with listen(recording):
         forward(model.weights, model.config, batch)
     found = flatten(backward({"logits": grad}, recording.stages, model.weights, model.config, batch))
-    arrays = flatten(dict(model.weights))
-    for name, each in found.items():
-        if isinstance(each, SparseRows):
-            found[name] = np.zeros_like(arrays[name])
-            found[name][each.ids] = each.values
-    return found
+    return dense(found, flatten(dict(model.weights)))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,34 @@ def test_gradients_of_a_model(function: Any, model_type: str, head: str, fields:
     assert all(name.endswith(".bias") for name in without)
     for name, array in expected.items():
         np.testing.assert_allclose(got[name], array, err_msg=name, **TOLERANCE)
+
+
+@pytest.mark.parametrize("fields", [{}, {"scale_embedding": True}, {"activation": "gelu"}, {"bias": False}], ids=str)
+def test_gradients_of_a_translator(fields: dict[str, Any]) -> None:
+    model = model_of("transformer", "translation", **fields)
+    source, target = npformer.Text(np.array([5, 6, 7, 6])), npformer.Text(np.array([3, 9, 4, 9, 8]))
+    grad = np.random.default_rng(0).standard_normal((5, model.config.decoder.vocab_size))
+    batches, recording = (pack([source]), pack([target])), Recording()
+    with listen(recording):
+        transformer(model.weights, model.config, *batches)
+    tree = transformer_backward({"logits": grad}, recording.stages, model.weights, model.config, *batches)
+    expected = dense(flatten(tree), flatten(dict(model.weights)))
+    function = transformer_gradients.transformer_backward
+    got = flatten(bind(function, model.config, model.weights, (source, target))(grad))
+    without = got.keys() - expected.keys()  # biases that the model does not have
+    assert not without & flatten(dict(model.weights)).keys()
+    assert all(name.endswith(".bias") for name in without)
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, err_msg=name, **TOLERANCE)
+
+
+def dense(found: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gradients by name, those of tables as arrays."""
+    for name, each in found.items():
+        if isinstance(each, SparseRows):
+            found[name] = np.zeros_like(weights[name])
+            found[name][each.ids] = each.values
+    return found
 
 
 #: Name of a backward function without weights -> its function and the shape of x.
