@@ -62,10 +62,10 @@ class _Recorded(ast.NodeTransformer):
         weights = [each.value for each in node.keywords if each.arg is None]
         if not weights:
             return node
-        name = ast.unparse(weights[0]).replace("['", ".").replace("']", "")
-        return ast.Call(
-            ast.parse("_page.call", mode="eval").body, [ast.Constant(name), node.func, *node.args], node.keywords
-        )
+        name: ast.expr = ast.Constant(ast.unparse(weights[0]).replace("['", ".").replace("']", ""))
+        if isinstance(weights[0], ast.Subscript) and isinstance(weights[0].slice, ast.Name):
+            name = weights[0].slice  # a group of this name, such as tables[name]
+        return ast.Call(ast.parse("_page.call", mode="eval").body, [name, node.func, *node.args], node.keywords)
 
 
 class Page:
