@@ -40,6 +40,7 @@ extensions = [
     "command_line",
     "stage_tables",
     "weight_tables",
+    "field_guide",
     "tables",
     "live_views",
 ]
