@@ -131,7 +131,8 @@ class Config(Answering):
     head : one of HEADS
     vocab_size : rows of the token table; 0 means no table, and the input is vectors
     d_model : width of the layers
-    n_heads, n_layers : number of heads, and of layers, of the encoder or of a model with one stack
+    n_heads : number of heads of the encoder, or of a model with one stack
+    n_layers : number of layers of the encoder, or of a model with one stack
     d_ffn : number of hidden units of a feed-forward network
     max_length : maximum number of tokens of a text
     n_kv_heads : number of key and value heads, shared by the query heads; 0 means n_heads

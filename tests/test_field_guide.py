@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import npformer
 from npformer.families import FAMILIES, EncoderTable
 from npformer.golden.suite import cases, encoder_config
 from npformer.interpret.stages import of_model
@@ -116,3 +118,29 @@ def test_imported_names_of_a_listed_page_are_links() -> None:
     ) + 1
     assert f'<a href="../models/llama.html#llama-L{line}"><span class="n">extend</span></a>' in listing
     assert '<span id="qwen3-L1">' in listing
+
+
+def test_the_maths_has_every_function_with_a_formula_above_those_that_call_it() -> None:
+    text = (ROOT / "docs" / "reference" / "maths.md").read_text(encoding="utf-8")
+    named = re.findall(r"^### (\w+)\n\n\$\$[^$]+\$\$\n\n```\{public-name\} npformer\.(\w+)\n", text, flags=re.MULTILINE)
+    assert all(heading == name for heading, name in named)
+    order = [name for name, _ in named]
+    assert sorted(f"npformer.{name}" for name in order) == sorted(load("rooms").rooms(without="dataset")["maths"])
+    for place, name in enumerate(order):
+        function = inspect.unwrap(getattr(npformer, name))
+        calls = {each.__name__ for each in differences.called(function)}
+        assert calls.isdisjoint(order[place + 1 :]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("softmax", r"\.\./reference/plain\.html#formulas-L\d+"),
+        ("grouped_query_attention", r"\.\./models/llama\.html#llama-L\d+"),
+        ("cross_entropy", r"https://github\.com/npformer/npformer/blob/main/npformer/functions\.py#L\d+"),
+        ("Model.__call__", r"https://github\.com/npformer/npformer/blob/main/npformer/model\.py#L\d+"),
+    ],
+)
+def test_a_documented_name_links_to_its_source(name: str, address: str) -> None:
+    found = load("page_source").source_of("py", {"module": "npformer", "fullname": name})
+    assert re.fullmatch(address, found)

@@ -54,7 +54,7 @@ def tiny(name: str) -> Config:
 def example(name: str) -> tuple[str, Config]:
     """Returns the name and the config of a published checkpoint of the page; of a tiny model if there is none."""
     found = [(each["name"], config) for member in members(name) for each, config in published(member)]
-    return next((each for each in found if each[1].head != "base"), ("", tiny(name)))
+    return found[0] if found else ("", tiny(name))
 
 
 def properties(name: str, config: Config) -> Iterator[tuple[str, str]]:

@@ -42,15 +42,18 @@ def checkpoints() -> list[dict[str, Any]]:
     return found
 
 
-def published(model_type: str) -> Iterator[tuple[dict[str, Any], Config]]:
-    """Yields the checkpoints of a family that run, each with its config."""
+@cache
+def published(model_type: str) -> list[tuple[dict[str, Any], Config]]:
+    """Returns the checkpoints of a family that run, each with its config, first those with a head."""
+    found = []
     for each in checkpoints():
         try:
             config = read_config(each["config"])
         except NpformerError:
             continue
         if config.model_type == model_type:
-            yield each, config
+            found.append((each, config))
+    return sorted(found, key=lambda each: each[1].head == "base")
 
 
 def config_fields(model_type: str, config: Config) -> list[Field]:
@@ -62,7 +65,7 @@ def config_fields(model_type: str, config: Config) -> list[Field]:
     known = {key: value for each in reversed(given) for key, value in each.items()}
     names = [each for each in dict.fromkeys([*known, *base, *named(family)]) if each not in ABOUT]
     found = {name: effects(base, given, name, known.get(name)) for name in names}
-    alone = {next(iter(sets)) for sets in found.values() if len(sets) == 1}
+    alone = {next(iter(sets)) for sets in found.values() if len(sets) == 1} | {("Config", "head_width")}
     for name, sets in found.items():
         if type(base.get(name)) is int and not sets <= alone:
             sets -= alone  # a size also changes what depends on it, such as the width of a head

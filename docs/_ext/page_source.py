@@ -10,7 +10,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -27,9 +27,12 @@ from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tree import own_to_tree
 from npformer.config import Config
 from npformer.plain import source
+from npformer.plain.pages import names
 from tests.support.page_stages import Page
 
 PLAIN = "npformer.plain."
+#: The repository on GitHub, and here.
+GITHUB, ROOT = "https://github.com/npformer/npformer/blob/main/", Path(__file__).parents[2]
 Line = tuple[str, int]  # a page and the number of a line
 
 
@@ -66,6 +69,24 @@ def _definitions(name: str) -> dict[str, Line]:
         if callable(each) and of != name and str(getattr(each, "__module__", "")).startswith(PLAIN):
             found[key] = of, inspect.getsourcelines(inspect.unwrap(each))[1]
     return found
+
+
+def source_of(domain: str, info: Mapping[str, str]) -> str | None:
+    """Returns the link to the source of a documented object: to its line on a page, or to its file on GitHub."""
+    if not info["module"]:
+        return None  # an entry without a docstring, such as that of a table of fields
+    found: Any = import_module(info["module"])
+    for part in info["fullname"].split("."):
+        found = getattr(found, part, None)
+    try:
+        found = inspect.unwrap(found)
+        module, line = found.__module__, inspect.getsourcelines(found)[1]
+    except (AttributeError, OSError, TypeError):
+        return None  # a constant, or a property
+    if module.startswith(PLAIN) and module.removeprefix(PLAIN) in names():
+        return address(module.removeprefix(PLAIN), line)
+    path = Path(inspect.getsourcefile(found) or "").relative_to(ROOT)
+    return f"{GITHUB}{path.as_posix()}#L{line}"
 
 
 class _Lines(Page):

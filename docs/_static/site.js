@@ -35,6 +35,7 @@ document.addEventListener("DOMContentLoaded", () => {
 // Each block of code has a button that copies it; of an example at a prompt, what was typed.
 document.addEventListener("DOMContentLoaded", () => {
   for (const pre of document.querySelectorAll("div.highlight > pre")) {
+    if (pre.closest(".cell_output")) continue;
     const button = document.createElement("button");
     button.className = "copy";
     button.textContent = "copy";
