@@ -88,7 +88,7 @@ class Positions:
 class Local:
     """Layers with their own attention mechanisms, such as a sliding window."""
 
-    layers: tuple[int, ...]  # in ascending order
+    layers: tuple[int, ...]  # layers with these mechanisms, in ascending order
     mechanisms: tuple[Any, ...]
 
     def __post_init__(self) -> None:

@@ -88,7 +88,7 @@ def config_of(model_type: str) -> Any:
     [
         ("llama", "num_key_value_heads", ("Config", "n_kv_heads")),
         ("llama", "hidden_size", ("Config", "d_model")),
-        ("gemma3_text", "rope_local_base_freq", ("Rotary", "theta")),
+        ("gemma3_text", "rope_local_base_freq", ("local Rotary", "theta")),
         ("qwen2", "max_window_layers", ("Local", "layers")),
         ("nomic_bert", "n_embd", ("Config", "d_model")),
         ("t5", "relative_attention_max_distance", ("RelativeBias", "max_distance")),

@@ -99,7 +99,8 @@ def positions(config: Config) -> Iterator[str]:
         kinds, found = [("", ())], found[:1]
     for (where, _), of in zip(kinds, found, strict=True):
         said = [f"{mechanism(each)}: {POSITIONAL[type(each).__name__]}" for each in of]
-        yield f"{', '.join(said) or 'nothing'}{',' if said and where else ''}{where}"
+        if said or where:
+            yield f"{', '.join(said) or 'nothing'}{',' if said and where else ''}{where}"
 
 
 def seen(config: Config, kinds: Iterable[Any]) -> str:

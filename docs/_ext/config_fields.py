@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from npformer.common.errors import NpformerError
-from npformer.config import Config
+from npformer.config import Config, Local
 from npformer.families import FAMILIES, Family, read_config
 from npformer.families.base import ACTIVATIONS
 
@@ -124,8 +124,9 @@ def changed(before: Any, after: Any, of: str = "") -> Iterator[tuple[str, str]]:
     for field in fields(before):
         a, b = getattr(before, field.name), getattr(after, field.name)
         if field.compare and a != b and field.name != "head":
-            inner = list(_inside(a, b))
-            yield from inner or [(type(before).__name__, field.name)]
+            inner = list(_inside(a, b)) or [(type(before).__name__, field.name)]
+            inside = "local " if isinstance(before, Local) and field.name == "mechanisms" else ""
+            yield from ((inside + kind, name) for kind, name in inner)
 
 
 def _inside(a: Any, b: Any) -> Iterator[tuple[str, str]]:

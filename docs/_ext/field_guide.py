@@ -157,14 +157,17 @@ def _meaning(sets: Iterable[tuple[str, str]]) -> tuple[str, str]:
     said, meanings = [], []
     for kind, field in sets:
         said.append(code(field if kind == "Config" else f"{kind}.{field}".rstrip(".")))
-        known = next(
-            getattr(import_module(f"npformer.{module}"), kind)
-            for module in ("config", "mechanisms", "mechanisms.rotary_scaling")
-            if hasattr(import_module(f"npformer.{module}"), kind)
-        )
+        known = _class(kind.removeprefix("local "))
         of_field = {name: meaning for name, _, meaning in fields_of(known)}
-        meanings.append(of_field.get(code(field), "") if field else formula(known))
-    return ", ".join(said), "; ".join(filter(None, meanings))
+        meaning = of_field.get(code(field), "") if field else formula(known)
+        meanings.append(re.sub(r"^(int|float|bool|str|tuple), ", "", meaning))
+    return ", ".join(said), "; ".join(filter(None, dict.fromkeys(meanings)))
+
+
+def _class(name: str) -> Any:
+    """Returns the dataclass of a config with this name."""
+    modules = [import_module(f"npformer.{each}") for each in ("config", "mechanisms", "mechanisms.rotary_scaling")]
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def mistakes(name: str) -> Iterable[str]:
@@ -172,13 +175,13 @@ def mistakes(name: str) -> Iterable[str]:
     mine, above = _mistakes(name), PARENTS[name]
     inherited = {each.name for each in _mistakes(above)} if above else set()
     yield "## What ports get wrong"
-    yield "`npformer golden diagnose` finds these mistakes in a port. Each is followed by what is right."
-    yield "[In every family](index.md#mistakes-in-every-family), others are possible."
+    yield "[`npformer golden compare`](../howto/find-a-mistake.md) names these mistakes in a port. Each is followed by"
+    yield "what is right. Ports of [every family](index.md#mistakes-in-every-family) can make others."
     yield ""
-    yield from _list(each for each in mine if each.name not in inherited)
-    left = [each for each in mine if each.name in inherited]
-    if left:
-        yield f"Also possible, as in {title(above, inside=True)}:"
+    own = [each for each in mine if each.name not in inherited]
+    yield from _list(own)
+    if left := [each for each in mine if each.name in inherited]:
+        yield f"{'Also possible, as' if own else 'As'} in {title(above, inside=True)}:"
         yield ""
         yield from _list(left)
 
@@ -222,7 +225,8 @@ def families() -> Iterable[str]:
         (side(name, example(name)[1]) for name, _ in in_order()),
     )
     yield "## Mistakes in every family"
-    yield "These mistakes are possible in a port of any family."
+    yield "Mistakes in attention, activations, inputs, heads and weights that any port can make. Where families differ,"
+    yield "the sentence says for which models it holds."
     yield ""
     yield from _list(_everywhere().values())
 
