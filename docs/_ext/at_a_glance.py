@@ -61,7 +61,7 @@ def properties(name: str, config: Config) -> Iterator[tuple[str, str]]:
     """Yields the parts of a model and what they are."""
     kinds = layer_kinds(config)
     yield "positions", "; ".join([f"{TABLES[config.positions.table]}{_first_row(config)}", *positions(config)])
-    yield "a token sees", "; ".join(f"{seen(config, of)}{where}" for where, of in kinds)
+    yield "a token sees", "; ".join(sight(config))
     if others := {each for _, of in kinds for each in of if type(each).__name__ not in (*POSITIONAL, "Window")}:
         yield "attention", "; ".join(sorted(f"{mechanism(each)}: {formula(type(each))}" for each in others))
     shared = "" if config.kv_heads == config.n_heads else f", which share {config.kv_heads} of keys and values"
@@ -101,6 +101,15 @@ def positions(config: Config) -> Iterator[str]:
         said = [f"{mechanism(each)}: {POSITIONAL[type(each).__name__]}" for each in of]
         if said or where:
             yield f"{', '.join(said) or 'nothing'}{',' if said and where else ''}{where}"
+
+
+def sight(config: Config) -> list[str]:
+    """Returns what a token sees, and in which layers."""
+    kinds = layer_kinds(config)
+    if len({seen(config, of) for _, of in kinds}) == 1:
+        kinds = [("", kinds[0][1])]
+    target = ["in the decoder, itself and all earlier tokens, and the source"] if config.decoder else []
+    return [f"{seen(config, of)}{where}" for where, of in kinds] + target
 
 
 def seen(config: Config, kinds: Iterable[Any]) -> str:
@@ -166,13 +175,12 @@ def side(name: str, config: Config) -> tuple[str, ...]:
     kinds = [each for _, of in layer_kinds(config) for each in of]
     ways = [f"{config.positions.table} table"] if config.positions.table != "none" else []
     ways += dict.fromkeys(type(each).__name__ for each in kinds if type(each).__name__ in POSITIONAL)
-    windows = [f"{seen(config, of)}{where}" for where, of in layer_kinds(config)]
-    shared = f", {config.kv_heads} kv" if config.kv_heads != config.n_heads else ""
+    shared = f", {config.kv_heads}&nbsp;kv" if config.kv_heads != config.n_heads else ""
     return (
         f"[{title(name)}]({name}.md)",
         ", ".join(ways),
         norms(config).partition(" each block")[0],
         f"{'gated, ' if config.gated else ''}{config.activation}",
-        f"{config.n_heads} of {config.d_head}{shared}",
-        windows[0],
+        f"{config.n_heads}&nbsp;of&nbsp;{config.d_head}{shared}",
+        sight(config)[0],
     )

@@ -219,7 +219,7 @@ def families() -> Iterable[str]:
         ("family", "what it changes"), ((f"[{title(each)}]({each}.md)", changes(each)) for each in PARENTS)
     )
     yield "## Side by side"
-    yield "Each column is from a published checkpoint, which the family's page names."
+    yield "Each row is from a published checkpoint, which the page of the family names."
     yield from table(
         ("family", "positions", "norm, by each block", "feed-forward", "heads", "a token sees"),
         (side(name, example(name)[1]) for name, _ in in_order()),
@@ -241,7 +241,7 @@ def changes(name: str) -> str:
 def check(app: Sphinx) -> None:
     """Raises LookupError if a family has no page in the guide."""
     described = {path.stem for path in (app.srcdir / "models").glob("*.md")}
-    if absent := {short_name(page(family)) for family in FAMILIES} - described & {*PARENTS}:
+    if absent := {short_name(page(family)) for family in FAMILIES} - (described & {*PARENTS}):
         raise LookupError(f"docs/models: these pages have no file, or no parent in family_tree.py: {sorted(absent)}")
 
 
