@@ -113,10 +113,10 @@ class _Edited(Stages):
                 f"npformer.plain.source({model.config.model_type!r}, standalone=True) shows the page"
             )
             source = source.replace(old, new)
-        tree = Recorder().visit(ast.parse(f"{source}\n\n{plant.added}"))
         self.page = types.ModuleType("page")
         self.page.__dict__.update(_page=self, half=half, tf32=tf32, at=lambda: ".".join(self._scope))
-        exec(compile(ast.fix_missing_locations(tree), "an edited page", "exec"), self.page.__dict__)
+        for definition in f"{source}\n\n\n{plant.added.strip()}".split("\n\n\n"):
+            exec(_compiled(definition), self.page.__dict__)
 
     def run(self, tree: Any, text: Any, batch: Mapping[str, Any]) -> Arrays:
         """The stages for a padded batch, or for a text if the batch is empty."""
@@ -142,10 +142,11 @@ class _Edited(Stages):
 
     def _own(self, bound: Any, given: Mapping[str, Any]) -> Callable[..., Any]:
         """A function of `npformer.plain` as that of this page, with the given arguments."""
+        names = inspect.signature(bound.func).parameters
         own = {
             name: vars(self.page)[value.__name__] if isinstance(value, types.FunctionType) else value
             for name, value in given.items()
-            if name in inspect.signature(bound.func).parameters
+            if name in names
         }
         return partial(vars(self.page)[bound.func.__name__], **own)
 
@@ -154,6 +155,13 @@ class _Edited(Stages):
             for change in self.plant.stage:
                 value = change(name, value)
         return super().keep(name, value)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(definition: str) -> types.CodeType:
+    """A definition of a page, instrumented. Most definitions are the same in every port."""
+    tree = ast.fix_missing_locations(Recorder().visit(ast.parse(definition)))
+    return compile(tree, "an edited page", "exec")
 
 
 @lru_cache(maxsize=64)

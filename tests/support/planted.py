@@ -345,7 +345,6 @@ HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "scores plus the distance": (
         (), edited(("np.where(mask, scores,", "np.where(mask, scores + np.arange(scores.shape[-1]),"))
     ),
-    "a head left out": (("heads or columns missing",), ONE_HEAD_LESS),
     "two heads exchanged": ((ORDER,), edited((JOIN, f"{JOIN}[[1, 0, 2, 3]]"))),
     "W_O twice": (("values of another stage",), output("linear(linear(combined, **output), **output)")),
     "tanh after W_O": (("an extra function",), output("np.tanh(linear(combined, **output))")),
