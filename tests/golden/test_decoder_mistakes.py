@@ -80,8 +80,8 @@ IN_BOTH: dict[str, tuple[str, Plant]] = {
 END = "((ids == end_id) * np.arange(ids.shape[-1])).max(axis=-1)"
 
 
-def reading(first: int | None, move: int) -> Plant:
-    """The decoder reads the ids of the target from `move` on, after the first id, if it is given."""
+def reading(first: int, move: int) -> Plant:
+    """The decoder reads the ids of the target from `move` on, after the id `first`."""
 
     def moved(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         ids = given["target_ids"]

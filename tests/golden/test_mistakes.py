@@ -71,6 +71,11 @@ def test_the_port_without_a_mistake_is_right(family: str) -> None:
     assert comparison.ok, str(comparison)
 
 
+def test_an_edit_that_is_not_of_one_place_says_which() -> None:
+    with pytest.raises(AssertionError, match=r"'variance \+ eps' -> 'variance': .* once in the page of bert, found 2"):
+        stages("bert", edited(("variance + eps", "variance")))
+
+
 def diagnosed(
     family: str, arrays: dict[str, np.ndarray], few: bool = False, dtype: str | None = None
 ) -> golden.Diagnosis:
