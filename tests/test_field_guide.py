@@ -17,6 +17,7 @@ from npformer.families import FAMILIES, EncoderTable
 from npformer.golden.suite import cases, encoder_config
 from npformer.interpret.stages import of_model
 from npformer.plain import page
+from npformer.plain.formulas import rotate
 
 ROOT = Path(__file__).parent.parent
 GUIDE = ROOT / "docs" / "models"
@@ -113,10 +114,8 @@ def test_every_stage_has_the_line_that_computes_it(model_type: str) -> None:
 
 def test_imported_names_of_a_listed_page_are_links() -> None:
     [listing, _] = load("page_source").listing("qwen3")
-    line = (ROOT / "npformer" / "plain" / "llama.py").read_text(encoding="utf-8").split("def extend(")[0].count(
-        "\n"
-    ) + 1
-    assert f'<a href="../models/llama.html#llama-L{line}"><span class="n">extend</span></a>' in listing
+    _, line = inspect.getsourcelines(rotate)
+    assert f'<a href="../reference/plain.html#formulas-L{line}"><span class="n">rotate</span></a>' in listing
     assert '<span id="qwen3-L1">' in listing
 
 

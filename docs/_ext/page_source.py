@@ -96,13 +96,14 @@ class _Lines(Page):
         super().__init__(model_type)
         self.lines: dict[str, Line] = {}
 
-    def note(self, function: str, name: str, value: Any) -> None:
+    def note(self, function: str, name: str, value: Any) -> Any:
         before = dict(self.stages)
-        super().note(function, name, value)
+        value = super().note(function, name, value)
         page = Path(sys._getframe(1).f_code.co_filename).stem
         for stage, array in self.stages.items():
             if before.get(stage) is not array:
                 self.lines.setdefault(stage, (page, _assignments(page)[function, name]))
+        return value
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         frame, stage = sys._getframe(1), ".".join([*self._scope, name])

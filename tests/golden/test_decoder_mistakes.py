@@ -62,7 +62,7 @@ IN_BOTH: dict[str, tuple[str, Plant]] = {
         "positions off by one",
         inputs(lambda given: {name: given[name] - 2 for name in ("positions", "target_positions")}),
     ),
-    "no causal mask": ("causal mask left out", edited((CAUSAL, "np.ones((n_queries, n_keys), bool)"))),
+    "no causal mask": ("causal mask left out", edited((CAUSAL, "np.ones((n_queries, n_queries), bool)"))),
     "the next seen": ("causal mask off by one", edited((CAUSAL, "np.tri(n_queries, k=1, dtype=bool)"))),
     "source's padding seen": ("mask ignored", edited(("source, seen, ", "source, True, "))),
     "no norm of embeddings": (

@@ -190,7 +190,7 @@ FFN_FIRST_IN_BERT = f"""
 {OF_BERT}
     ffn_residual = x + feed_forward(x, activation, **ffn)
     z = layer_norm(ffn_residual, **ffn_norm, eps=eps)
-    attention_residual = z + self_attention(z, mask, n_heads, **attention)
+    attention_residual = z + multi_head_attention(z, z, mask, n_heads, **attention)
     return layer_norm(attention_residual, **attention_norm, eps=eps)
 """
 FFN_NORM = "layer_norm(ffn_residual, **ffn_norm, eps=eps)"

@@ -92,7 +92,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
         edited((ROOT_MEAN_SQUARE, f"x = x - x.mean(axis=-1, keepdims=True)\n    {ROOT_MEAN_SQUARE}")),
     ),
     "eps 1e-3": ("wrong RMSNorm eps", edited((ROOT_MEAN_SQUARE, ROOT_MEAN_SQUARE.replace("eps", "1e-3")))),
-    "no causal mask": ("causal mask left out", edited((CAUSAL, "np.ones((n_queries, n_keys), bool)"))),
+    "no causal mask": ("causal mask left out", edited((CAUSAL, "np.ones((n_queries, n_queries), bool)"))),
     "source's padding seen": ("mask ignored", edited(("source, 0, seen, ", "source, 0, True, "))),
     "no last norm of the encoder": (
         "RMSNorm left out",

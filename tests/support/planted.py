@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.plain.formulas import encoder_layer, self_attention
+from npformer.plain.formulas import encoder_layer
 from npformer.plain.gpt2 import gpt2_layer
 from npformer.plain.transformer import sinusoidal_positions
 from tests.support.edited_pages import Arrays, Plant, edited, exported, inputs, weights
@@ -24,7 +24,7 @@ GELU_TANH = "x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) /
 NORM = "(x - mean) / np.sqrt(variance + eps)"
 SCORES, ROOT = "q @ k.mT / math.sqrt(q.shape[-1])", "math.sqrt(q.shape[-1])"
 MASKED = "softmax(np.where(mask, scores, np.finfo(scores.dtype).min)) * mask"
-CAUSAL = "np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool)"
+CAUSAL = "np.tri(n_queries, max(n_queries, n_keys), max(n_keys - n_queries, 0), dtype=bool)"
 SPLIT = "reshape(*x.shape[:-1], n_heads, x.shape[-1] // n_heads).swapaxes(-2, -3)"
 JOIN = "np.moveaxis(x, -3, 0)"
 OUTPUT = "return linear(combined, **output)"
@@ -149,7 +149,7 @@ def drop(x):
 FFN_FIRST = """
 def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
     y = layer_norm(x + feed_forward(x, activation, **ffn), **ffn_norm, eps=eps)
-    attention_residual = y + self_attention(y, mask, n_heads, **attention)
+    attention_residual = y + multi_head_attention(y, y, mask, n_heads, **attention)
     ffn_norm = layer_norm(attention_residual, **attention_norm, eps=eps)
     return ffn_norm
 """
@@ -223,7 +223,7 @@ KNOWN: dict[str, tuple[str, Plant]] = {
     "causal": ("causal mask", mask("mask & np.tri(scores.shape[-1], dtype=bool)")),
     "no W_O": ("W_O left out", output("combined")),
     "no residual 1": (
-        "residual left out", edited(("attention_residual = x + self_attention(", "attention_residual = self_attention("))
+        "residual left out", edited(("attention_residual = x + ", "attention_residual = "))
     ),
     "no residual 2": ("residual left out", residual("0")),
     "residual of x": ("residual from the wrong place", residual("x")),
@@ -269,7 +269,7 @@ IN_GPT2: dict[str, tuple[str, Plant]] = {
     "no final norm": (
         "norm left out", edited(("return layer_norm(x, **norm, eps=eps)", "norm = x\n    return norm"))
     ),
-    "post-norm": ("post-norm instead of pre-norm", layer("gpt2_layer", encoder_layer, self_attention)),
+    "post-norm": ("post-norm instead of pre-norm", layer("gpt2_layer", encoder_layer)),
     "first token": ("wrong pooling", edited(("logits = linear(row,", "logits = linear(x[:, 0],"))),
     "last of the batch": ("wrong pooling", edited(("logits = linear(row,", "logits = linear(x[:, -1],"))),
     "from 1": KNOWN["from 1"],

@@ -29,7 +29,7 @@ from tests.support.planted import (
 LAYER = "def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):"
 NORM_OF_BLOCK = f"""
 {LAYER}
-    attended = self_attention(x, mask, n_heads, **attention)
+    attended = multi_head_attention(x, x, mask, n_heads, **attention)
     attention_residual = x + attended
     attention_norm = x + layer_norm(attended, **attention_norm, eps=eps)
     computed = feed_forward(attention_norm, activation, **ffn)
@@ -40,7 +40,8 @@ NORM_OF_BLOCK = f"""
 OUTPUTS_OF_PRE_NORM = f'''
 {LAYER}
     """The sum has the name of the norm that follows it in BERT."""
-    y = x + self_attention(layer_norm(x, **attention_norm, eps=eps), mask, n_heads, **attention)
+    normed = layer_norm(x, **attention_norm, eps=eps)
+    y = x + multi_head_attention(normed, normed, mask, n_heads, **attention)
     ffn_norm = y + feed_forward(layer_norm(y, **ffn_norm, eps=eps), activation, **ffn)
     return ffn_norm
 '''
