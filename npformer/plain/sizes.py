@@ -160,7 +160,7 @@ MAGNITUDES: Mapping[str, Callable[[Any], float]] = {
     "LongRope": lambda s: s.attention or rotary.longrope_magnitude(s.factor, s.original),
 }
 
-#: The soft cap of a model without one: so high that it changes no number, a power of 2, so that nothing is rounded.
+#: The soft cap of scores without one: so high that it changes no number, a power of 2, so that nothing is rounded.
 NO_CAP = 2.0**64
 
 #: Name of a parameter -> key of its function in the CHOICES of the page.
@@ -217,5 +217,5 @@ SIZES: Mapping[str, Callable[[Any], Any]] = {
         config.score_scale or config.d_head**-0.5,
         getattr(of_layer(config, 0, "cap"), "cap", NO_CAP),
     ],
-    "logit_cap": lambda config: config.logit_cap or NO_CAP,
+    "logit_cap": lambda config: config.logit_cap,
 }
