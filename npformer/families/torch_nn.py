@@ -27,6 +27,8 @@ CLASSES = (
     "nn.TransformerDecoderLayer",
     "nn.MultiheadAttention",
 )
+#: Those with the weights of one layer at the top of the state dict, without embeddings.
+ONE_LAYER = ("nn.TransformerEncoderLayer", "nn.TransformerDecoderLayer", "nn.MultiheadAttention")
 
 #: npformer's field -> field of config.json and its default (... if required).
 FIELDS = {
@@ -95,6 +97,11 @@ class TorchModules(Transformer):
         checks.one_of("torch_class", config.torch_class, CLASSES)
         if config.head == "translation" and config.torch_class != "nn.Transformer":
             raise NpformerError(f"architectures: a translation model needs nn.Transformer, got {config.torch_class}")
+        if config.vocab_size and config.torch_class in ONE_LAYER:
+            raise NpformerError(
+                f"vocab_size: expected 0, because {config.torch_class} has no embeddings and reads vectors, "
+                f"got {config.vocab_size}; a model that reads token ids needs nn.TransformerEncoder or nn.Transformer"
+            )
         if config.decoder and config.head not in ("base", "translation"):
             raise NpformerError(f"decoder: expected no layers for a {config.head} model, got {config.decoder.n_layers}")
         return config

@@ -9,14 +9,14 @@ from npformer.plain.heads import classify_first, classify_tokens, find_answer, p
 
 
 def factorized_embed(ids, positions, token_type_ids, eps, token, position, segment, norm, project):
-    """Normalize(token + position + segment) W + b, tables of E columns: (..., L) three times -> (..., L, D)."""
+    """LayerNorm(token + position + segment) W + b, tables of E columns: (..., L) three times -> (..., L, D)."""
     total = embedding(ids, **token) + embedding(positions, **position) + embedding(token_type_ids, **segment)
     normed = layer_norm(total, **norm, eps=eps)  # (..., L, E)
     return linear(normed, **project)
 
 
 def albert(ids, positions, token_type_ids, mask, n_heads, activation, eps, embeddings, layers):
-    """The rows of the last layer, (..., L, D). mask: as in BERT, (..., 1, 1, L), or True for a text alone."""
+    """The hidden states of the last layer, (..., L, D). mask: as in BERT, (..., 1, 1, L), or True for a text alone."""
     x = factorized_embed(ids, positions, token_type_ids, eps, **embeddings)
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)

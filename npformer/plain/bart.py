@@ -1,7 +1,8 @@
 """BART: the Transformer of 2017 with learned positions, and a norm of the embeddings. Lewis et al., 2020, section 2.1.
 
-Positions begin at row 2. A classifier reads each text twice: as the source, and shifted right as the target. The
-decoder alone, without attention to a source, is a causal language model.
+Positions begin at row 2 of their table. `source` is the result of the encoder. A classifier reads each text twice: as
+the source, and shifted right as the target. The decoder alone, without attention to a source, is a causal language
+model.
 """
 
 from npformer.plain.formulas import causal_mask, embedding, encoder, layer_norm
@@ -10,28 +11,29 @@ from npformer.plain.transformer import decoder
 
 
 def embed(ids, positions, scale, eps, token, position, norm):
-    """Normalize(scale E[ids] + P[positions]), (..., L) -> (..., L, D)."""
+    """LayerNorm(scale E[ids] + P[positions]), (..., L) -> (..., L, D)."""
     tokens = scale * embedding(ids, **token)
     total = tokens + embedding(positions, **position)
     return layer_norm(total, **norm, eps=eps)
 
 
 def encode(ids, positions, mask, n_heads, activation, eps, scale, embeddings, layers):
-    """The rows of the last layer, (..., S, D). With a causal mask, it is the decoder without a source."""
+    """The hidden states of the last layer, (..., S, D). With a causal mask, it is the decoder without a source."""
     x = embed(ids, positions, scale, eps, **embeddings)
     return encoder(x, mask, n_heads, activation, eps, layers)
 
 
 def decode(ids, positions, source, n_heads, activation, eps, scale, embeddings, layers):
-    """The rows of the decoder's last layer, (..., L, D), for source (..., S, D)."""
-    x, mask = embed(ids, positions, scale, eps, **embeddings), causal_mask(ids.shape[-1])
+    """The hidden states of the decoder's last layer, (..., L, D), for source (..., S, D)."""
+    x = embed(ids, positions, scale, eps, **embeddings)
+    mask = causal_mask(ids.shape[-1])
     return decoder(x, source, mask, n_heads, activation, eps, layers)
 
 
 def bart(
     ids, positions, target_ids, target_positions, n_heads, n_target_heads, activation, eps, scale, encoder, decoder
 ):
-    """The rows of the decoder's last layer, (..., L, D), and of the encoder's, (..., S, D)."""
+    """The hidden states of the decoder's last layer, (..., L, D), and of the encoder's, (..., S, D)."""
     source = encode(ids, positions, True, n_heads, activation, eps, scale, **encoder)
     x = decode(target_ids, target_positions, source, n_target_heads, activation, eps, scale, **decoder)
     return x, source

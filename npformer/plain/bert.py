@@ -9,13 +9,13 @@ from npformer.plain.heads import classify_first, classify_tokens, find_answer, p
 
 
 def embed(ids, positions, token_type_ids, eps, token, position, segment, norm):
-    """Normalize(token + position + segment): (..., L) three times -> (..., L, D). Figure 2."""
+    """LayerNorm(token + position + segment): (..., L) three times -> (..., L, D). Figure 2."""
     total = embedding(ids, **token) + embedding(positions, **position) + embedding(token_type_ids, **segment)
     return layer_norm(total, **norm, eps=eps)
 
 
 def bert(ids, positions, token_type_ids, mask, n_heads, activation, eps, embeddings, layers):
-    """The rows of the last layer, (..., L, D). Section 3."""
+    """The hidden states of the last layer, (..., L, D). Section 3."""
     x = embed(ids, positions, token_type_ids, eps, **embeddings)
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)

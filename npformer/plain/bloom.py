@@ -61,7 +61,10 @@ def alibi_attention(x, mask, n_heads, query, key, value, output):
 
 
 def bloom_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). (..., L, D) -> (..., L, D)."""
+    """Y = X + SelfAttention(LayerNorm(X)); Z = Y + FFN(LayerNorm(Y)). (..., L, D) -> (..., L, D).
+
+    Y and Z: attention_residual and ffn_residual.
+    """
     normed = layer_norm(x, **attention_norm, eps=eps)
     attention_residual = x + alibi_attention(normed, mask, n_heads, **attention)
     normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
@@ -70,7 +73,7 @@ def bloom_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ff
 
 
 def bloom(ids, n_heads, activation, eps, embeddings, layers, norm):
-    """The normalized rows of the last layer: ids (..., L) -> (..., L, D)."""
+    """The normalized hidden states of the last layer: ids (..., L) -> (..., L, D)."""
     x = layer_norm(embedding(ids, **embeddings["token"]), **embeddings["norm"], eps=eps)
     mask = causal_mask(ids.shape[-1], ids.shape[-1])
     for layer in layers:

@@ -2,8 +2,9 @@
 
 It differs from BERT in its scores, to which each token adds products of its content and the other token's relative
 position (2021, section 3.1), and in its embeddings, which have neither positions nor token types in the published
-models. mask is (..., 1, 1, L), True for tokens and False for padding, or True for a text alone. places (L,) are
-0 ... L - 1.
+models. `positions` are rows of the position table, if there is one; relative positions are differences of
+`text_positions` (L,), the positions in the text, 0 ... L - 1. mask is (..., 1, 1, L), True for tokens and False for
+padding, or True for a text alone. The table of relative positions has R rows.
 """
 
 import math
@@ -23,7 +24,7 @@ from npformer.plain.heads import classify_first, classify_tokens, find_answer, h
 
 
 def embed(ids, positions, token_type_ids, eps, token, norm, **tables):
-    """Normalize(token [+ position] [+ segment]): (..., L) three times -> (..., L, D).
+    """LayerNorm(token [+ position] [+ segment]): (..., L) three times -> (..., L, D).
 
     tables: those of positions and of token types (segment) that the model has.
     """
@@ -50,46 +51,49 @@ def log_buckets(distances, n_buckets, max_distance):
     return np.where(np.abs(distances) <= m, distances, np.sign(distances) * (m + steps)).astype(int)
 
 
-def distance_rows(places, buckets, max_distance, n_rows):
-    """r(i, j), the row of the distance i - j in a table whose middle row is distance 0. places (L,) -> (L, L).
+def distance_rows(text_positions, buckets, max_distance, n_rows):
+    """delta(i, j), the row of the distance i - j in a table whose middle row is distance 0, (L,) -> (L, L).
 
     >>> distance_rows(np.arange(3), own_buckets, max_distance=0, n_rows=4).tolist()
     [[2, 1, 0], [3, 2, 1], [3, 3, 2]]
     """
-    zero = n_rows // 2
-    return np.clip(zero + buckets(places[:, None] - places, zero, max_distance), 0, n_rows - 1)
+    n_buckets = n_rows // 2  # in each direction; this is also the row of distance 0
+    distances = text_positions[:, None] - text_positions  # (L, L)
+    return np.clip(n_buckets + buckets(distances, n_buckets, max_distance), 0, n_rows - 1)
 
 
 def content_to_position(content_query, position_key, rows):
-    """q_i . K_r(i, j), from (..., H, L, K) and (H, R, K) -> (..., H, L, L). Equation 4."""
+    """Qc_i . Kr_delta(i, j), from Qc (..., H, L, K) and Kr (H, R, K) -> (..., H, L, L). Equation 4."""
     products = content_query @ position_key.mT  # (..., H, L, R)
-    return products[..., np.arange(len(rows))[:, None], rows]
+    return products[..., np.arange(len(rows))[:, None], rows]  # at i, j: row i, column delta(i, j)
 
 
 def position_to_content(position_query, content_key, rows):
-    """Q_r(i, j) . k_j, from (H, R, K) and (..., H, L, K) -> (..., H, L, L). Equation 4.
+    """Qr_delta(i, j) . Kc_j, from Qr (H, R, K) and Kc (..., H, L, K) -> (..., H, L, L). Equation 4.
 
-    The row is r(i, j), as in the published code; the paper has r(j, i).
+    The row is delta(i, j), as in the published code; the paper has delta(j, i).
     """
     products = position_query @ content_key.mT  # (..., H, R, L)
-    return products[..., rows, np.arange(len(rows))]
+    return products[..., rows, np.arange(len(rows))]  # at i, j: row delta(i, j), column j
 
 
-def disentangled_attention(x, table, rows, forms, mask, n_heads, query, key, value, output, **own):
-    """score_ij = (q_i . k_j + q_i . K_r(i, j) + Q_r(i, j) . k_j) / sqrt(3 K). (..., L, D) -> (..., L, D). Equation 4.
+def disentangled_attention(x, table, rows, forms, mask, n_heads, query, key, value, output, **relative_projections):
+    """score_ij = (Qc_i . Kc_j + Qc_i . Kr_delta(i, j) + Qr_delta(i, j) . Kc_j) / sqrt(3 K), (..., L, D). Equation 4.
 
-    K_r and Q_r are row r of the table (R, D), projected as the content is, or by weights of their own. With one of the
+    Qc and Kc: x (..., L, D) projected by query and key. Qr and Kr: the table (R, D) projected by them, too, or by the
+    relative_projections distance_query and distance_key of models that have them. rows: delta, (L, L). With one of the
     forms, "c2p" or "p2c", the divisor is sqrt(2 K).
     """
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
     query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L, K)
-    position_query = split_heads(linear(table, **own.get("distance_query", query)), n_heads)  # (H, R, K)
-    position_key = split_heads(linear(table, **own.get("distance_key", key)), n_heads)
+    position_query = split_heads(linear(table, **relative_projections.get("distance_query", query)), n_heads)
+    position_key = split_heads(linear(table, **relative_projections.get("distance_key", key)), n_heads)  # (H, R, K)
     c2p = content_to_position(query_heads, position_key, rows)
     p2c = position_to_content(position_query, key_heads, rows)
-    scale = math.sqrt((1 + len(forms)) * query_heads.shape[-1])
-    distance_scores = sum({"c2p": c2p, "p2c": p2c}[form] for form in forms) / scale
-    scores = query_heads @ key_heads.mT / scale + distance_scores
+    terms = {"c2p": c2p, "p2c": p2c}
+    divisor = math.sqrt((1 + len(forms)) * query_heads.shape[-1])
+    distance_scores = sum(terms[form] for form in forms) / divisor
+    scores = query_heads @ key_heads.mT / divisor + distance_scores
     weights = masked_softmax(scores, mask)
     context = weights @ value_heads
     combined = combine_heads(context)
@@ -97,23 +101,24 @@ def disentangled_attention(x, table, rows, forms, mask, n_heads, query, key, val
 
 
 def deberta_layer(x, table, rows, forms, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)). (..., L, D) -> (..., L, D)."""
+    """Y = LayerNorm(X + SelfAttention(X)); Z = LayerNorm(Y + FFN(Y)). (..., L, D) -> (..., L, D)."""
     attention_residual = x + disentangled_attention(x, table, rows, forms, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     ffn_residual = y + feed_forward(y, activation, **ffn)
     return layer_norm(ffn_residual, **ffn_norm, eps=eps)
 
 
-def convolve(x, places, mask, activation, weight, bias):
+def convolve(x, text_positions, mask, activation, weight, bias):
     """act(b + sum_s x_(i + s) W_s), s = -(n - 1) / 2 ... (n - 1) / 2. (..., L, D), weight (n D, D) -> (..., L, D).
 
-    A matrix of 0 and 1 for each s picks row i + s, or zeros if that is padding or outside the text. The published code
-    of version 2, which calls it nGram induced input encoding.
+    A matrix of 0 and 1 for each s picks row i + s, or zeros if that is padding or outside the text. combine_heads joins
+    the n rows that each token gets to one row, as it joins heads. The published code of version 2, which calls it nGram
+    induced input encoding.
     """
     n = len(weight) // x.shape[-1]
     steps = np.arange(n)[:, None, None] - n // 2
-    picked = (places == places[:, None] + steps) & mask  # (..., n, L, L)
-    hidden = linear(combine_heads(picked @ x[..., None, :, :]), weight, bias)  # (..., L, D)
+    picked = (text_positions == text_positions[:, None] + steps) & mask  # (..., n, L, L)
+    hidden = linear(combine_heads(picked @ x[..., None, :, :]), weight, bias)  # (..., n, L, D) -> (..., L, D)
     activated = activation(hidden)
     return activated
 
@@ -124,35 +129,35 @@ def unchanged(table, eps):
 
 
 def deberta(
-    ids, positions, token_type_ids, places, mask, n_heads, max_distance, activation, eps,
+    ids, positions, token_type_ids, text_positions, mask, n_heads, max_distance, activation, eps,
     buckets, forms, distance_norm, embeddings, distances, distances_norm, layers,
 ):  # fmt: skip
-    """The rows of the last layer, (..., L, D).
+    """The hidden states of the last layer, (..., L, D).
 
     forms: "c2p" and "p2c", or one of them. CHOICES has the functions that differ between checkpoints.
     """
     x = embed(ids, positions, token_type_ids, eps, **embeddings)
     table = distance_norm(distances["weight"], **distances_norm, eps=eps)  # (R, D)
-    rows = distance_rows(places, buckets, max_distance, len(table))
+    rows = distance_rows(text_positions, buckets, max_distance, len(table))
     for layer in layers:
         x = deberta_layer(x, table, rows, forms, mask, n_heads, activation, eps, **layer)
     return x
 
 
 def convolutional_deberta(
-    ids, positions, token_type_ids, places, mask, n_heads, max_distance, activation, convolution_activation, eps,
-    buckets, forms, distance_norm, embeddings, distances, distances_norm, convolution, convolution_norm, layers,
+    ids, positions, token_type_ids, text_positions, mask, n_heads, max_distance, activation, convolution_activation,
+    eps, buckets, forms, distance_norm, embeddings, distances, distances_norm, convolution, convolution_norm, layers,
 ):  # fmt: skip
-    """The rows of the last layer, (..., L, D): Z = Normalize(Z + act(Conv(X))) after the first layer, from X to Z.
+    """The hidden states of the last layer, (..., L, D). After the first layer, LayerNorm(Z + act(Conv(X))) replaces Z.
 
-    The largest models of version 2 have this convolution of the embeddings.
+    X: the embeddings, Z: the first layer's result. The largest models of version 2 have this convolution.
     """
     embedded = embed(ids, positions, token_type_ids, eps, **embeddings)
     table = distance_norm(distances["weight"], **distances_norm, eps=eps)
-    rows = distance_rows(places, buckets, max_distance, len(table))
+    rows = distance_rows(text_positions, buckets, max_distance, len(table))
     layer, *others = layers
     x = deberta_layer(embedded, table, rows, forms, mask, n_heads, activation, eps, **layer)
-    convolution_residual = x + convolve(embedded, places, mask, convolution_activation, **convolution)
+    convolution_residual = x + convolve(embedded, text_positions, mask, convolution_activation, **convolution)
     x = layer_norm(convolution_residual, **convolution_norm, eps=eps)
     for layer in others:
         x = deberta_layer(x, table, rows, forms, mask, n_heads, activation, eps, **layer)

@@ -1,10 +1,13 @@
-"""Decoding: texts word by word from a causal model, greedily, by sampling with top-p, and by beam search.
+"""Decoding: texts token by token from a causal model, greedily, by sampling with top-p, and by beam search.
 
-`step(ids, past)` returns the logits of the next token, (V,), and the keys and values of all tokens so far, which are
-the next step's `past`: a step computes the rows of its new tokens only. For example, for weights of a Llama:
+`step(ids, past)` reads the new tokens ids (L,) and the KV cache `past`, the keys and values of all earlier tokens. It
+returns the logits of the next token, (V,), and the cache with the new tokens. For example, for a Llama:
 
-    rows, past = llama(ids, positions, past, ...)
-    return linear(rows[-1], **head["output"]), past
+    def step(ids, past):
+        n_past = past[0][0].shape[-2]
+        positions = n_past + np.arange(len(ids))
+        x, past = llama(ids, positions, past, ...)
+        return linear(x[-1], **head["output"]), past
 """
 
 import numpy as np
@@ -13,13 +16,16 @@ from npformer.plain.formulas import softmax
 
 
 def no_past(n_layers, n_kv_heads, d_head):
-    """The keys and values before the first token: two empty arrays (G, 0, K) for each layer."""
-    none = np.zeros((n_kv_heads, 0, d_head), np.float16)  # of the lowest precision, so that rows keep theirs
-    return [(none, none)] * n_layers
+    """The cache before the first token of one text: a pair of empty arrays (G, 0, K) for each layer.
+
+    They are float16: joined with keys and values of any dtype, the result has that dtype.
+    """
+    empty = np.zeros((n_kv_heads, 0, d_head), np.float16)
+    return [(empty, empty)] * n_layers
 
 
 def greedy(step, ids, past, end_id, max_new_tokens):
-    """The most probable token at each step, until end_id. ids (L,): the prompt. Returns a list of new tokens."""
+    """The most probable token at each step, until end_id. ids (L,): the prompt. Returns a list of the new tokens."""
     found = []
     while len(found) < max_new_tokens and found[-1:] != [end_id]:
         logits, past = step(ids, past)
@@ -54,20 +60,22 @@ def sample(step, ids, past, end_id, max_new_tokens, temperature, p, random):
 
 
 def beam_search(step, ids, past, end_id, max_new_tokens, n_beams):
-    """The texts of n_beams with the greatest mean log probability of a token, best first: pairs of score and tokens.
+    """The n_beams best texts, best first: pairs of (sum of log p) / length and tokens.
 
-    Each step extends all running texts by all tokens and keeps the n_beams best. Wu et al., 2016, section 7.
+    Each step keeps the 2 n_beams best extensions of all beams. Those among the first n_beams that end are finished; the
+    n_beams best of the others go on. The search never stops early. After the last step, every text counts as ended, so
+    again those among the first n_beams are finished. Wu et al., 2016, section 7, divide by ((5 + length) / 6)^alpha.
     """
-    running, ended = [(0.0, [], ids, past)], []
+    beams, longer, finished = [(0.0, [], ids, past)], [], []  # score, tokens, the ids to read next, and the cache
     for _ in range(max_new_tokens):
         longer = []
-        for total, found, new, before in running:
-            logits, after = step(new, before)
-            of_tokens = total + np.log(softmax(logits))
-            best = np.argsort(-of_tokens, kind="stable")[: 2 * n_beams].tolist()
-            longer += [(float(of_tokens[token]), [*found, token], np.array([token]), after) for token in best]
-        longer = sorted(longer, key=lambda each: -each[0])[: 2 * n_beams]
-        ended += [(total / len(found), found) for total, found, *_ in longer[:n_beams] if found[-1] == end_id]
-        running = [each for each in longer if each[1][-1] != end_id][:n_beams]
-    ended += [(total / len(found), found) for total, found, *_ in longer[:n_beams] if found[-1] != end_id]
-    return sorted(ended, key=lambda each: -each[0])[:n_beams]
+        for score, tokens, ids, past in beams:
+            logits, new_past = step(ids, past)
+            scores = score + np.log(softmax(logits))  # (V,)
+            best = np.argsort(-scores, kind="stable")[: 2 * n_beams].tolist()
+            longer += [(float(scores[token]), [*tokens, token], np.array([token]), new_past) for token in best]
+        longer = sorted(longer, key=lambda beam: -beam[0])[: 2 * n_beams]  # by score
+        finished += [(score / len(tokens), tokens) for score, tokens, *_ in longer[:n_beams] if tokens[-1] == end_id]
+        beams = [(score, tokens, *rest) for score, tokens, *rest in longer if tokens[-1] != end_id][:n_beams]
+    finished += [(score / len(tokens), tokens) for score, tokens, *_ in longer[:n_beams] if tokens[-1] != end_id]
+    return sorted(finished, key=lambda text: -text[0])[:n_beams]

@@ -2,7 +2,11 @@
 
 It differs from BERT in its embeddings, which have no token types, and in its pooler, which has ReLU instead of tanh.
 Positions are a table, learned or with the sinusoids of 2017. mask is (..., 1, 1, L), True for tokens and False for
-padding, or True for a text alone.
+padding, or True for a text alone. From the ids of a text to the index of its label, with DistilBERT-base's sizes:
+
+    x = distilbert(ids, np.arange(len(ids)), True, 12, gelu, 1e-12, weights["embeddings"], weights["layers"])
+    logits = classify(x, weights["pooler"], weights["head"])["logits"]
+    label = logits.argmax()
 """
 
 from npformer.plain.formulas import embedding, encoder_layer, layer_norm, linear, relu
@@ -10,13 +14,13 @@ from npformer.plain.heads import classify_tokens, find_answer, hidden_states, pr
 
 
 def embed(ids, positions, eps, token, position, norm):
-    """Normalize(token + position): ids (..., L), positions (L,) -> (..., L, D). Devlin et al., 2019, figure 2."""
+    """LayerNorm(token + position): ids (..., L), positions (L,) -> (..., L, D). Devlin et al., 2019, figure 2."""
     total = embedding(ids, **token) + embedding(positions, **position)
     return layer_norm(total, **norm, eps=eps)
 
 
 def distilbert(ids, positions, mask, n_heads, activation, eps, embeddings, layers):
-    """The rows of the last layer, (..., L, D)."""
+    """The hidden states of the last layer, ids (..., L), positions (L,) -> (..., L, D)."""
     x = embed(ids, positions, eps, **embeddings)
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
@@ -24,7 +28,7 @@ def distilbert(ids, positions, mask, n_heads, activation, eps, embeddings, layer
 
 
 def classify(x, pooler, head):
-    """Logits of a text's labels from its first row, (..., C)."""
+    """Logits of a text's labels from the hidden state of its first token, x (..., L, D) -> (..., C)."""
     pooled = relu(linear(x[..., 0, :], **pooler))
     logits = linear(pooled, **head["output"])
     return {"logits": logits}

@@ -12,7 +12,7 @@ from npformer.plain.heads import classify_first, classify_tokens, find_answer, h
 
 
 def electra(ids, positions, token_type_ids, mask, n_heads, embed_tokens, activation, eps, embeddings, layers):
-    """The rows of the last layer, (..., L, D). mask: as in BERT, (..., 1, 1, L), or True for a text alone."""
+    """The hidden states of the last layer, (..., L, D). mask: as in BERT, (..., 1, 1, L), or True for a text alone."""
     x = embed_tokens(ids, positions, token_type_ids, eps, **embeddings)
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)

@@ -1,9 +1,18 @@
-"""The formulas of a Transformer, from a linear layer to the layers of an encoder and a decoder, in plain NumPy.
+"""The formulas of a Transformer, from a linear layer to an encoder, in plain NumPy.
 
-x is (..., L, D): a row for each of L tokens, in one text or in a padded batch. H heads have K columns each, and a
-feed-forward network has F hidden units. S is the number of keys, or of tokens in a source, and V that of tokens in the
-vocabulary. Weights are dicts passed by `**`. A mask is True where a query may attend to a key. Vaswani et al., 2017,
-Attention Is All You Need, unless a docstring names another paper.
+x is (..., L, D): a row for each of L tokens, in one text or in a padded batch of B texts. H heads have K columns each,
+and a feed-forward network has F hidden units; the papers call them D = d_model, K = d_k and F = d_ff. S is the number
+of keys, or of tokens in a source, V that of tokens in the vocabulary, and C that of labels. Weights are dicts of arrays
+passed by `**`, nested like the calls; without a "bias", none is added:
+
+    a linear layer   {"weight": (in, out), "bias": (out,)}
+    a norm           {"weight": (D,), "bias": (D,)}
+    attention        {"query": W_Q (D, D), "key": W_K (D, D), "value": W_V (D, D), "output": W_O (D, D)}, linear layers
+    ffn              {"hidden": W_1 (D, F), "output": W_2 (F, D)}, linear layers
+    layers           [{"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm}, ...]
+
+A mask is True where a query may attend to a key: (L, S) for all texts, (..., 1, 1, S) for padding, (..., 1, L, S), or
+True for every key. Vaswani et al., 2017, Attention Is All You Need, unless a docstring names another paper.
 """
 
 import math
@@ -63,6 +72,7 @@ def relu(x):
 def gelu(x):
     """x Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2. Hendrycks and Gimpel, 2016, section 2.
 
+    x: floats. math.erf computes in float64, and the result gets the dtype of x again.
     >>> gelu(np.array([-1.0, 0.0, 2.0])).round(4)
     array([-0.1587,  0.    ,  1.9545])
     """
@@ -99,7 +109,7 @@ def softmax(x, axis=-1):
 
 
 def split_heads(x, n_heads):
-    """(..., L, D) -> (..., H, L, K): head h has columns h K to (h + 1) K - 1. Section 3.2.2.
+    """(..., L, D) -> (..., H, L, K): head_1 has the first K columns, head_2 the next K, and so on. Section 3.2.2.
 
     >>> split_heads(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), n_heads=2).tolist()
     [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
@@ -117,8 +127,9 @@ def combine_heads(x):
 
 
 def causal_mask(n_queries, n_keys=0):
-    """True where a key is not later than the query, (L, S), S at least L. The last query sees every key. Section 3.2.3.
+    """True where a key is not later than the query, (L, S). The last query sees every key. Section 3.2.3.
 
+    Without n_keys, S = L. More keys than queries are earlier tokens.
     >>> causal_mask(2, 3).astype(int).tolist()
     [[1, 1, 0], [1, 1, 1]]
     """
@@ -126,7 +137,7 @@ def causal_mask(n_queries, n_keys=0):
 
 
 def full_mask(n_queries, n_keys=0):
-    """True for every key, (L, S), S at least L: tokens attend to later tokens, too, as in LLM2Vec and gte-Qwen2.
+    """True for every key, (L, S): tokens attend to later tokens, too, as in LLM2Vec and gte-Qwen2.
 
     >>> full_mask(2, 3).astype(int).tolist()
     [[1, 1, 1], [1, 1, 1]]
@@ -156,7 +167,7 @@ def causal_window_mask(positions, key_positions, reach):
 def scaled_dot_product_attention(q, k, v, mask=True):
     """softmax(q k^T / sqrt(K)) v. q (..., L, K), k and v (..., S, K), mask (..., L, S) -> (..., L, K). Equation 1.
 
-    A query that may attend to no key gets zeros.
+    A query that may attend to no key gets zeros. For a factor other than 1 / sqrt(K): `gemma3.scaled_attention`.
     >>> values = np.array([[1.0], [3.0]])
     >>> scaled_dot_product_attention(np.eye(2), np.eye(2), values, causal_mask(2, 2)).round(4).tolist()
     [[1.0], [2.3395]]
@@ -169,6 +180,8 @@ def scaled_dot_product_attention(q, k, v, mask=True):
 def masked_softmax(scores, mask):
     """softmax over the keys that the mask allows, scores and mask (..., L, S). Other weights are 0. Section 3.2.3.
 
+    Their scores become the lowest finite number: with -inf, a query without any key would give nan. With this number,
+    its weights are equal, and `* mask` makes them 0.
     >>> masked_softmax(np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([[True, False], [False, False]])).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
@@ -176,9 +189,10 @@ def masked_softmax(scores, mask):
 
 
 def multi_head_attention(x, source, mask, n_heads, query, key, value, output):
-    """Concat(head_1, ..., head_H) W_O, where rows x (..., L, D) attend to rows source (..., S, D). Section 3.2.2.
+    """Concat(head_1, ..., head_H) W_O, where head_h attends with its columns of q, k and v. Section 3.2.2.
 
-    In self-attention, source is x. mask is True, (L, S), or (..., 1, L or 1, S).
+    q = x W_Q, k = source W_K and v = source W_V, for x (..., L, D) and source (..., S, D). In self-attention, source is
+    x. mask: (L, S) for all texts, (..., 1, 1, S) for padding, (..., 1, L, S), or True.
     """
     q, k, v = linear(x, **query), linear(source, **key), linear(source, **value)
     query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L or S, K)
@@ -188,13 +202,17 @@ def multi_head_attention(x, source, mask, n_heads, query, key, value, output):
 
 
 def self_attention(x, mask, n_heads, query, key, value, output):
-    """Multi-head attention among rows x (..., L, D), with mask (L, L) or (..., 1, 1 or L, L). Section 3.2.3."""
+    """Multi-head attention among rows x (..., L, D), mask (L, L), (..., 1, 1, L), (..., 1, L, L) or True.
+
+    Section 3.2.3. Layers write multi_head_attention(x, x, ...), which is the same.
+    """
     return multi_head_attention(x, x, mask, n_heads, query, key, value, output)
 
 
 def feed_forward(x, activation, hidden, output):
     """act(x W_1 + b_1) W_2 + b_2 for each row, (..., D) -> (..., F) -> (..., D). Section 3.3.
 
+    hidden has W_1 (D, F) and b_1, output has W_2 (F, D) and b_2.
     >>> feed_forward(np.array([-1.0, 2.0]), relu, {"weight": np.eye(2)}, {"weight": np.eye(2)})
     array([0., 2.])
     """
@@ -216,20 +234,21 @@ def gated_feed_forward(x, activation, gate, up, output):
 
 
 def rotary_angles(positions, frequencies, magnitude=1.0):
-    """cos and sin of position * frequency, positions (..., L) and frequencies (K / 2,) -> (..., L, K / 2) twice.
+    """cos and sin of position * frequency: positions (L,), frequencies (K / 2,) -> two arrays (L, K / 2).
 
-    Su et al., 2021, RoFormer, section 3.2.2; `rotary.py` has the frequencies. Texts beyond those in training may have
-    a magnitude other than 1.
+    Su et al., 2021, RoFormer, section 3.2.2; `rotary.py` has the frequencies. A frequency of 0 turns nothing, as in the
+    layers of SmolLM3 without positions. The magnitude, 1 in most models, multiplies both; it is not 1 in some that read
+    texts longer than those in training. Texts with different positions: (B, 1, L).
     """
     angles = positions[..., None] * frequencies.astype(np.float64)
     return magnitude * np.cos(angles), magnitude * np.sin(angles)
 
 
 def rotate(x, cos, sin):
-    """Turns columns i and i + K / 2 of each head by an angle, x (..., L, K), cos and sin (L, K / 2). Equation 34.
+    """Turns columns i and i + K / 2 of each head by an angle, x (..., L, K), cos and sin (L, K / 2).
 
-    Scores of rotated queries and keys depend on distances only. Su et al., 2021, RoFormer, section 3.4.2, pairs
-    neighbouring columns; in checkpoints, the columns of each head are in the order that makes i and i + K / 2 a pair.
+    Su et al., 2021, RoFormer, equation 34, pairs columns 2 i and 2 i + 1. Most checkpoints order each head's columns so
+    that i and i + K / 2 are a pair. For others (Cohere), put the even columns of each head in W_Q and W_K first.
     >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])).tolist()
     [[-3.0, 2.0, 1.0, 4.0]]
     """
@@ -251,7 +270,7 @@ def rotate_first(x, cos, sin):
 def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
     """Multi-head self-attention with rotated queries and keys. x (..., L, D), angles those of `rotary_angles`.
 
-    Su et al., 2021, RoFormer, equation 16.
+    Scores depend on the distance between query and key only. Su et al., 2021, RoFormer, equation 16.
     """
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
     query_rotated, key_rotated = (rotate(split_heads(each, n_heads), *angles) for each in (q, k))  # (..., H, L, K)
@@ -262,7 +281,10 @@ def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
 
 
 def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)). (..., L, D) -> (..., L, D). Section 3.1."""
+    """Y = LayerNorm(X + SelfAttention(X)); Z = LayerNorm(Y + FFN(Y)). (..., L, D) -> (..., L, D). Section 3.1.
+
+    The sums in the brackets are attention_residual and ffn_residual. The top of this page has the form of the weights.
+    """
     attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     ffn_residual = y + feed_forward(y, activation, **ffn)

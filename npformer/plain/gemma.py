@@ -19,16 +19,19 @@ def gemma_norm(x, weight, eps):
 
 
 def embed(ids, scale, token):
-    """sqrt(D) times token rows, (..., L) -> (..., L, D). Vaswani et al., 2017, section 3.4.
+    """scale times token rows, (..., L) -> (..., L, D). Vaswani et al., 2017, section 3.4.
 
-    scale is sqrt(D) in the dtype of training: for 3072 columns, 55.5 in bfloat16, not 55.43.
+    In Gemma, scale is sqrt(D) in the dtype of training: for 3072 columns, 55.5 in bfloat16, not 55.43.
     """
     tokens = scale * embedding(ids, **token)
     return tokens
 
 
 def gemma_layer(x, past, mask, heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). Returns Z, and the keys and values so far."""
+    """Y = X + SelfAttention(RMSNorm(X)); Z = Y + FFN(RMSNorm(Y)). Y, Z: attention_residual and ffn_residual.
+
+    x (..., L, D), past two (..., G, P, K) -> Z (..., L, D), and the keys and values so far, two (..., G, P + L, K).
+    """
     normed = gemma_norm(x, **attention_norm, eps=eps)
     attended, past = grouped_query_attention(normed, past, mask, heads, angles, **attention)
     attention_residual = x + attended
@@ -38,10 +41,13 @@ def gemma_layer(x, past, mask, heads, angles, activation, eps, attention, attent
 
 
 def gemma(ids, positions, past, heads, frequencies, magnitude, activation, eps, scale, embeddings, layers, norm):
-    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
+
+    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    """
     x = embed(ids, scale, **embeddings)
     angles = rotary_angles(positions, frequencies, magnitude)
-    mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])
+    mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])  # (L, P + L)
     past = list(past)  # the caller's stays as it is
     for i, layer in enumerate(layers):
         x, past[i] = gemma_layer(x, past[i], mask, heads, angles, activation, eps, **layer)

@@ -1,7 +1,9 @@
 """Gemma 2: Gemma with soft caps, a norm after each block, and a window in every other layer.
 
 Gemma Team, 2024, Gemma 2, section 2. `reaches` has an entry for each layer: the number of earlier tokens that a token
-sees, 4095 in layers with a window and `math.inf` in the others. As in Gemma, norms multiply by 1 + weight.
+sees, `math.inf` or, in layers with a window, 4095: sliding_window is 4096 and counts the token itself. As in Gemma,
+norms multiply by 1 + weight. The weights of the norm after a block are in the block's own group, so the block applies
+it.
 """
 
 import numpy as np
@@ -17,8 +19,8 @@ from npformer.plain.formulas import (
     split_heads,
 )
 from npformer.plain.gemma import embed, gemma_norm
-from npformer.plain.heads import classify_last, classify_tokens, hidden_states
-from npformer.plain.llama import all_positions
+from npformer.plain.heads import classify_last, classify_tokens, hidden_states, predict_next
+from npformer.plain.mistral import all_positions
 
 
 def soft_cap(x, cap):
@@ -31,7 +33,7 @@ def soft_cap(x, cap):
 
 
 def capped_attention(q, k, v, mask, score_scale, score_cap):
-    """softmax(cap tanh(q k^T scale / cap)) v. q (..., L, K), k and v (..., S, K), mask (L, S) -> (..., L, K).
+    """softmax(cap tanh(scale q k^T / cap)) v. q (..., L, K), k and v (..., S, K), mask (L, S) -> (..., L, K).
 
     The cap is 50, and the scale is 1 / sqrt(K), or in the 27B model 1 / sqrt(D / H).
     """
@@ -42,34 +44,38 @@ def capped_attention(q, k, v, mask, score_scale, score_cap):
 
 
 def gemma2_attention(x, past, mask, heads, angles, scale_and_cap, eps, query, key, value, output, output_norm):
-    """Normalize(Attention(X)), (..., L, D), and the keys and values so far. Queries share keys and values as in Llama.
+    """RMSNorm(SelfAttention(X)), and the keys and values so far. Queries share keys and values as in Llama.
 
-    heads: H and G. scale_and_cap: the factor and the soft cap of the scores.
+    x (..., L, D), past two (..., G, P, K), mask (L, P + L) -> (..., L, D), and two (..., G, P + L, K). heads: H and G.
+    scale_and_cap: the factor and the soft cap of the scores.
     """
     n_heads, n_kv_heads = heads
     query_rotated = rotate(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
     key_rotated = rotate(split_heads(linear(x, **key), n_kv_heads), *angles)  # (..., G, L, K)
     value_heads = split_heads(linear(x, **value), n_kv_heads)
-    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, S + L, K)
+    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, P + L, K)
     values = np.concatenate([past[1], value_heads], axis=-2)
-    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, S + L, K)
+    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, P + L, K)
     context = capped_attention(query_rotated, k, v, mask, *scale_and_cap)
     combined = combine_heads(context)
     return gemma_norm(linear(combined, **output), **output_norm, eps=eps), (keys, values)
 
 
 def gemma2_feed_forward(x, activation, eps, gate, up, output, output_norm):
-    """Normalize(FFN(X)), (..., L, D)."""
+    """RMSNorm(FFN(X)), (..., L, D) -> (..., L, D)."""
     return gemma_norm(gated_feed_forward(x, activation, gate, up, output), **output_norm, eps=eps)
 
 
 def gemma2_layer(
     x, past, mask, heads, angles, scale_and_cap, activation, eps, attention, attention_norm, ffn, ffn_norm
 ):
-    """Y = X + Normalize(Attention(Normalize(X))); Z = Y + Normalize(FFN(Normalize(Y))). Section 2."""
+    """Y = X + RMSNorm(SelfAttention(RMSNorm(X))); Z = Y + RMSNorm(FFN(RMSNorm(Y))). Section 2.
+
+    x (..., L, D), past two (..., G, P, K) -> Z (..., L, D), and the keys and values so far, two (..., G, P + L, K).
+    """
     normed = gemma_norm(x, **attention_norm, eps=eps)
     attended, past = gemma2_attention(normed, past, mask, heads, angles, scale_and_cap, eps, **attention)
-    attention_residual = x + attended
+    attention_residual = x + attended  # normalized by its own norm
     normed = gemma_norm(attention_residual, **ffn_norm, eps=eps)
     ffn_residual = attention_residual + gemma2_feed_forward(normed, activation, eps, **ffn)
     return ffn_residual, past
@@ -79,10 +85,13 @@ def gemma2(
     ids, positions, past, heads, frequencies, magnitude, reaches, scale_and_cap, activation, eps, scale,
     embeddings, layers, norm,
 ):  # fmt: skip
-    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
+
+    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    """
     x = embed(ids, scale, **embeddings)
     angles = rotary_angles(positions, frequencies, magnitude)
-    key_positions = all_positions(positions, past)  # (S + L,)
+    key_positions = all_positions(positions, past)  # (P + L,)
     past = list(past)  # the caller's stays as it is
     for i, (layer, reach) in enumerate(zip(layers, reaches)):
         mask = causal_window_mask(positions, key_positions, reach)
@@ -97,6 +106,7 @@ def predict_capped(x, logit_cap, head):
 
 
 MODEL = gemma2
+WITHOUT_CAP = predict_next
 HEADS = {
     "base": hidden_states,
     "causal-lm": predict_capped,

@@ -9,7 +9,10 @@ from npformer.plain.heads import classify_last, classify_tokens, find_answer, hi
 
 
 def gpt2_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). (..., L, D) -> (..., L, D)."""
+    """Y = X + SelfAttention(LayerNorm(X)); Z = Y + FFN(LayerNorm(Y)). (..., L, D) -> (..., L, D).
+
+    Y and Z: attention_residual and ffn_residual.
+    """
     normed = layer_norm(x, **attention_norm, eps=eps)
     attention_residual = x + multi_head_attention(normed, normed, mask, n_heads, **attention)
     normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
@@ -18,9 +21,10 @@ def gpt2_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn
 
 
 def gpt2(ids, positions, n_heads, activation, eps, embeddings, layers, norm):
-    """The normalized rows of the last layer: ids (..., L), positions (L,) -> (..., L, D)."""
+    """The normalized hidden states of the last layer, ids (..., L), positions (L,) -> (..., L, D)."""
     total = embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"])
-    x, mask = total, causal_mask(ids.shape[-1], ids.shape[-1])  # (..., L, D), (L, L)
+    x = total
+    mask = causal_mask(ids.shape[-1])  # (L, L)
     for layer in layers:
         x = gpt2_layer(x, mask, n_heads, activation, eps, **layer)
     return layer_norm(x, **norm, eps=eps)

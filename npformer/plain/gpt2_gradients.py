@@ -1,4 +1,7 @@
-"""The gradients of GPT-2's next token. `gradients.py` has the backward of each formula and explains the arguments."""
+"""The gradients of the loss of GPT-2's next token.
+
+`gradients.py` has the backward of each formula and explains the arguments.
+"""
 
 from npformer.plain.formulas import causal_mask, embedding, layer_norm, multi_head_attention
 from npformer.plain.gpt2 import gpt2_layer
@@ -17,11 +20,12 @@ def gpt2_layer_backward(grad, x, mask, n_heads, activation, eps, attention, atte
     normed = layer_norm(x, **attention_norm, eps=eps)
     y = x + multi_head_attention(normed, normed, mask, n_heads, **attention)
     d_normed, d_ffn = feed_forward_backward(grad, layer_norm(y, **ffn_norm, eps=eps), activation, **ffn)
-    dy, d_ffn_norm = layer_norm_backward(d_normed, y, **ffn_norm, eps=eps)
-    dx, dsource, d_attention = multi_head_attention_backward(grad + dy, normed, normed, mask, n_heads, **attention)
-    dx, d_attention_norm = layer_norm_backward(dx + dsource, x, **attention_norm, eps=eps)
+    through_ffn, d_ffn_norm = layer_norm_backward(d_normed, y, **ffn_norm, eps=eps)
+    dy = grad + through_ffn
+    as_query, as_source, d_attention = multi_head_attention_backward(dy, normed, normed, mask, n_heads, **attention)
+    through_attention, d_attention_norm = layer_norm_backward(as_query + as_source, x, **attention_norm, eps=eps)
     grads = {"attention": d_attention, "attention_norm": d_attention_norm, "ffn": d_ffn, "ffn_norm": d_ffn_norm}
-    return grad + dy + dx, grads
+    return dy + through_attention, grads
 
 
 def gpt2_backward(grad, ids, positions, n_heads, activation, eps, embeddings, layers, norm, head):
@@ -33,6 +37,7 @@ def gpt2_backward(grad, ids, positions, n_heads, activation, eps, embeddings, la
     d_normed, d_head = linear_backward(grad, layer_norm(xs[-1], **norm, eps=eps), **head["output"])
     dx, d_norm = layer_norm_backward(d_normed, xs[-1], **norm, eps=eps)
     dx, d_layers = stack_backward(dx, xs, layers, gpt2_layer_backward, mask, n_heads, activation, eps)
-    tables = (("token", ids), ("position", positions))
-    d_embeddings = {name: embedding_backward(dx, at, **embeddings[name]) for name, at in tables}
+    d_token = embedding_backward(dx, ids, **embeddings["token"])
+    d_position = embedding_backward(dx, positions, **embeddings["position"])
+    d_embeddings = {"token": d_token, "position": d_position}
     return {"embeddings": d_embeddings, "layers": d_layers, "norm": d_norm, "head": {"output": d_head}}

@@ -30,7 +30,7 @@ def gpt_neox_attention(x, mask, n_heads, angles, query, key, value, output):
 
 
 def parallel_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Z = X + Attention(Normalize(X)) + FFN(Normalize'(X)). (..., L, D) -> (..., L, D)."""
+    """Z = X + SelfAttention(LayerNorm_1(X)) + FFN(LayerNorm_2(X)). (..., L, D) -> (..., L, D)."""
     normed = layer_norm(x, **attention_norm, eps=eps)
     attended = gpt_neox_attention(normed, mask, n_heads, angles, **attention)
     normed = layer_norm(x, **ffn_norm, eps=eps)
@@ -39,7 +39,10 @@ def parallel_layer(x, mask, n_heads, angles, activation, eps, attention, attenti
 
 
 def sequential_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize'(Y)). (..., L, D) -> (..., L, D)."""
+    """Y = X + SelfAttention(LayerNorm_1(X)); Z = Y + FFN(LayerNorm_2(Y)). (..., L, D) -> (..., L, D).
+
+    Y and Z: attention_residual and ffn_residual.
+    """
     normed = layer_norm(x, **attention_norm, eps=eps)
     attention_residual = x + gpt_neox_attention(normed, mask, n_heads, angles, **attention)
     normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
@@ -48,7 +51,7 @@ def sequential_layer(x, mask, n_heads, angles, activation, eps, attention, atten
 
 
 def gpt_neox(ids, positions, n_heads, frequencies, magnitude, neox_layer, activation, eps, embeddings, layers, norm):
-    """The normalized rows of the last layer: ids (..., L), positions (L,) -> (..., L, D).
+    """The normalized hidden states of the last layer, ids (..., L), positions (L,) -> (..., L, D).
 
     neox_layer: `parallel_layer` or `sequential_layer`.
     """

@@ -1,9 +1,14 @@
 """Gradients: the backward of each formula of an encoder, and the gradients of DistilBERT's classifier.
 
 A backward function takes grad, the gradient of the loss with respect to its function's result, and then the arguments
-of its function. It returns the gradient of x, and those of the weights in the form of the weights; a linear layer
-without a bias gets the gradient of a bias of 0. It computes the intermediate values again from x. Rumelhart et al.,
-1986; Baydin et al., 2018, section 3.2.
+of its function. It returns the gradient of x, and those of the weights in the form of the weights. It computes the
+intermediate values again from x. Rumelhart et al., 1986; Baydin et al., 2018, section 3.2. Exceptions:
+
+- `softmax_backward` takes the result y instead of x, and `rotate_backward` (llama_gradients.py) neither.
+- `embedding_backward` returns no gradient of the ids.
+- A linear layer without a bias gets the gradient of a bias of 0.
+
+dy is the gradient of y, N the number of rows in all texts of a batch.
 """
 
 import math
@@ -35,19 +40,26 @@ def flat(x):
 
 
 def linear_backward(grad, x, weight, bias=0.0):
-    """dx = grad W^T, dW = x^T grad and db = sum of grad, for y = x W + b."""
+    """dx = grad W^T, dW = x^T grad, db = sum of grad, for y = x W + b. grad (..., out), x (..., in) -> (..., in).
+
+    >>> linear_backward(np.array([[1.0, 2.0]]), np.array([[3.0]]), np.array([[4.0, 5.0]]))
+    (array([[14.]]), {'weight': array([[3., 6.]]), 'bias': array([1., 2.])})
+    """
     return grad @ weight.T, {"weight": flat(x).T @ flat(grad), "bias": flat(grad).sum(axis=0)}
 
 
 def embedding_backward(grad, ids, weight):
-    """dE: the gradient of each row of the table is the sum over the places that read it."""
+    """dE, (V, D): the gradient of each row of the table is the sum of grad (..., L, D) over the tokens that read it."""
     d_weight = np.zeros_like(weight)
     np.add.at(d_weight, np.broadcast_to(ids, grad.shape[:-1]), grad)
     return {"weight": d_weight}
 
 
 def layer_norm_backward(grad, x, weight=1.0, bias=0.0, eps=1e-5):
-    """dx = (g - mean(g) - n mean(g n)) / s, where n = (x - mean) / s, s = sqrt(variance + eps) and g = grad weight."""
+    """dx = (g - mean(g) - n mean(g n)) / s, where n = (x - mean) / s, s = sqrt(variance + eps) and g = grad weight.
+
+    grad and x (..., D) -> (..., D), and the gradients of weight and bias, (D,), sums over all N rows.
+    """
     s = np.sqrt(x.var(axis=-1, keepdims=True) + eps)
     n, g = layer_norm(x, eps=eps), grad * weight
     dx = (g - g.mean(axis=-1, keepdims=True) - n * (g * n).mean(axis=-1, keepdims=True)) / s
@@ -83,12 +95,20 @@ BACKWARDS = {relu: relu_backward, silu: silu_backward, gelu: gelu_backward, gelu
 
 
 def softmax_backward(grad, y):
-    """dx = y (grad - sum(grad y)), for y = softmax(x)."""
+    """dx = y (grad - sum(grad y)), for the result y = softmax(x), (..., D).
+
+    >>> softmax_backward(np.array([1.0, 0.0]), np.array([0.25, 0.75]))
+    array([ 0.1875, -0.1875])
+    """
     return y * (grad - (grad * y).sum(axis=-1, keepdims=True))
 
 
 def scaled_dot_product_attention_backward(grad, q, k, v, mask):
-    """dq = dP k, dk = dP^T q and dv = W^T grad, where dP is the gradient of the products q k^T. W: the weights."""
+    """dq = dS k / sqrt(K), dk = dS^T q / sqrt(K), dv = P^T grad, for S = q k^T / sqrt(K) and P = softmax(S).
+
+    dP = grad v^T and dS = P (dP - sum(dP P)); weights is P and d_products is dS / sqrt(K). Dao et al., 2022,
+    FlashAttention, appendix B.2.
+    """
     weights = masked_softmax(q @ k.mT / math.sqrt(q.shape[-1]), mask)
     d_products = softmax_backward(grad @ v.mT, weights) / math.sqrt(q.shape[-1])
     return d_products @ k, d_products.mT @ q, weights.mT @ grad
@@ -97,7 +117,7 @@ def scaled_dot_product_attention_backward(grad, q, k, v, mask):
 def multi_head_attention_backward(grad, x, source, mask, n_heads, query, key, value, output):
     """dx, dsource and the gradients of the four linear layers. In self-attention, x gets dx + dsource."""
     q, k, v = linear(x, **query), linear(source, **key), linear(source, **value)
-    q, k, v = (split_heads(each, n_heads) for each in (q, k, v))
+    q, k, v = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L or S, K)
     combined = combine_heads(scaled_dot_product_attention(q, k, v, mask))
     d_combined, d_output = linear_backward(grad, combined, **output)
     dq, dk, dv = scaled_dot_product_attention_backward(split_heads(d_combined, n_heads), q, k, v, mask)
@@ -116,20 +136,23 @@ def feed_forward_backward(grad, x, activation, hidden, output):
 
 
 def encoder_layer_backward(grad, x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """dx and the gradients of the layer, for `encoder_layer`. A residual adds the gradients of its two ways."""
-    a = x + multi_head_attention(x, x, mask, n_heads, **attention)
-    y = layer_norm(a, **attention_norm, eps=eps)
-    dz, d_ffn_norm = layer_norm_backward(grad, y + feed_forward(y, activation, **ffn), **ffn_norm, eps=eps)
-    dy, d_ffn = feed_forward_backward(dz, y, activation, **ffn)
-    da, d_attention_norm = layer_norm_backward(dz + dy, a, **attention_norm, eps=eps)
-    dx, dsource, d_attention = multi_head_attention_backward(da, x, x, mask, n_heads, **attention)
+    """dx and the gradients of the layer, for `encoder_layer`.
+
+    A residual y = x + f(x) gives dx = dy + the gradient through f.
+    """
+    total = x + multi_head_attention(x, x, mask, n_heads, **attention)
+    y = layer_norm(total, **attention_norm, eps=eps)
+    d_sum, d_ffn_norm = layer_norm_backward(grad, y + feed_forward(y, activation, **ffn), **ffn_norm, eps=eps)
+    through_ffn, d_ffn = feed_forward_backward(d_sum, y, activation, **ffn)  # dy = d_sum + through_ffn
+    d_total, d_attention_norm = layer_norm_backward(d_sum + through_ffn, total, **attention_norm, eps=eps)
+    as_query, as_source, d_attention = multi_head_attention_backward(d_total, x, x, mask, n_heads, **attention)
     grads = {"attention": d_attention, "attention_norm": d_attention_norm, "ffn": d_ffn, "ffn_norm": d_ffn_norm}
-    return da + dx + dsource, grads
+    return d_total + as_query + as_source, grads
 
 
 def stack_backward(grad, xs, layers, layer_backward, *sizes):
-    """dx and the gradients of each layer, from the last layer to the first. xs: the rows that each layer reads."""
-    grads = list(layers)
+    """dx and the gradients of each layer, from the last layer to the first. xs: the hidden states that each reads."""
+    grads = [{}] * len(layers)
     for i in reversed(range(len(layers))):
         grad, grads[i] = layer_backward(grad, xs[i], *sizes, **layers[i])
     return grad, grads
@@ -138,7 +161,7 @@ def stack_backward(grad, xs, layers, layer_backward, *sizes):
 def distilbert_backward(grad, ids, positions, mask, n_heads, activation, eps, embeddings, layers, pooler, head):
     """The gradients of DistilBERT's classifier, in the form of its weights, from that of its logits (..., C)."""
     total = embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"])
-    xs = [layer_norm(total, **embeddings["norm"], eps=eps)]  # the input of each layer, and the last layer's rows
+    xs = [layer_norm(total, **embeddings["norm"], eps=eps)]  # the input of each layer, and the result of the last
     for layer in layers:
         xs.append(encoder_layer(xs[-1], mask, n_heads, activation, eps, **layer))
     dense = linear(xs[-1][..., 0, :], **pooler)
@@ -152,7 +175,7 @@ def distilbert_backward(grad, ids, positions, mask, n_heads, activation, eps, em
 
 
 def embed_backward(grad, total, ids, positions, eps, token, position, norm):
-    """The gradients of the tables and of the norm, for Normalize(token + position)."""
+    """The gradients of the tables and of the norm, for LayerNorm(token + position)."""
     d_total, d_norm = layer_norm_backward(grad, total, **norm, eps=eps)
     d_token, d_position = embedding_backward(d_total, ids, **token), embedding_backward(d_total, positions, **position)
     return {"token": d_token, "position": d_position, "norm": d_norm}

@@ -1,6 +1,7 @@
-"""Heads: answers from the rows of a model's last layer, x (..., L, D). Each returns a dict of answers by name.
+"""Heads: answers from the hidden states of a model's last layer, x (..., L, D). Each returns a dict of answers by name.
 
-A model has one of them. A pooler is a linear layer and an activation on one row of each text.
+A model has one of them. A pooler is a linear layer and an activation on one row of each text. head["output"] is a
+linear layer (D, C) for C labels, or (D, V) for the tokens of the vocabulary.
 """
 
 import numpy as np
@@ -9,12 +10,12 @@ from npformer.plain.formulas import layer_norm, linear
 
 
 def hidden_states(x):
-    """The rows themselves, (..., L, D)."""
+    """The hidden states themselves, (..., L, D)."""
     return {"last_hidden_state": x}
 
 
 def pooled_states(x, pooler_activation, pooler):
-    """The rows, and act(x_0 W + b) of the first row x_0 of each text, (..., D). Devlin et al., 2019, section 3."""
+    """The hidden states, and act(x_0 W + b) of the first one of each text, (..., D). Devlin et al., 2019, section 3."""
     pooled = pooler_activation(linear(x[..., 0, :], **pooler))
     return {"last_hidden_state": x, "pooler_output": pooled}
 
@@ -47,9 +48,9 @@ def find_answer(x, head):
 
 
 def predict_words(x, head_activation, eps, head):
-    """Logits of every word of the vocabulary at each place: Normalize(act(x W + b)) E^T + c, (..., L, V).
+    """Logits of the vocabulary's tokens at each position: LayerNorm(act(x W + b)) E^T + c, (..., L, V).
 
-    E is usually the token table. Devlin et al., 2019, section 3.1.
+    The output layer's weight is E^T, (D, V); E is usually the token table (V, D). Devlin et al., 2019, section 3.1.
     """
     activated = head_activation(linear(x, **head["hidden"]))
     y = layer_norm(activated, **head["norm"], eps=eps)
@@ -58,13 +59,16 @@ def predict_words(x, head_activation, eps, head):
 
 
 def predict_next(x, head):
-    """Logits of the token after each token: x E^T, (..., L, V). Radford et al., 2018, section 3.1."""
+    """Logits of the token after each token: x E^T, (..., L, V). Radford et al., 2018, section 3.1.
+
+    The output layer's weight is E^T, (D, V): in tied models, the token table (V, D) transposed.
+    """
     logits = linear(x, **head["output"])
     return {"logits": logits}
 
 
 def translate(x, source, scale_output, head):
-    """Logits of the token after each target token, (..., L, V), and the encoder's rows, (..., S, D).
+    """Logits of the token after each target token, (..., L, V), and the encoder's hidden states, (..., S, D).
 
     Vaswani et al., 2017, section 3.4. scale_output is 1 / sqrt(D) in the T5 models whose projection is the token table,
     and 1 in others.

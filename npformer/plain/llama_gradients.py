@@ -1,7 +1,6 @@
-"""The gradients of Llama's next token, and the backward of its formulas: RMSNorm, rotation, grouped and gated layers.
+"""The gradients of the loss of Llama's next token, and the backward of RMSNorm, rotation, grouped and gated layers.
 
-`gradients.py` has the backward of the other formulas and explains the arguments. A text is read whole: `past` has no
-keys and values.
+`gradients.py` has the backward of the other formulas and explains the arguments. A text is read whole, without a cache.
 """
 
 import numpy as np
@@ -68,8 +67,9 @@ def sum_groups(grad, n_kv_heads):
 def grouped_query_attention_backward(grad, x, mask, heads, angles, query, key, value, output):
     """dx and the gradients of the four linear layers, for `grouped_query_attention` without earlier tokens."""
     n_heads, n_kv_heads = heads
-    q = rotate(split_heads(linear(x, **query), n_heads), *angles)
-    k, v = rotate(split_heads(linear(x, **key), n_kv_heads), *angles), split_heads(linear(x, **value), n_kv_heads)
+    q = rotate(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
+    k = rotate(split_heads(linear(x, **key), n_kv_heads), *angles)  # (..., G, L, K)
+    v = split_heads(linear(x, **value), n_kv_heads)
     k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (k, v))
     combined = combine_heads(scaled_dot_product_attention(q, k, v, mask))
     d_combined, d_output = linear_backward(grad, combined, **output)
@@ -87,27 +87,36 @@ def rotary_attention_backward(grad, x, mask, n_heads, angles, query, key, value,
     return grouped_query_attention_backward(grad, x, mask, (n_heads, n_heads), angles, query, key, value, output)
 
 
-def llama_layer_backward(grad, x, past, mask, heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """dx and the gradients of the layer, for `llama_layer`."""
+def no_earlier(x, n_kv_heads, cos, sin):
+    """The keys and values of no earlier tokens, two (..., G, 0, K), for x (..., L, D) and cos (L, K / 2)."""
+    empty = np.zeros((*x.shape[:-2], n_kv_heads, 0, 2 * cos.shape[-1]), x.dtype)
+    return empty, empty
+
+
+def llama_layer_backward(grad, x, mask, heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """dx and the gradients of the layer, for `llama_layer` without earlier tokens."""
+    past = no_earlier(x, heads[1], *angles)
     normed = rms_norm(x, **attention_norm, eps=eps)
     attended, _ = grouped_query_attention(normed, past, mask, heads, angles, **attention)
     y = x + attended
     d_normed, d_ffn = gated_feed_forward_backward(grad, rms_norm(y, **ffn_norm, eps=eps), activation, **ffn)
-    dy, d_ffn_norm = rms_norm_backward(d_normed, y, **ffn_norm, eps=eps)
-    d_normed, d_attention = grouped_query_attention_backward(grad + dy, normed, mask, heads, angles, **attention)
-    dx, d_attention_norm = rms_norm_backward(d_normed, x, **attention_norm, eps=eps)
+    through_ffn, d_ffn_norm = rms_norm_backward(d_normed, y, **ffn_norm, eps=eps)
+    dy = grad + through_ffn
+    d_normed, d_attention = grouped_query_attention_backward(dy, normed, mask, heads, angles, **attention)
+    through_attention, d_attention_norm = rms_norm_backward(d_normed, x, **attention_norm, eps=eps)
     grads = {"attention": d_attention, "attention_norm": d_attention_norm, "ffn": d_ffn, "ffn_norm": d_ffn_norm}
-    return grad + dy + dx, grads
+    return dy + through_attention, grads
 
 
 def llama_backward(
-    grad, ids, positions, past, heads, frequencies, magnitude, activation, eps, embeddings, layers, norm, head
+    grad, ids, positions, heads, frequencies, magnitude, activation, eps, embeddings, layers, norm, head
 ):
     """The gradients of Llama, in the form of its weights, from that of the next tokens' logits (..., L, V)."""
-    angles, mask = rotary_angles(positions, frequencies, magnitude), causal_mask(ids.shape[-1])
-    xs, sizes = [embedding(ids, **embeddings["token"])], (past[0], mask, heads, angles, activation, eps)
+    angles = rotary_angles(positions, frequencies, magnitude)
+    sizes = (causal_mask(ids.shape[-1]), heads, angles, activation, eps)
+    xs = [embedding(ids, **embeddings["token"])]
     for layer in layers:
-        x, _ = llama_layer(xs[-1], *sizes, **layer)
+        x, _ = llama_layer(xs[-1], no_earlier(xs[-1], heads[1], *angles), *sizes, **layer)
         xs.append(x)
     d_normed, d_head = linear_backward(grad, rms_norm(xs[-1], **norm, eps=eps), **head["output"])
     dx, d_norm = rms_norm_backward(d_normed, xs[-1], **norm, eps=eps)

@@ -1,19 +1,31 @@
 """Mistral: Llama with a sliding window. Jiang et al., 2023, Mistral 7B, section 2.
 
-It differs from Llama in its mask: a token sees itself and the `reach` tokens before it, W = reach + 1 tokens in the
-paper. After k layers, information has moved forward by up to k * reach tokens.
+It differs from Llama in its mask: a token sees itself and the `reach` tokens before it. The paper's W, sliding_window
+in config.json, counts the token itself: reach = W - 1. After k layers, information has moved forward by up to k * reach
+tokens.
 """
+
+import numpy as np
 
 from npformer.plain.formulas import causal_window_mask, embedding, rms_norm, rotary_angles
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
-from npformer.plain.llama import all_positions, llama_layer
+from npformer.plain.llama import llama_layer
+
+
+def all_positions(positions, past):
+    """The positions of the P earlier tokens, 0 ... P - 1, followed by those of the new tokens, (L,) -> (P + L,)."""
+    n_past = past[0][0].shape[-2]
+    return np.concatenate([np.arange(n_past), positions])
 
 
 def mistral(ids, positions, past, heads, frequencies, magnitude, reach, activation, eps, embeddings, layers, norm):
-    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
+
+    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    """
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
-    key_positions = all_positions(positions, past)  # (S + L,)
+    key_positions = all_positions(positions, past)  # (P + L,)
     mask = causal_window_mask(positions, key_positions, reach)
     past = list(past)  # the caller's stays as it is
     for i, layer in enumerate(layers):

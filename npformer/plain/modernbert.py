@@ -1,8 +1,10 @@
 """ModernBERT: an encoder with rotary positions, local layers and gated networks. Warner et al., 2024, section 2.1.
 
 It differs from BERT in its layers, which have no biases: norms come before the blocks, attention rotates queries and
-keys, most layers attend to a window, and the feed-forward network is GeGLU. mask is (..., 1, 1, L), True for tokens
-and False for padding, or True for a text alone. places (L,) are 0 ... L - 1.
+keys, most layers attend to a window, and the feed-forward network is GeGLU. The first of each three layers is global,
+with 160,000 as the base of its rotary frequencies; the others see 64 tokens on each side, with a base of 10,000.
+mask is (..., 1, 1, L), True for tokens and False for padding, or True for a text alone. `positions` (L,) turn queries
+and keys, and windows are measured between `text_positions` (L,), the positions in the text; both are 0 ... L - 1.
 """
 
 import numpy as np
@@ -20,12 +22,15 @@ from npformer.plain.heads import classify_tokens, find_answer, hidden_states, pr
 
 
 def embed(ids, eps, token, norm):
-    """Normalize(token): (..., L) -> (..., L, D). No table has positions."""
+    """LayerNorm(token): (..., L) -> (..., L, D). No table has positions."""
     return layer_norm(embedding(ids, **token), **norm, eps=eps)
 
 
 def first_layer(x, mask, n_heads, angles, activation, eps, attention, ffn, ffn_norm):
-    """Y = X + Attention(X); Z = Y + FFN(Normalize(Y)). The embeddings, X, are normalized already. Section 2.1.1."""
+    """Y = X + SelfAttention(X); Z = Y + FFN(LayerNorm(Y)). The embeddings, X, are normalized already. Section 2.1.1.
+
+    Y and Z, here and in later layers: attention_residual and ffn_residual.
+    """
     attention_residual = x + rotary_attention(x, mask, n_heads, angles, **attention)
     normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
     ffn_residual = attention_residual + gated_feed_forward(normed, activation, **ffn)
@@ -33,7 +38,7 @@ def first_layer(x, mask, n_heads, angles, activation, eps, attention, ffn, ffn_n
 
 
 def later_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). (..., L, D) -> (..., L, D)."""
+    """Y = X + SelfAttention(LayerNorm(X)); Z = Y + FFN(LayerNorm(Y)). (..., L, D) -> (..., L, D)."""
     normed = layer_norm(x, **attention_norm, eps=eps)
     attention_residual = x + rotary_attention(normed, mask, n_heads, angles, **attention)
     normed = layer_norm(attention_residual, **ffn_norm, eps=eps)
@@ -41,16 +46,20 @@ def later_layer(x, mask, n_heads, angles, activation, eps, attention, attention_
     return ffn_residual
 
 
-def modernbert(ids, positions, places, mask, n_heads, rotations, reaches, activation, eps, embeddings, layers, norm):
-    """The normalized rows of the last layer, (..., L, D).
+def modernbert(
+    ids, positions, text_positions, mask, n_heads, rotations, reaches, activation, eps, embeddings, layers, norm
+):
+    """The normalized hidden states of the last layer, (..., L, D).
 
-    Each layer has rotary frequencies, with a magnitude, and a reach, infinite in global layers. Section 2.1.2.
+    rotations and reaches have an entry for each layer: rotary frequencies and their magnitude, and the number of tokens
+    that a token sees on each side, `math.inf` in global layers. Section 2.1.2.
     """
     x = embed(ids, eps, **embeddings)
-    functions = [first_layer] + [later_layer] * (len(layers) - 1)
-    for function, layer, rotation, reach in zip(functions, layers, rotations, reaches):
-        angles, near = rotary_angles(positions, *rotation), window_mask(places, places, reach)
-        x = function(x, mask & near, n_heads, angles, activation, eps, **layer)
+    layer_functions = [first_layer] + [later_layer] * (len(layers) - 1)
+    for layer_function, layer, rotation, reach in zip(layer_functions, layers, rotations, reaches):
+        angles = rotary_angles(positions, *rotation)
+        near = window_mask(text_positions, text_positions, reach)  # (L, L)
+        x = layer_function(x, mask & near, n_heads, angles, activation, eps, **layer)
     return layer_norm(x, **norm, eps=eps)
 
 
@@ -61,12 +70,13 @@ def first_row(x, mask):
 
 def mean_row(x, mask):
     """The mean of the rows of each text that are not padding, (..., L, D) -> (..., D)."""
-    kept = np.broadcast_to(mask, (*x.shape[:-2], 1, 1, x.shape[-2]))[..., 0, 0, :, None]  # (..., L, 1)
+    kept = np.broadcast_to(mask, (*x.shape[:-2], 1, 1, x.shape[-2]))  # mask may be True
+    kept = kept[..., 0, 0, :, None]  # (..., L, 1)
     return x.mean(axis=-2, where=kept)
 
 
 def transform(x, head_activation, eps, head):
-    """Normalize(act(x W)), (..., D) -> (..., D): every head has this layer before its last one."""
+    """LayerNorm(act(x W)), (..., D) -> (..., D): every head has this layer before its last one."""
     activated = head_activation(linear(x, **head["hidden"]))
     return layer_norm(activated, **head["norm"], eps=eps)
 

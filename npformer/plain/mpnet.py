@@ -1,8 +1,9 @@
 """MPNet: BERT with a bias for each distance between tokens. Song et al., 2020, MPNet.
 
 It differs from BERT in its attention, which adds T5's relative biases to the scores, from one table for all layers. It
-has no token types, and positions are those of RoBERTa's `padded_positions`. mask is (..., 1, 1, L), True for tokens
-and False for padding, or True for a text alone. places (L,) are 0 ... L - 1.
+has no token types. `positions` are rows of the position table, those of RoBERTa's `padded_positions`; distances are
+those of `text_positions`, the positions in the text, 0 ... L - 1. mask is (..., 1, 1, L), True for tokens and False
+for padding, or True for a text alone.
 """
 
 import math
@@ -15,9 +16,10 @@ from npformer.plain.heads import classify_first, classify_tokens, find_answer, p
 from npformer.plain.t5 import relative_buckets
 
 
-def distance_biases(places, max_distance, weight):
+def distance_biases(text_positions, max_distance, weight):
     """b_h[bucket(j - i)] for head h, query i and key j, weight (32, H) -> (H, L, L). Raffel et al., 2020, T5, 2.1."""
-    buckets = relative_buckets(places - places[:, None], len(weight), max_distance)  # (L, L)
+    distances = text_positions - text_positions[:, None]  # (L, L)
+    buckets = relative_buckets(distances, len(weight), max_distance)
     return np.moveaxis(weight[buckets], -1, 0)
 
 
@@ -33,17 +35,19 @@ def biased_attention(x, bias, mask, n_heads, query, key, value, output):
 
 
 def mpnet_layer(x, bias, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)). (..., L, D) -> (..., L, D)."""
+    """Y = LayerNorm(X + SelfAttention(X)); Z = LayerNorm(Y + FFN(Y)). (..., L, D) -> (..., L, D)."""
     attention_residual = x + biased_attention(x, bias, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     ffn_residual = y + feed_forward(y, activation, **ffn)
     return layer_norm(ffn_residual, **ffn_norm, eps=eps)
 
 
-def mpnet(ids, positions, places, mask, n_heads, max_distance, activation, eps, embeddings, relative_bias, layers):
-    """The rows of the last layer, (..., L, D)."""
+def mpnet(
+    ids, positions, text_positions, mask, n_heads, max_distance, activation, eps, embeddings, relative_bias, layers
+):
+    """The hidden states of the last layer, (..., L, D). ids and positions (..., L), text_positions (L,)."""
     x = embed(ids, positions, eps, **embeddings)
-    bias = distance_biases(places, max_distance, **relative_bias)
+    bias = distance_biases(text_positions, max_distance, **relative_bias)
     for layer in layers:
         x = mpnet_layer(x, bias, mask, n_heads, activation, eps, **layer)
     return x

@@ -10,13 +10,13 @@ from npformer.plain.heads import classify_first, classify_tokens, hidden_states,
 
 
 def embed(ids, token_type_ids, eps, token, segment, norm):
-    """Normalize(token + segment): (..., L) twice -> (..., L, D)."""
+    """LayerNorm(token + segment): (..., L) twice -> (..., L, D)."""
     total = embedding(ids, **token) + embedding(token_type_ids, **segment)
     return layer_norm(total, **norm, eps=eps)
 
 
 def nomic_layer(x, mask, n_heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = Normalize(X + Attention(X)); Z = Normalize(Y + SwiGLU(Y)). (..., L, D) -> (..., L, D)."""
+    """Y = LayerNorm(X + SelfAttention(X)); Z = LayerNorm(Y + SwiGLU(Y)). (..., L, D) -> (..., L, D)."""
     attention_residual = x + rotary_attention(x, mask, n_heads, angles, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     ffn_residual = y + gated_feed_forward(y, activation, **ffn)
@@ -24,7 +24,7 @@ def nomic_layer(x, mask, n_heads, angles, activation, eps, attention, attention_
 
 
 def nomic_bert(ids, positions, token_type_ids, mask, n_heads, frequencies, activation, eps, embeddings, layers):
-    """The rows of the last layer, (..., L, D)."""
+    """The hidden states of the last layer, (..., L, D)."""
     x = embed(ids, token_type_ids, eps, **embeddings)
     angles = rotary_angles(positions, frequencies)
     for layer in layers:

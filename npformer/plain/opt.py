@@ -30,11 +30,13 @@ def opt(
     ids, positions, n_heads, activation, eps, embed_tokens, opt_layer, last_norm, last_projection,
     embeddings, layers, norm, project,
 ):  # fmt: skip
-    """The rows after the last layer: ids (..., L), positions (L,) -> (..., L, D), or (..., L, E) for a narrow table.
+    """The hidden states after the last layer, (..., L, D), or (..., L, E) for a narrow table.
 
+    ids (..., L), positions (L,): row 2 of the position table, row 3, and so on.
     The functions that CHOICES lists differ between checkpoints.
     """
-    x, mask = embed_tokens(ids, positions, **embeddings), causal_mask(ids.shape[-1], ids.shape[-1])
+    x = embed_tokens(ids, positions, **embeddings)
+    mask = causal_mask(ids.shape[-1])  # (L, L)
     for layer in layers:
         x = opt_layer(x, mask, n_heads, activation, eps, **layer)
     return last_projection(last_norm(x, **norm, eps=eps), **project)

@@ -48,7 +48,7 @@ def page(model_type: str) -> ModuleType:
 
     Returns
     -------
-    module. MODEL is the function that computes the rows of the last layer, HEADS has that of each head.
+    module. MODEL is the function that computes the hidden states of the last layer, HEADS has that of each head.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def page(model_type: str) -> ModuleType:
     Examples
     --------
     >>> npformer.plain.page("bert").embed.__doc__.splitlines()[0]
-    'Normalize(token + position + segment): (..., L) three times -> (..., L, D). Figure 2.'
+    'LayerNorm(token + position + segment): (..., L) three times -> (..., L, D). Figure 2.'
     """
     name = model_type if model_type in names() else PAGES.get(model_type, model_type)
     if name not in names():
@@ -169,6 +169,8 @@ def functions_of(
     head = on.HEADS[config.head]
     if "pooler" in inspect.signature(head).parameters and "pooler" not in weights:
         head = heads.hidden_states  # a base model whose file has no pooler
+    if config.head == "causal-lm":
+        head = getattr(on, "WITH_CAP" if config.logit_cap else "WITHOUT_CAP", head)
     return _model(on, config), head
 
 

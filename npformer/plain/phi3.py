@@ -1,8 +1,8 @@
 """Phi-3 and Phi-4: Llama with a window, and with rotary positions for texts of up to 128,000 tokens.
 
 Abdin et al., 2024, Phi-3 Technical Report, section 2. It differs from Llama in its mask, in which a token sees itself
-and the `reach` tokens before it, and in its rotation: Phi-4 mini rotates only the first columns of each head. Models
-for long texts have the frequencies of LongRoPE (`rotary.py`).
+and the `reach` tokens before it (reach = sliding_window - 1), and in its rotation: Phi-4 mini rotates only the first
+columns of each head. Models for long texts have the frequencies of LongRoPE (`rotary.py`).
 """
 
 import numpy as np
@@ -20,28 +20,31 @@ from npformer.plain.formulas import (
     split_heads,
 )
 from npformer.plain.heads import classify_last, classify_tokens, hidden_states, predict_next
-from npformer.plain.llama import all_positions
+from npformer.plain.mistral import all_positions
 
 
 def phi3_attention(x, past, mask, heads, angles, query, key, value, output):
     """Grouped attention of heads whose first columns are rotated. (..., L, D) -> (..., L, D), and the keys and values.
 
-    past two (..., G, S, K), mask (L, S + L), angles two (L, R / 2) for R rotated columns. heads: H and G.
+    past two (..., G, P, K), mask (L, P + L), angles two (L, R / 2) for R rotated columns. heads: H and G.
     """
     n_heads, n_kv_heads = heads
     query_rotated = rotate_first(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
     key_rotated = rotate_first(split_heads(linear(x, **key), n_kv_heads), *angles)  # (..., G, L, K)
     value_heads = split_heads(linear(x, **value), n_kv_heads)
-    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, S + L, K)
+    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, P + L, K)
     values = np.concatenate([past[1], value_heads], axis=-2)
-    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, S + L, K)
+    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, P + L, K)
     context = scaled_dot_product_attention(query_rotated, k, v, mask)
     combined = combine_heads(context)
     return linear(combined, **output), (keys, values)
 
 
 def phi3_layer(x, past, mask, heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). Returns Z, and the keys and values so far."""
+    """Y = X + SelfAttention(RMSNorm(X)); Z = Y + FFN(RMSNorm(Y)). Y, Z: attention_residual and ffn_residual.
+
+    x (..., L, D), past two (..., G, P, K) -> Z (..., L, D), and the keys and values so far, two (..., G, P + L, K).
+    """
     normed = rms_norm(x, **attention_norm, eps=eps)
     attended, past = phi3_attention(normed, past, mask, heads, angles, **attention)
     attention_residual = x + attended
@@ -51,10 +54,13 @@ def phi3_layer(x, past, mask, heads, angles, activation, eps, attention, attenti
 
 
 def phi3(ids, positions, past, heads, frequencies, magnitude, reach, activation, eps, embeddings, layers, norm):
-    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
+
+    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    """
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
-    key_positions = all_positions(positions, past)  # (S + L,)
+    key_positions = all_positions(positions, past)  # (P + L,)
     mask = causal_window_mask(positions, key_positions, reach)
     past = list(past)  # the caller's stays as it is
     for i, layer in enumerate(layers):

@@ -2,19 +2,23 @@
 
 Yang et al., 2024, Qwen2 Technical Report, section 2.2. The code differs from Llama in the mask alone, because `linear`
 adds a bias if there is one. `reaches` has an entry for each layer: the number of earlier tokens that a token sees,
-`math.inf` for all.
+sliding_window - 1, or `math.inf` for all.
 """
 
 from npformer.plain.formulas import causal_window_mask, embedding, rms_norm, rotary_angles
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
-from npformer.plain.llama import all_positions, llama_layer
+from npformer.plain.llama import llama_layer
+from npformer.plain.mistral import all_positions
 
 
 def qwen2(ids, positions, past, heads, frequencies, magnitude, reaches, activation, eps, embeddings, layers, norm):
-    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
+
+    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    """
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
-    key_positions = all_positions(positions, past)  # (S + L,)
+    key_positions = all_positions(positions, past)  # (P + L,)
     past = list(past)  # the caller's stays as it is
     for i, (layer, reach) in enumerate(zip(layers, reaches)):
         mask = causal_window_mask(positions, key_positions, reach)

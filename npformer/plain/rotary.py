@@ -1,7 +1,9 @@
 """Frequencies of rotary positions, (K / 2,), and how long texts change them. Su et al., 2021, RoFormer, section 3.2.2.
 
 A scaling lets a model read texts that are longer than those in training, of `original` tokens. Frequencies are rounded
-to float32 for every dtype, as in the training of the checkpoints. The angles are not rounded.
+to float32 for every dtype, as in the training of the checkpoints. The angles are not rounded: transformers computes
+their cosines in float32 even for float64 models, so its logits may differ by 1e-6. The magnitude, a factor of cosines
+and sines, is 1 unless the scaling has one (`yarn_magnitude`, `longrope_magnitude`).
 """
 
 import math

@@ -74,9 +74,9 @@ def _values(config: Any, text: Any) -> dict[str, Any]:
         "ids": source.ids,
         "positions": None if source.positions is None else config.positions.first + source.positions,
         "token_type_ids": source.token_type_ids,
-        "places": source.places,
+        "text_positions": source.places,
         "target_ids": target.ids if target else None,
-        "target_places": target.places if target else None,
+        "target_text_positions": target.places if target else None,
     }
     known = {name: each for name, each in given.items() if each is not None}
     positions = known.get("positions", computed(SIZES["positions"](config), known))
@@ -160,7 +160,7 @@ MAGNITUDES: Mapping[str, Callable[[Any], float]] = {
     "LongRope": lambda s: s.attention or rotary.longrope_magnitude(s.factor, s.original),
 }
 
-#: The soft cap of a model without one: so high that it changes no number, a power of 2, so that nothing is rounded.
+#: The soft cap of scores without one: so high that it changes no number, a power of 2, so that nothing is rounded.
 NO_CAP = 2.0**64
 
 #: Name of a parameter -> key of its function in the CHOICES of the page.
@@ -175,8 +175,8 @@ OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "last_projection": lambda config: "narrow" if config.d_embedding else "wide",
     "visible": lambda config: "causal" if config.causal else "bidirectional",
     "position_rows": lambda config: "no table" if config.positions.table == "none" else "table",
-    "source_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
-    "target_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
+    "src_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
+    "tgt_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
 }
 #: Groups of weights that only some models of a family have. Without them, the function that reads them takes none.
 OPTIONAL = ("norm", "project", "distances_norm")
@@ -190,8 +190,8 @@ SIZES: Mapping[str, Callable[[Any], Any]] = {
     "token_type_ids": lambda config: Call(np.zeros_like, (IDS,)),
     "mask": lambda config: Call(formulas.causal_mask, (Call(len, (IDS,)),)) if config.causal else True,
     "past": lambda config: Call(no_past, (config.n_layers, config.kv_heads, config.d_head)),
-    "places": lambda config: _from(0, IDS),
-    "target_places": lambda config: _from(0, _target(config)),
+    "text_positions": lambda config: _from(0, IDS),
+    "target_text_positions": lambda config: _from(0, _target(config)),
     "n_heads": lambda config: config.n_heads,
     "n_target_heads": lambda config: config.decoder.n_heads,
     "heads": lambda config: [config.n_heads, config.kv_heads],
@@ -217,5 +217,5 @@ SIZES: Mapping[str, Callable[[Any], Any]] = {
         config.score_scale or config.d_head**-0.5,
         getattr(of_layer(config, 0, "cap"), "cap", NO_CAP),
     ],
-    "logit_cap": lambda config: config.logit_cap or NO_CAP,
+    "logit_cap": lambda config: config.logit_cap,
 }

@@ -2,18 +2,23 @@
 
 It differs from Llama in its angles and its mask. `rotations` has the frequencies and the magnitude of rotary positions
 for each layer. In every fourth layer, the frequencies are 0, and so is the angle at every position: such a layer knows
-the order of tokens from the mask alone. `reaches`: the number of earlier tokens that a token sees, `math.inf` for all.
+the order of tokens from the mask alone. `reaches` has an entry for each layer: the number of earlier tokens that a
+token sees, sliding_window - 1, or `math.inf` for all.
 """
 
 from npformer.plain.formulas import causal_window_mask, embedding, rms_norm, rotary_angles
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
-from npformer.plain.llama import all_positions, llama_layer
+from npformer.plain.llama import llama_layer
+from npformer.plain.mistral import all_positions
 
 
 def smollm3(ids, positions, past, heads, rotations, reaches, activation, eps, embeddings, layers, norm):
-    """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
+    """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
+
+    ids (..., L) and positions (L,): those of the new tokens. past and heads: as in `llama`.
+    """
     x = embedding(ids, **embeddings["token"])
-    key_positions = all_positions(positions, past)  # (S + L,)
+    key_positions = all_positions(positions, past)  # (P + L,)
     past = list(past)  # the caller's stays as it is
     for i, (layer, rotation, reach) in enumerate(zip(layers, rotations, reaches)):
         angles = rotary_angles(positions, *rotation)

@@ -4,6 +4,7 @@ It differs from the Transformer of 2017 in its norms, RMSNorm before the blocks,
 divided by sqrt(K). Linear layers have no biases, and no table of positions is added to the embeddings. Each stack has
 one table of biases for the scores of all its layers, a bias for each head and each bucket of distances (section 2.1).
 `ffn_function`: `feed_forward` in T5 1.0, with ReLU, and `gated_feed_forward` in T5 1.1 and mT5 (Shazeer, 2020).
+`source` is the result of the encoder, and text_positions are the positions in the text, 0 ... L - 1.
 """
 
 import math
@@ -22,7 +23,7 @@ def one_sided_buckets(distances, n_buckets, max_distance):
     """
     exact = n_buckets // 2
     steps = np.log(np.maximum(distances, 1) / exact) / math.log(max_distance / exact) * (n_buckets - exact)
-    far = exact + np.floor(steps + 1e-6).astype(int)  # 1e-6: log(16 / 8) / log(2) may be below 1
+    far = exact + np.floor(steps + 1e-6).astype(int)  # 1e-6: log(10 / 5) / log(160 / 5) * 5 is 1 - 1e-16
     return np.where(distances < exact, distances, np.minimum(far, n_buckets - 1))
 
 
@@ -41,10 +42,11 @@ def causal_buckets(distances, n_buckets, max_distance):
     return one_sided_buckets(np.maximum(-distances, 0), n_buckets, max_distance)
 
 
-def biases(places, buckets, max_distance, weight):
-    """b_h[bucket(j - i)] for head h, query i and key j, places (L,), weight (n_buckets, H) -> (H, L, L)."""
-    of_distances = buckets(places - places[:, None], len(weight), max_distance)  # (L, L)
-    return np.moveaxis(weight[of_distances], -1, 0)
+def biases(text_positions, buckets, max_distance, weight):
+    """b_h[bucket(j - i)] for head h, query i and key j: text_positions (L,), weight (n_buckets, H) -> (H, L, L)."""
+    n_buckets = len(weight)
+    distances = text_positions - text_positions[:, None]  # (L, L)
+    return np.moveaxis(weight[buckets(distances, n_buckets, max_distance)], -1, 0)
 
 
 def biased_attention(x, source, bias, mask, n_heads, query, key, value, output):
@@ -59,7 +61,10 @@ def biased_attention(x, source, bias, mask, n_heads, query, key, value, output):
 
 
 def t5_encoder_layer(x, bias, n_heads, ffn_function, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). (..., S, D) -> (..., S, D)."""
+    """Y = X + SelfAttention(RMSNorm(X)); Z = Y + FFN(RMSNorm(Y)). (..., S, D) -> (..., S, D), bias (H, S, S).
+
+    Y and Z: attention_residual and ffn_residual.
+    """
     normed = rms_norm(x, **attention_norm, eps=eps)
     attention_residual = x + biased_attention(normed, normed, bias, True, n_heads, **attention)
     normed = rms_norm(attention_residual, **ffn_norm, eps=eps)
@@ -71,8 +76,13 @@ def t5_decoder_layer(
     x, source, bias, n_heads, ffn_function, activation, eps,
     attention, attention_norm, cross_attention, cross_attention_norm, ffn, ffn_norm,
 ):  # fmt: skip
-    """As in the encoder, with attention to the source in between, which has no bias. (..., L, D) -> (..., L, D)."""
-    normed, mask = rms_norm(x, **attention_norm, eps=eps), causal_mask(x.shape[-2], x.shape[-2])
+    """Y = X + SelfAttention(RMSNorm(X)); Z = Y + CrossAttention(RMSNorm(Y), source); Z + FFN(RMSNorm(Z)).
+
+    x (..., L, D), source (..., S, D), bias (H, L, L) -> (..., L, D). Cross-attention has no bias. Y, Z and the result:
+    attention_residual, cross_attention_residual and ffn_residual.
+    """
+    mask = causal_mask(x.shape[-2])
+    normed = rms_norm(x, **attention_norm, eps=eps)
     attention_residual = x + biased_attention(normed, normed, bias, mask, n_heads, **attention)
     normed = rms_norm(attention_residual, **cross_attention_norm, eps=eps)
     crossed = biased_attention(normed, source, 0, True, n_heads, **cross_attention)
@@ -82,28 +92,37 @@ def t5_decoder_layer(
     return ffn_residual
 
 
-def encode(ids, places, n_heads, ffn_function, activation, eps, max_distance, embeddings, relative_bias, layers, norm):
-    """The normalized rows of the encoder, ids and places (S,) -> (S, D). places: the index of each token."""
-    x, bias = embedding(ids, **embeddings["token"]), biases(places, relative_buckets, max_distance, **relative_bias)
+def encode(
+    ids, text_positions, n_heads, ffn_function, activation, eps, max_distance, embeddings, relative_bias, layers, norm
+):
+    """The normalized hidden states of the encoder, ids and text_positions (S,) -> (S, D)."""
+    x = embedding(ids, **embeddings["token"])
+    bias = biases(text_positions, relative_buckets, max_distance, **relative_bias)  # (H, S, S)
     for layer in layers:
         x = t5_encoder_layer(x, bias, n_heads, ffn_function, activation, eps, **layer)
     return rms_norm(x, **norm, eps=eps)
 
 
 def decode(
-    ids, places, source, n_heads, ffn_function, activation, eps, max_distance, embeddings, relative_bias, layers, norm
-):
-    """The normalized rows of the decoder, ids and places (L,) -> (L, D), for source (S, D)."""
-    x, bias = embedding(ids, **embeddings["token"]), biases(places, causal_buckets, max_distance, **relative_bias)
+    ids, text_positions, source, n_heads, ffn_function, activation, eps, max_distance,
+    embeddings, relative_bias, layers, norm,
+):  # fmt: skip
+    """The normalized hidden states of the decoder, ids and text_positions (L,) -> (L, D), for source (S, D)."""
+    x = embedding(ids, **embeddings["token"])
+    bias = biases(text_positions, causal_buckets, max_distance, **relative_bias)  # (H, L, L)
     for layer in layers:
         x = t5_decoder_layer(x, source, bias, n_heads, ffn_function, activation, eps, **layer)
     return rms_norm(x, **norm, eps=eps)
 
 
-def t5(ids, places, target_ids, target_places, n_heads, ffn_function, activation, eps, max_distance, encoder, decoder):
-    """The normalized rows of the decoder, (L, D), and of the encoder, (S, D)."""
-    source = encode(ids, places, n_heads, ffn_function, activation, eps, max_distance, **encoder)
-    x = decode(target_ids, target_places, source, n_heads, ffn_function, activation, eps, max_distance, **decoder)
+def t5(
+    ids, text_positions, target_ids, target_text_positions, n_heads, ffn_function, activation, eps, max_distance,
+    encoder, decoder,
+):  # fmt: skip
+    """The normalized hidden states of the decoder, (L, D), and of the encoder, (S, D)."""
+    sizes = (n_heads, ffn_function, activation, eps, max_distance)
+    source = encode(ids, text_positions, *sizes, **encoder)
+    x = decode(target_ids, target_text_positions, source, *sizes, **decoder)
     return x, source
 
 

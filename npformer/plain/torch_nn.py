@@ -2,8 +2,11 @@
 
 Norms come after the blocks, as in 2017, or before them if `norm_first` is true (Xiong et al., 2020, On Layer
 Normalization in the Transformer Architecture, figure 1), and a stack may end with a norm. torch leaves embeddings and
-heads to its users: here, embeddings are those of 2017, and an encoder alone may classify texts or tokens. The functions
-that CHOICES lists differ between checkpoints.
+heads to its users: here, embeddings are those of 2017, and an encoder alone may classify texts or tokens.
+
+`ids` are torch's src, `target_ids` its tgt, and the encoder's result is `memory`. The decoder's mask is always causal,
+whereas torch masks nothing without tgt_mask. torch's in_proj_weight (3 D, D) is split into the weights (D, D) of query,
+key and value, transposed. Arguments that are functions, with the functions that they may be, are in CHOICES.
 """
 
 from npformer.plain.formulas import (
@@ -20,6 +23,7 @@ from npformer.plain.heads import classify_tokens, hidden_states, translate
 from npformer.plain.transformer import decoder_layer
 
 NO_WEIGHTS = {}  # of a table or a norm that a model does not have
+norm_first_encoder_layer = gpt2_layer  # the same computation
 
 
 def no_rows(ids):
@@ -40,17 +44,18 @@ def embed(ids, positions, scale, position_rows, token, position=NO_WEIGHTS):
 
 
 def norm_first_decoder_layer(
-    x, source, mask, n_heads, activation, eps,
+    x, memory, mask, n_heads, activation, eps,
     attention, attention_norm, cross_attention, cross_attention_norm, ffn, ffn_norm,
 ):  # fmt: skip
-    """Y = X + Attention(Normalize(X)); Z = Y + Attention(Normalize(Y), source); Z + FFN(Normalize(Z)).
+    """Y = X + SelfAttention(LayerNorm(X)); Z = Y + CrossAttention(LayerNorm(Y), memory); Z + FFN(LayerNorm(Z)).
 
-    x (..., L, D), source (..., S, D) -> (..., L, D). mask: True where a row of x may attend to a row of x.
+    x (..., L, D), memory (..., S, D) -> (..., L, D). mask (L, L) is that of self-attention. Y, Z and the result:
+    attention_residual, cross_attention_residual and ffn_residual.
     """
     normed = layer_norm(x, **attention_norm, eps=eps)
     attention_residual = x + multi_head_attention(normed, normed, mask, n_heads, **attention)
     normed = layer_norm(attention_residual, **cross_attention_norm, eps=eps)
-    crossed = multi_head_attention(normed, source, True, n_heads, **cross_attention)
+    crossed = multi_head_attention(normed, memory, True, n_heads, **cross_attention)
     cross_attention_residual = attention_residual + crossed
     normed = layer_norm(cross_attention_residual, **ffn_norm, eps=eps)
     ffn_residual = cross_attention_residual + feed_forward(normed, activation, **ffn)
@@ -58,40 +63,41 @@ def norm_first_decoder_layer(
 
 
 def encode(
-    ids, positions, mask, n_heads, activation, eps, scale, position_rows, source_layer, last_norm,
+    ids, positions, mask, n_heads, activation, eps, scale, position_rows, src_layer, last_norm,
     embeddings, layers, norm=NO_WEIGHTS,
 ):  # fmt: skip
-    """The rows after the encoder's last layer, (..., S, D)."""
+    """The hidden states after the encoder's last layer, (..., S, D)."""
     x = embed(ids, positions, scale, position_rows, **embeddings)
     for layer in layers:
-        x = source_layer(x, mask, n_heads, activation, eps, **layer)
+        x = src_layer(x, mask, n_heads, activation, eps, **layer)
     return last_norm(x, **norm, eps=eps)
 
 
 def decode(
-    ids, positions, source, n_heads, activation, eps, scale, position_rows, target_layer, last_norm,
+    ids, positions, memory, n_heads, activation, eps, scale, position_rows, tgt_layer, last_norm,
     embeddings, layers, norm=NO_WEIGHTS,
 ):  # fmt: skip
-    """The rows after the decoder's last layer, (..., L, D), for source (..., S, D)."""
-    x, mask = embed(ids, positions, scale, position_rows, **embeddings), causal_mask(ids.shape[-1])
+    """The hidden states after the decoder's last layer, (..., L, D), for memory (..., S, D)."""
+    x = embed(ids, positions, scale, position_rows, **embeddings)
+    mask = causal_mask(ids.shape[-1])
     for layer in layers:
-        x = target_layer(x, source, mask, n_heads, activation, eps, **layer)
+        x = tgt_layer(x, memory, mask, n_heads, activation, eps, **layer)
     return last_norm(x, **norm, eps=eps)
 
 
 def torch_transformer(
     ids, positions, target_ids, target_positions, n_heads, n_target_heads, activation, eps, scale,
-    position_rows, source_layer, target_layer, last_norm, encoder, decoder,
+    position_rows, src_layer, tgt_layer, last_norm, encoder, decoder,
 ):  # fmt: skip
-    """The rows after the decoder's last layer, (..., L, D), and after the encoder's, (..., S, D)."""
+    """The hidden states after the decoder's last layer, (..., L, D), and after the encoder's, (..., S, D)."""
     sizes = (activation, eps, scale, position_rows)
-    source = encode(ids, positions, True, n_heads, *sizes, source_layer, last_norm, **encoder)
-    x = decode(target_ids, target_positions, source, n_target_heads, *sizes, target_layer, last_norm, **decoder)
-    return x, source
+    memory = encode(ids, positions, True, n_heads, *sizes, src_layer, last_norm, **encoder)
+    x = decode(target_ids, target_positions, memory, n_target_heads, *sizes, tgt_layer, last_norm, **decoder)
+    return x, memory
 
 
 def classify(x, head):
-    """Logits of a text's labels from its first row, (..., C)."""
+    """Logits of a text's labels from the hidden state of its first token, (..., C)."""
     logits = linear(x[..., 0, :], **head["output"])
     return {"logits": logits}
 
@@ -100,8 +106,8 @@ MODEL = torch_transformer
 ALONE = encode
 CHOICES = {
     "position_rows": {"table": embedding, "no table": no_rows},
-    "source_layer": {"norms before blocks": gpt2_layer, "norms after blocks": encoder_layer},
-    "target_layer": {"norms before blocks": norm_first_decoder_layer, "norms after blocks": decoder_layer},
+    "src_layer": {"norms before blocks": norm_first_encoder_layer, "norms after blocks": encoder_layer},
+    "tgt_layer": {"norms before blocks": norm_first_decoder_layer, "norms after blocks": decoder_layer},
     "last_norm": {"norm": layer_norm, "no norm": unchanged},
 }
 HEADS = {

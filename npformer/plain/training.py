@@ -1,6 +1,6 @@
 """Training: cross-entropy, AdamW, and a loop that trains a small DistilBERT to classify texts.
 
-Vaswani et al., 2017, section 5; Kingma and Ba, 2015, Adam; Loshchilov and Hutter, 2019, AdamW.
+Kingma and Ba, 2015, Adam; Loshchilov and Hutter, 2019, AdamW. A batch has B texts of L tokens.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from npformer.plain.gradients import distilbert_backward
 
 
 def cross_entropy(logits, targets):
-    """The mean of -log softmax(logits)[target]. logits (..., C), targets (...) whole numbers.
+    """The mean of -log softmax(logits)[target]. logits (..., C), targets (...): class indices.
 
     >>> cross_entropy(np.array([[0.0, np.log(3.0)]]), np.array([1])).round(4).item()
     0.2877
@@ -30,24 +30,38 @@ def cross_entropy_backward(logits, targets):
     return (softmax(logits) - at_target) / targets.size
 
 
-def adamw(weight, m, v, grad, step, rate, decay):
-    """One step of AdamW with betas 0.9 and 0.999 and eps 1e-8. Returns weight, m and v. step counts from 1.
+def adamw(weight, m, v, grad, step, learning_rate, weight_decay):
+    """w - learning_rate (m_hat / (sqrt(v_hat) + eps) + weight_decay w), and the new m and v. step counts from 1.
 
-    m and v begin with zeros. Loshchilov and Hutter, 2019, algorithm 2.
+    m and v are moving averages of grad and grad^2 with betas 0.9 and 0.999, zeros at first; eps is 1e-8. As in torch,
+    weight_decay is multiplied by the learning rate; in Loshchilov and Hutter, 2019, algorithm 2, it is not.
     """
     m = 0.9 * m + 0.1 * grad
     v = 0.999 * v + 0.001 * grad**2
     m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.999**step)
-    return weight - rate * (m_hat / (np.sqrt(v_hat) + 1e-8) + decay * weight), m, v
+    return weight - learning_rate * (m_hat / (np.sqrt(v_hat) + 1e-8) + weight_decay * weight), m, v
 
 
-def mapped(function, tree, *others):
-    """The function of the arrays at each place of trees of the same form, nested dicts and lists."""
+def tree_map(function, tree, *others):
+    """function(leaf, leaves of the others...) for each leaf of nested dicts and lists of one form.
+
+    >>> tree_map(max, {"a": 1, "b": [2, 3]}, {"a": 10, "b": [0, 30]})
+    {'a': 10, 'b': [2, 30]}
+    """
     if isinstance(tree, dict):
-        return {name: mapped(function, each, *(other[name] for other in others)) for name, each in tree.items()}
+        return {name: tree_map(function, each, *(other[name] for other in others)) for name, each in tree.items()}
     if isinstance(tree, list):
-        return [mapped(function, *each) for each in zip(tree, *others)]
+        return [tree_map(function, *each) for each in zip(tree, *others)]
     return function(tree, *others)
+
+
+def adamw_of_all(weights, m, v, grads, step, learning_rate, weight_decay):
+    """`adamw` for every array of nested weights. Returns weights, m and v."""
+    updated = tree_map(lambda *arrays: adamw(*arrays, step, learning_rate, weight_decay), weights, m, v, grads)
+    weights = tree_map(lambda triple: triple[0], updated)
+    m = tree_map(lambda triple: triple[1], updated)
+    v = tree_map(lambda triple: triple[2], updated)
+    return weights, m, v
 
 
 def random_linear(random, n_in, n_out):
@@ -55,15 +69,19 @@ def random_linear(random, n_in, n_out):
     return {"weight": random.normal(0, 0.02, (n_in, n_out)), "bias": np.zeros(n_out)}
 
 
+def new_norm(width):
+    """A norm with weights 1 and biases 0."""
+    return {"weight": np.ones(width), "bias": np.zeros(width)}
+
+
 def random_layer(random, width, d_ffn):
-    """The weights of an encoder layer. The factors of norms are 1."""
-    norm = {"weight": np.ones(width), "bias": np.zeros(width)}
+    """The weights of an encoder layer."""
     names = ("query", "key", "value", "output")
     return {
         "attention": {name: random_linear(random, width, width) for name in names},
-        "attention_norm": norm,
+        "attention_norm": new_norm(width),
         "ffn": {"hidden": random_linear(random, width, d_ffn), "output": random_linear(random, d_ffn, width)},
-        "ffn_norm": norm,
+        "ffn_norm": new_norm(width),
     }
 
 
@@ -74,22 +92,24 @@ def random_classifier(random, n_tokens, length, width, d_ffn, n_layers, n_labels
         for name, rows in zip(("token", "position"), (n_tokens, length))
     }
     return {
-        "embeddings": tables | {"norm": {"weight": np.ones(width), "bias": np.zeros(width)}},
+        "embeddings": tables | {"norm": new_norm(width)},
         "layers": [random_layer(random, width, d_ffn) for _ in range(n_layers)],
         "pooler": random_linear(random, width, width),
         "head": {"output": random_linear(random, width, n_labels)},
     }
 
 
-def train(weights, ids, labels, n_heads, steps, rate, decay):
+def train(weights, ids, labels, n_heads, steps, learning_rate, weight_decay):
     """Trains on a batch ids (B, L) with labels (B,) for some steps. Returns the weights and the loss of each step."""
-    sizes, losses = (np.arange(ids.shape[-1]), True, n_heads, gelu, 1e-12), []  # positions, mask, ..., eps
-    state = mapped(lambda w: (w, np.zeros_like(w), np.zeros_like(w)), weights)
+    m = tree_map(np.zeros_like, weights)
+    v = tree_map(np.zeros_like, weights)
+    sizes = (np.arange(ids.shape[-1]), True, n_heads, gelu, 1e-12)  # positions, mask, n_heads, activation, eps
+    losses = []
     for step in range(1, steps + 1):
         x = distilbert(ids, *sizes, weights["embeddings"], weights["layers"])
         logits = classify(x, weights["pooler"], weights["head"])["logits"]
         losses.append(cross_entropy(logits, labels))
-        grads = distilbert_backward(cross_entropy_backward(logits, labels), ids, *sizes, **weights)
-        state = mapped(lambda of, grad: adamw(*of, grad, step, rate, decay), state, grads)  # noqa: B023
-        weights = mapped(lambda of: of[0], state)
+        d_logits = cross_entropy_backward(logits, labels)
+        grads = distilbert_backward(d_logits, ids, *sizes, **weights)
+        weights, m, v = adamw_of_all(weights, m, v, grads, step, learning_rate, weight_decay)
     return weights, losses

@@ -1,6 +1,8 @@
 """The Transformer of 2017, an encoder and a decoder that translates. Vaswani et al., 2017, Attention Is All You Need.
 
-The decoder reads the target shifted right, which is a start token and the words so far, and predicts the next word.
+The decoder reads the target shifted right, which is a start token and the tokens so far, and predicts the next token.
+`source` is the result of the encoder, which torch calls memory. Cross-attention has no mask (True), because a source
+has no padding here.
 """
 
 import numpy as np
@@ -20,7 +22,7 @@ def sinusoidal_positions(length, width):
 
 
 def shifted(ids, start_id):
-    """What a decoder reads to predict ids: the start token, and all ids but the last, (L,) -> (L,). Section 3.1.
+    """The start token and all ids but the last: a decoder reads them to predict ids, (L,) -> (L,). Section 3.1.
 
     >>> shifted(np.array([7, 8, 9]), start_id=0).tolist()
     [0, 7, 8]
@@ -39,15 +41,16 @@ def decoder_layer(
     x, source, mask, n_heads, activation, eps,
     attention, attention_norm, cross_attention, cross_attention_norm, ffn, ffn_norm,
 ):  # fmt: skip
-    """An encoder layer whose rows also attend to the rows of a source, between attention and FFN. Section 3.1.
+    """Y = LayerNorm(X + SelfAttention(X)); Z = LayerNorm(Y + CrossAttention(Y, source)); LayerNorm(Z + FFN(Z)).
 
-    x (..., L, D), source (..., S, D) -> (..., L, D). mask: True where a row of x may attend to a row of x.
+    x (..., L, D), source (..., S, D) -> (..., L, D). mask (L, L) is that of self-attention. Section 3.1. The sums in
+    the brackets are attention_residual, cross_attention_residual and ffn_residual.
     """
     attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     cross_attention_residual = y + multi_head_attention(y, source, True, n_heads, **cross_attention)
-    y = layer_norm(cross_attention_residual, **cross_attention_norm, eps=eps)
-    ffn_residual = y + feed_forward(y, activation, **ffn)
+    z = layer_norm(cross_attention_residual, **cross_attention_norm, eps=eps)
+    ffn_residual = z + feed_forward(z, activation, **ffn)
     return layer_norm(ffn_residual, **ffn_norm, eps=eps)
 
 
@@ -59,21 +62,22 @@ def decoder(x, source, mask, n_heads, activation, eps, layers):
 
 
 def encode(ids, positions, n_heads, activation, eps, scale, embeddings, layers):
-    """The rows of the encoder's last layer, (..., S, D). Section 3.1, "Encoder"."""
+    """The hidden states of the encoder's last layer, (..., S, D). Section 3.1, "Encoder"."""
     x = embed(ids, positions, scale, **embeddings)
     return encoder(x, True, n_heads, activation, eps, layers)
 
 
 def decode(ids, positions, source, n_heads, activation, eps, scale, embeddings, layers):
-    """The rows of the decoder's last layer, (..., L, D), for source (..., S, D). Section 3.1, "Decoder"."""
-    x, mask = embed(ids, positions, scale, **embeddings), causal_mask(ids.shape[-1])
+    """The hidden states of the decoder's last layer, (..., L, D), for source (..., S, D). Section 3.1, "Decoder"."""
+    x = embed(ids, positions, scale, **embeddings)
+    mask = causal_mask(ids.shape[-1])
     return decoder(x, source, mask, n_heads, activation, eps, layers)
 
 
 def transformer(
     ids, positions, target_ids, target_positions, n_heads, n_target_heads, activation, eps, scale, encoder, decoder
 ):
-    """The rows of the decoder's last layer, (..., L, D), and of the encoder's, (..., S, D). Figure 1."""
+    """The hidden states of the decoder's last layer, (..., L, D), and of the encoder's, (..., S, D). Figure 1."""
     source = encode(ids, positions, n_heads, activation, eps, scale, **encoder)
     x = decode(target_ids, target_positions, source, n_target_heads, activation, eps, scale, **decoder)
     return x, source

@@ -1,8 +1,10 @@
-"""The gradients of the Transformer of 2017, an encoder and a decoder that translates.
+"""The gradients of the loss of the Transformer of 2017, an encoder and a decoder that translates.
 
 `gradients.py` has the backward of each formula and explains the arguments. A decoder layer also returns the gradient of
-its source, the encoder's rows; all layers of the decoder read them, so that their gradients add up.
+its source, the encoder's result; all layers of the decoder read it, so that their gradients add up.
 """
+
+import numpy as np
 
 from npformer.plain.formulas import causal_mask, encoder_layer, feed_forward, layer_norm, multi_head_attention
 from npformer.plain.gradients import (
@@ -18,19 +20,19 @@ from npformer.plain.transformer import decode, decoder_layer, embed, encode
 
 
 def normed_attention_backward(grad, x, source, mask, n_heads, eps, attention, norm):
-    """dx, dsource and the gradients of both groups of weights, for Normalize(x + Attention(x, source))."""
-    residual = x + multi_head_attention(x, source, mask, n_heads, **attention)
-    da, d_norm = layer_norm_backward(grad, residual, **norm, eps=eps)
-    dx, dsource, d_attention = multi_head_attention_backward(da, x, source, mask, n_heads, **attention)
-    return da + dx, dsource, d_attention, d_norm
+    """dx, dsource and the gradients of both groups of weights, for LayerNorm(x + Attention(x, source))."""
+    total = x + multi_head_attention(x, source, mask, n_heads, **attention)
+    d_total, d_norm = layer_norm_backward(grad, total, **norm, eps=eps)
+    as_query, dsource, d_attention = multi_head_attention_backward(d_total, x, source, mask, n_heads, **attention)
+    return d_total + as_query, dsource, d_attention, d_norm
 
 
 def normed_feed_forward_backward(grad, x, activation, eps, ffn, norm):
-    """dx and the gradients of both groups of weights, for Normalize(x + FFN(x))."""
-    residual = x + feed_forward(x, activation, **ffn)
-    dz, d_norm = layer_norm_backward(grad, residual, **norm, eps=eps)
-    dx, d_ffn = feed_forward_backward(dz, x, activation, **ffn)
-    return dz + dx, d_ffn, d_norm
+    """dx and the gradients of both groups of weights, for LayerNorm(x + FFN(x))."""
+    total = x + feed_forward(x, activation, **ffn)
+    d_total, d_norm = layer_norm_backward(grad, total, **norm, eps=eps)
+    through_ffn, d_ffn = feed_forward_backward(d_total, x, activation, **ffn)
+    return d_total + through_ffn, d_ffn, d_norm
 
 
 def decoder_layer_backward(
@@ -39,14 +41,14 @@ def decoder_layer_backward(
 ):  # fmt: skip
     """dx, dsource and the gradients of the layer, for `decoder_layer`."""
     y = layer_norm(x + multi_head_attention(x, x, mask, n_heads, **attention), **attention_norm, eps=eps)
-    crossed = y + multi_head_attention(y, source, True, n_heads, **cross_attention)
-    z = layer_norm(crossed, **cross_attention_norm, eps=eps)
+    total = y + multi_head_attention(y, source, True, n_heads, **cross_attention)
+    z = layer_norm(total, **cross_attention_norm, eps=eps)
     dz, *d_ffn = normed_feed_forward_backward(grad, z, activation, eps, ffn, ffn_norm)
     cross = (cross_attention, cross_attention_norm)
     dy, dsource, *d_cross = normed_attention_backward(dz, y, source, True, n_heads, eps, *cross)
-    dx, dkv, *d_own = normed_attention_backward(dy, x, x, mask, n_heads, eps, attention, attention_norm)
+    as_query, as_source, *d_own = normed_attention_backward(dy, x, x, mask, n_heads, eps, attention, attention_norm)
     names = ("attention", "attention_norm", "cross_attention", "cross_attention_norm", "ffn", "ffn_norm")
-    return dx + dkv, dsource, dict(zip(names, [*d_own, *d_cross, *d_ffn]))
+    return as_query + as_source, dsource, dict(zip(names, [*d_own, *d_cross, *d_ffn]))
 
 
 def embed_backward(grad, ids, positions, scale, token, position):
@@ -59,10 +61,12 @@ def embed_backward(grad, ids, positions, scale, token, position):
 
 def decode_backward(grad, ids, positions, source, n_heads, activation, eps, scale, embeddings, layers):
     """dsource and the gradients of the decoder, from the last layer to the embeddings."""
-    xs, mask = [embed(ids, positions, scale, **embeddings)], causal_mask(ids.shape[-1])
+    mask = causal_mask(ids.shape[-1])
+    xs = [embed(ids, positions, scale, **embeddings)]
     for layer in layers:
         xs.append(decoder_layer(xs[-1], source, mask, n_heads, activation, eps, **layer))
-    dsource, grads = 0, list(layers)
+    dsource = np.zeros_like(source)
+    grads = [{}] * len(layers)
     for i in reversed(range(len(layers))):
         grad, more, grads[i] = decoder_layer_backward(grad, xs[i], source, mask, n_heads, activation, eps, **layers[i])
         dsource = dsource + more
@@ -70,7 +74,7 @@ def decode_backward(grad, ids, positions, source, n_heads, activation, eps, scal
 
 
 def encode_backward(grad, ids, positions, n_heads, activation, eps, scale, embeddings, layers):
-    """The gradients of the encoder, from that of its rows."""
+    """The gradients of the encoder, from that of its result."""
     xs = [embed(ids, positions, scale, **embeddings)]
     for layer in layers:
         xs.append(encoder_layer(xs[-1], True, n_heads, activation, eps, **layer))

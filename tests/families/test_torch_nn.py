@@ -170,6 +170,9 @@ def folder_of(tmp_path: Path, case: str, **changes: Any) -> Path:
         ("decoder", {"head": "translation", "vocab_size": 9}, "head: a translation model needs an encoder and a decoder of at least one layer each, got n_layers"),
         ("transformer", {"head": "sequence-classification", "vocab_size": 9}, "decoder: expected no layers for a sequence-classification model, got 1"),
         ("transformer", {"share_embeddings": True, "vocab_size": 9, "target_vocab_size": 8}, "encoder and decoder share a table"),
+        *((case, {"vocab_size": 9}, rf"vocab_size: expected 0, because nn\.{name} has no embeddings .*, got 9; a model that")
+          for case, name in (("encoder-layer", "TransformerEncoderLayer"), ("decoder-layer", "TransformerDecoderLayer"),
+                             ("attention", "MultiheadAttention"))),
         ("classifier", {"id2label": {"0": "a"}}, r"wrong: head\.output\.weight \(classifier\.fc\.weight\), transposed: "),
         ("classifier", {"modules": {}}, r"missing: embeddings\.token\.weight \(embedding\.weight\)"),
         ("classifier", {"positions": "learned"}, r"missing: embeddings\.position\.weight \(positions\.weight\)"),

@@ -258,7 +258,7 @@ def test_a_small_model_learns_which_token_comes_first() -> None:
     ids = random.integers(0, 8, (32, 5))
     labels = (ids[:, 0] < 4).astype(int)
     weights = training.random_classifier(random, n_tokens=8, length=5, width=16, d_ffn=32, n_layers=1, n_labels=2)
-    weights, losses = training.train(weights, ids, labels, n_heads=2, steps=60, rate=0.02, decay=0.01)
+    weights, losses = training.train(weights, ids, labels, n_heads=2, steps=60, learning_rate=0.02, weight_decay=0.01)
     assert losses[0] == pytest.approx(np.log(2), abs=0.05)  # random logits
     assert losses[-1] < 0.05
     assert weights["layers"][0]["ffn"]["hidden"]["weight"].shape == (16, 32)
@@ -272,7 +272,7 @@ def test_adamw_is_the_optimizer_of_the_engine() -> None:
     m = v = np.zeros_like(weight)
     for step, grad in enumerate(grads, 1):
         optimizer.step({"layers.0.ffn.hidden.weight": grad}, 0.05)
-        weight, m, v = training.adamw(weight, m, v, grad, step, rate=0.05, decay=0.1)
+        weight, m, v = training.adamw(weight, m, v, grad, step, learning_rate=0.05, weight_decay=0.1)
     np.testing.assert_allclose(weight, flat["layers.0.ffn.hidden.weight"], **TOLERANCE)
 
 
@@ -318,6 +318,12 @@ def test_beams_are_those_of_the_engine(writer: Any, n_beams: int) -> None:
     assert [ids for _, ids in got] == [each.ids.tolist() for each in expected]
     if n_beams > 1:
         np.testing.assert_allclose([score for score, _ in got], [each.score for each in expected], rtol=1e-9)
+
+
+@pytest.mark.parametrize("n_beams", [1, 2])
+def test_a_search_without_steps_finds_no_text(writer: Any, n_beams: int) -> None:
+    step, past = steps_of(writer)
+    assert decoding.beam_search(step, PROMPT, past, 3, 0, n_beams) == []
 
 
 def test_samples_are_among_the_most_probable(writer: Any) -> None:

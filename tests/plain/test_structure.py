@@ -18,7 +18,7 @@ from npformer.plain.pages import names
 FOLDER = Path(plain.__file__).parent
 PAGES = [FOLDER / f"{name}.py" for name in names()]
 #: Functions that branch on their data: on the kind of node of a tree.
-DATA = {"mapped"}
+DATA = {"tree_map"}
 LONGEST_FUNCTION, LONGEST_FILE, LONGEST_DOCSTRING = 15, 100, 6  # lines; of code, but for docstrings
 
 

@@ -104,15 +104,15 @@ def rows_of(case: str) -> np.ndarray:
     """The page's rows for the vectors of a case, text by text. A table of vectors is read by ids 0, 1, ..."""
     config, tree = load_folder(DATA / case, "float64")
     sizes = (ACTIVATIONS[config.activation], config.eps, 1.0, page.no_rows)
-    layer = chosen("target_layer" if config.decoder else "source_layer", page.encode, config)
+    layer = chosen("tgt_layer" if config.decoder else "src_layer", page.encode, config)
     last = chosen("last_norm", page.encode, config)
     found = []
     for x, y in zip(texts("source", cases.LENGTHS), texts("target", cases.TARGET_LENGTHS), strict=True):
         source, target = ({"token": {"weight": each}} for each in (x, y))
         ids, target_ids = np.arange(len(x)), np.arange(len(y))
         if "encoder" in tree:
-            source_layer = chosen("source_layer", page.encode, config)
-            given = (ids, ids, True, config.n_heads, *sizes, source_layer, last)
+            src_layer = chosen("src_layer", page.encode, config)
+            given = (ids, ids, True, config.n_heads, *sizes, src_layer, last)
             x = page.encode(*given, embeddings=source, **tree["encoder"])
         if not config.decoder:
             found.append(page.encode(ids, ids, True, config.n_heads, *sizes, layer, last, embeddings=source, **tree))
