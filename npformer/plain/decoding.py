@@ -1,7 +1,8 @@
 """Decoding: texts word by word from a causal model, greedily, by sampling with top-p, and by beam search.
 
 `step(ids, past)` returns the logits of the next token, (V,), and the keys and values of all tokens so far, which are
-the next step's `past`: a step computes the rows of its new tokens only. For example, for weights of a Llama:
+the next step's `past`: a step computes the rows of its new tokens only. `gpt2_step` is one, with its sizes and weights
+given. For weights of a Llama:
 
     rows, past = llama(ids, positions, past, ...)
     return predict_next(rows[-1], head)["logits"], past
@@ -9,12 +10,60 @@ the next step's `past`: a step computes the rows of its new tokens only. For exa
 
 import numpy as np
 
-from npformer.plain.formulas import softmax
+from npformer.plain.formulas import (
+    causal_mask,
+    combine_heads,
+    embedding,
+    feed_forward,
+    layer_norm,
+    linear,
+    scaled_dot_product_attention,
+    softmax,
+    split_heads,
+)
+from npformer.plain.llama import extend
 
 
 def no_past(n_layers, n_kv_heads, d_head):
     """The keys and values before the first token: two empty arrays (G, 0, K) for each layer."""
     return [(np.zeros((n_kv_heads, 0, d_head)),) * 2] * n_layers
+
+
+def cached_attention(x, past, n_heads, query, key, value, output):
+    """Causal multi-head self-attention of new rows x (L, D), which also attend to the S tokens before them.
+
+    past: the keys and values of the earlier tokens, two (H, S, K). Returns (L, D), and two (H, S + L, K) of all tokens.
+    """
+    q, k, v = (split_heads(linear(x, **each), n_heads) for each in (query, key, value))  # (H, L, K)
+    keys, values = extend(past, k, v)  # (H, S + L, K)
+    context = scaled_dot_product_attention(q, keys, values, causal_mask(q.shape[-2], keys.shape[-2]))
+    return linear(combine_heads(context), **output), (keys, values)
+
+
+def cached_gpt2_layer(x, past, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """`gpt2_layer` for new rows x (L, D). Returns Z, and the keys and values of all tokens, as `cached_attention`.
+
+    Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)). Radford et al., 2019, section 2.3.
+    """
+    attended, past = cached_attention(layer_norm(x, **attention_norm, eps=eps), past, n_heads, **attention)
+    y = x + attended
+    return y + feed_forward(layer_norm(y, **ffn_norm, eps=eps), activation, **ffn), past
+
+
+def gpt2_step(ids, past, n_heads, activation, eps, embeddings, layers, norm, head):
+    """Logits of the token after a text, (V,), from the last row, and the next `past`: a pair for each layer.
+
+    ids (L,): the tokens after the S earlier ones, at positions S ... S + L - 1. A row is the sum of two tables' rows,
+    then come the layers, each with its pair of past, the last norm, and the head's output layer.
+    """
+    n_earlier = past[0][0].shape[-2]
+    positions = np.arange(n_earlier, n_earlier + len(ids))
+    x, now = embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"]), []
+    for layer, before in zip(layers, past):
+        x, after = cached_gpt2_layer(x, before, n_heads, activation, eps, **layer)
+        now.append(after)
+    logits = linear(layer_norm(x[-1], **norm, eps=eps), **head["output"])
+    return logits, now
 
 
 def greedy(step, ids, past, end_id, max_new_tokens):

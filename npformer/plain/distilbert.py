@@ -16,7 +16,7 @@ def embed(ids, positions, eps, token, position, norm):
 
 
 def distilbert(ids, positions, mask, n_heads, activation, eps, embeddings, layers):
-    """The rows of the last layer, (..., L, D)."""
+    """The rows of the last layer: `embed`, then the layers one after another, ids (..., L) -> (..., L, D)."""
     x = embed(ids, positions, eps, **embeddings)
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
@@ -24,7 +24,10 @@ def distilbert(ids, positions, mask, n_heads, activation, eps, embeddings, layer
 
 
 def classify(x, pooler, head):
-    """Logits of a text's labels from its first row, (..., C)."""
+    """Logits of a text's labels from its first row x_0: relu(x_0 W + b) with the pooler, then the head's output layer.
+
+    x (..., L, D) -> {"logits": (..., C)}. Devlin et al., 2019, section 4.1.
+    """
     pooled = relu(linear(x[..., 0, :], **pooler))
     logits = linear(pooled, **head["output"])
     return {"logits": logits}
