@@ -157,7 +157,7 @@ def determined(function: Function, args: tuple[Any, ...]) -> bool:
     """Returns whether rounding changes a program's answer by little, so that an answer near it is evidence."""
     true = truth(function, args)
     values = dict(leaves(true.outcome.answer))
-    return all(budget <= NEARLY * _largest(values[path]) for path, budget in true.budgets.items() if budget)
+    return all(budget <= NEARLY * _largest(values[path]) + 2 * FACTOR * TINY for path, budget in true.budgets.items())
 
 
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:

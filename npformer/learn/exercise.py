@@ -20,7 +20,8 @@ from npformer.learn.contents import Function, right
 from npformer.learn.programs import Edit, edited, program
 
 NUMBER = "{number}"
-EDIT = re.compile(r"(.+?) -> ?(.*)")  # a line of a table
+TITLE = re.compile(r"(.+?)(?: \[([-\d. e]+)\])?")  # name [1e-6 1.0]
+EDIT = re.compile(r"(.+?) -> ?(.*)")
 _seeds = [0]  # the last one changes the numbers that `drawn` returns, unless it is 0
 
 
@@ -107,8 +108,8 @@ def _read(of: str, table: str) -> Iterator[Slip]:
     """Yields the slips in a table."""
     for block in re.split(r"\n(?! )", dedent(table).strip("\n")):
         first, *rest = (each.strip() for each in block.split("\n"))
-        name, said = first.split(": ", 1)
-        name, _, starts = name.rstrip("]").partition(" [")
+        title, said = first.split(": ", 1)
+        name, starts = TITLE.fullmatch(title).groups("")  # type: ignore[union-attr]
         sentence = " ".join([said, *(each for each in rest if not EDIT.fullmatch(each))])
         found = filter(None, map(EDIT.fullmatch, rest))
         edits = tuple(Edit(*(text.replace(r"\n", "\n") for text in each.groups())) for each in found)

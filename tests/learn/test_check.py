@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 import signal
@@ -330,6 +331,15 @@ def test_the_template_shows_no_answer() -> None:
         _, docstring, body = split(name)
         assert template().count(f"{docstring}\n    raise NotImplementedError") == 1
         assert body not in template()
+
+
+def test_the_examples_of_the_file_are_right(tmp_path: Path) -> None:
+    """A learner can run them: python -m doctest my_transformer.py."""
+    module = loaded(str(written(tmp_path, {}, PLAIN) / "my_transformer.py")).module
+    assert module is not None
+    found = doctest.testmod(module)
+    assert found.failed == 0
+    assert found.attempted > 10
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -251,6 +251,8 @@ MASKED_SOFTMAX = Exercise(
         np.finfo(scores.dtype).min)) * mask -> -np.inf))
     no key: A query that may attend to no key gets equal weights. It should get zeros: multiply by the mask.
         np.finfo(scores.dtype).min)) * mask -> np.finfo(scores.dtype).min))
+    no key: A query that may attend to no key gets the softmax of its scores. It should get zeros: multiply by the mask.
+        np.where(mask, scores, np.finfo(scores.dtype).min)) * mask -> np.where(mask, scores, scores.astype(float) - 1e9))
     always causal: Later tokens are always hidden. Only the mask should hide keys.
         np.where(mask, scores, np.finfo(scores.dtype).min)) * mask -> np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf))
     mask inverted: Keys are hidden where the mask is True. True means that a query may attend to the key.
