@@ -88,6 +88,7 @@ def _definitions(page: str) -> dict[str, str]:
     return found
 
 
+@lru_cache(maxsize=128)
 def split(name: str) -> tuple[str, str, str]:
     """The signature of a page's function, its docstring, and its body, as lines of the page."""
     text = definition(name)

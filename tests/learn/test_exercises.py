@@ -82,6 +82,7 @@ def test_a_mistake_is_an_edit_of_code_that_the_page_has_once(exercise: Exercise)
     signature, _, body = split(exercise.name)
     for slip in (*exercise.slips, *exercise.constants):
         assert slip.edits, slip.name
+        assert slip.sentence.endswith("."), f"{slip.sentence}: a line of the table has no arrow"
         for old, _ in slip.edits:
             assert old == BODY or f"{signature}\n{body}".count(old) == 1, (slip.name, old)
         assert edited(exercise.name, slip.edits), f"{slip.name}: two edits overlap"

@@ -91,7 +91,7 @@ def test_the_command_grades_a_class(tmp_path: Path) -> None:
         "ada": "4", "bob": "0", "'=cyd": "4", "dan": "0", "eve": "4", "fay": "0", "gus": "0", "hal": "0", "ian": "0",
         "jon": "0",
     }  # fmt: skip
-    assert found["eve"]["imports"] == "npformer.plain.distilbert; npformer.plain.formulas"
+    assert found["eve"]["imports"] == "npformer.plain.distilbert npformer.plain.formulas"
     assert "linear: npformer.plain.formulas" in found["eve"]["foreign"]
     assert found["gus"]["embed"] == "wrong"
     assert "expected one file" in found["dan"]["problem"]
