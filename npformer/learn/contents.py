@@ -39,7 +39,7 @@ CONTENTS = {
         " gradients.self_attention_backward gradients.encoder_layer_backward gradients.distilbert_backward",
     ),
     "Writing": (
-        "llama.extend decoding.no_past decoding.sample",
+        "decoding.no_past decoding.sample",
         "formulas.gelu_tanh decoding.cached_attention decoding.cached_gpt2_layer decoding.gpt2_step decoding.top_p",
     ),
 }

@@ -30,8 +30,8 @@ Rules for every function:
 * "..." in a shape is any number of further axes, such as an axis of texts: compute over the last axes.
 * Use your own functions in later ones. You may add helpers of your own, and import from Python's standard library.
 
-Sizes: L tokens of a text, S keys or earlier tokens, D width of a model, H heads, which is G in some helpers, K = D / H
-width of a head, F hidden units, V words, C labels. A linear layer is a dict {"weight": (in, out), "bias": (out,)}, so
+Sizes: L tokens of a text, S keys or earlier tokens, D width of a model, H heads (G in `no_past`), K = D / H width of a
+head, F hidden units, V words, C labels. A linear layer is a dict {"weight": (in, out), "bias": (out,)}, so
 that `linear(x, **layer)` applies it. A norm is a dict {"weight": (D,), "bias": (D,)}, a table {"weight": (V, D)}, and a
 layer {"attention": {"query", "key", "value", "output"}, "attention_norm", "ffn": {"hidden", "output"}, "ffn_norm"}.
 A mask is True where a query may attend to a key.

@@ -21,7 +21,6 @@ from npformer.plain.formulas import (
     softmax,
     split_heads,
 )
-from npformer.plain.llama import extend
 
 
 def no_past(n_layers, n_kv_heads, d_head):
@@ -35,7 +34,7 @@ def cached_attention(x, past, n_heads, query, key, value, output):
     past: the keys and values of the earlier tokens, two (H, S, K). Returns (L, D), and two (H, S + L, K) of all tokens.
     """
     q, k, v = (split_heads(linear(x, **each), n_heads) for each in (query, key, value))  # (H, L, K)
-    keys, values = extend(past, k, v)  # (H, S + L, K)
+    keys, values = (np.concatenate([old, new], axis=-2) for old, new in zip(past, (k, v)))  # (H, S + L, K)
     context = scaled_dot_product_attention(q, keys, values, causal_mask(q.shape[-2], keys.shape[-2]))
     return linear(combine_heads(context), **output), (keys, values)
 

@@ -94,7 +94,7 @@ CACHED_ATTENTION = Exercise(
     _attention_cases,
     (
         "The steps are those of multi_head_attention, with source x, and keys and values that begin with those of past.",
-        "extend(past, k, v) puts the keys and values of past before the new ones, along the axis of the tokens.",
+        "Put the keys and values of past before the new ones with np.concatenate, along axis -2, that of the tokens.",
         "causal_mask(number of queries, number of keys) has the right shape. Return the output, and the pair of all keys "
         "and values.",
     ),
@@ -109,22 +109,22 @@ CACHED_ATTENTION = Exercise(
         those of all tokens.
         , (keys, values) -> , (k, v)
     past ignored: past is not used: the new tokens attend to each other only.
-        extend(past, k, v) -> (k, v)
+        (np.concatenate([old, new], axis=-2) for old, new in zip(past, (k, v))) -> k, v
     past ignored in attention: The new tokens attend to each other only. They should attend to the keys of past too.
         attention(q, keys, values, causal_mask(q.shape[-2], keys.shape[-2])) -> attention(q, k, v, causal_mask(q.shape[-2], k.shape[-2]))
     past after the new tokens: The new keys and values come first. They should follow those of past, whose tokens are
         earlier.
-        extend(past, k, v) -> extend((k, v), *past)
+        [old, new] -> [new, old]
     keys of past instead of its values: past[0], the keys, is used as the values. The values should be past[1].
-        extend(past, -> extend((past[0], past[0]),
+        zip(past, -> zip((past[0], past[0]),
     values of past instead of its keys: past[1], the values, is used as the keys. The keys should be past[0].
-        extend(past, -> extend((past[1], past[1]),
+        zip(past, -> zip((past[1], past[1]),
     keys and values exchanged when read: past[0] is used as the values and past[1] as the keys. past is the pair
         (keys, values).
-        extend(past, -> extend(past[::-1],
+        zip(past, -> zip(past[::-1],
     past along the wrong axis: The old and the new keys are joined along the wrong axis. The arrays are (H, S, K) and
-        (H, L, K), so join them along axis -2, the tokens: use extend.
-        extend(past, k, v) -> (np.concatenate([past[0], k]), np.concatenate([past[1], v])) if past[0].size else (k, v)
+        (H, L, K), so join them along axis -2, the tokens.
+        np.concatenate([old, new], axis=-2) -> (np.concatenate([old, new]) if old.size else new)
     keys and values exchanged in the new past: The returned pair is (values, keys). It should be (keys, values).
         , (keys, values) -> , (values, keys)
     causal mask left out: The tokens also attend to later tokens. Use causal_mask.
