@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
 
+from page_source import source_of  # noqa: E402
+
 import npformer  # noqa: E402
 
 project = "npformer"
@@ -33,6 +35,7 @@ html_theme_options = {"source_repository": "https://github.com/npformer/npformer
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.linkcode",
     "numpydoc",
     "repository_links",
     "mathml",
@@ -40,6 +43,7 @@ extensions = [
     "command_line",
     "stage_tables",
     "weight_tables",
+    "field_guide",
     "tables",
     "live_views",
 ]
@@ -62,5 +66,6 @@ numpydoc_show_class_members = False
 autodoc_typehints = "none"  # docstrings already have types and shapes
 autodoc_member_order = "bysource"
 add_module_names = False
+linkcode_resolve = source_of
 toc_object_entries = False  # each name has its own heading
 smartquotes = False  # quotes and dots in text are often code

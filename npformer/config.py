@@ -88,7 +88,7 @@ class Positions:
 class Local:
     """Layers with their own attention mechanisms, such as a sliding window."""
 
-    layers: tuple[int, ...]  # in ascending order
+    layers: tuple[int, ...]  # layers with these mechanisms, in ascending order
     mechanisms: tuple[Any, ...]
 
     def __post_init__(self) -> None:
@@ -130,7 +130,10 @@ class Config(Answering):
     model_type : name of the family
     head : one of HEADS
     vocab_size : rows of the token table; 0 means no table, and the input is vectors
-    d_model, n_heads, n_layers, d_ffn : sizes of the encoder
+    d_model : width of the layers
+    n_heads : number of heads of the encoder, or of a model with one stack
+    n_layers : number of layers of the encoder, or of a model with one stack
+    d_ffn : number of hidden units of a feed-forward network
     max_length : maximum number of tokens of a text
     n_kv_heads : number of key and value heads, shared by the query heads; 0 means n_heads
     head_width : width of a head; 0 means d_model / n_heads

@@ -12,13 +12,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from docutils import nodes
+from page_source import GITHUB, ROOT
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
-
-GITHUB = "https://github.com/npformer/npformer/blob/main/"
-ROOT = Path(__file__).parents[2]
 
 logger = logging.getLogger(__name__)
 

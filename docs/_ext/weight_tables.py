@@ -33,7 +33,29 @@ def weights() -> Iterable[str]:
 
 def of_case(case: str) -> Iterable[str]:
     """Returns the weights of a case of the conformance suite."""
-    config = sized(next(each.config for each in cases() if each.name == case))
+    return of_config(next(each.config for each in cases() if each.name == case))
+
+
+def of_config(config: Config, parent: Config | None = None, title: str = "") -> Iterable[str]:
+    """Returns the weights of a model with these options; its sizes are replaced by letters.
+
+    parent: config of a family with similar names, whose tensors a column shows where they differ; title: its name
+    """
+    rows, others = _rows(config), _rows(parent) if parent else {}
+    alike = sum(others.get(name) == row for name, row in rows.items())
+    if 2 * alike < len(rows):
+        yield from table(("weight", "shape", "in checkpoints"), ((code(name), *row) for name, row in rows.items()))
+        return
+    of_parent = {name: others.get(name, ("", "none")) for name in rows}
+    yield from table(
+        ("weight", "shape", "in checkpoints", f"in {title}, if different"),
+        ((code(name), *row, "" if of_parent[name] == row else of_parent[name][1]) for name, row in rows.items()),
+    )
+
+
+def _rows(config: Config) -> dict[str, tuple[str, str]]:
+    """Returns the shape of each weight, and its tensor in checkpoints."""
+    config = sized(config)
     found = sources(config)
     rows = {}
     for name, each in parameters(config).items():
@@ -47,7 +69,7 @@ def of_case(case: str) -> Iterable[str]:
         notes = [code(tensor), part, "(in, out)" if each.transposed and source.in_out else ""]
         shape = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
         rows[LAYER.sub(".*", name)] = shape, ", ".join(filter(None, notes))
-    yield from table(("weight", "shape", "in checkpoints"), ((code(name), *each) for name, each in rows.items()))
+    return rows
 
 
 def sized(config: Config) -> Config:

@@ -1,7 +1,7 @@
-// Ranks the results of the site's search: pages of How to first, then Reference, Learn and How it works.
+// Ranks the results of the site's search: pages of How to and of models first, then Reference, Learn and How it works.
 // Sphinx gives equal results the order of the alphabet otherwise.
 var Scorer = {
-  score: ([docname, , , , score]) => score + ({ howto: 3, reference: 2, learn: 1 }[docname.split("/")[0]] ?? 0),
+  score: ([docname, , , , score]) => score + ({ howto: 3, models: 3, reference: 2, learn: 1 }[docname.split("/")[0]] ?? 0),
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },

@@ -31,3 +31,22 @@ document.addEventListener("DOMContentLoaded", () => {
     return [...pages.values()].filter((page) => page.count === most).map((page) => page.result);
   };
 });
+
+// Each block of code has a button that copies it; of an example at a prompt, what was typed.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const pre of document.querySelectorAll("div.highlight > pre")) {
+    if (pre.closest(".cell_output")) continue;
+    const button = document.createElement("button");
+    button.className = "copy";
+    button.textContent = "copy";
+    button.addEventListener("click", async () => {
+      const lines = pre.textContent.trimEnd().split("\n");
+      const typed = lines.filter((line) => /^(>>>|\.\.\.)( |$)/.test(line));
+      const text = typed.length ? typed.map((line) => line.slice(4)).join("\n") : lines.join("\n");
+      await navigator.clipboard.writeText(`${text}\n`);
+      button.textContent = "copied";
+      setTimeout(() => (button.textContent = "copy"), 1500);
+    });
+    pre.parentElement.append(button);
+  }
+});

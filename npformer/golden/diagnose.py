@@ -178,6 +178,8 @@ class _Case:
         for i, stage in enumerate(diverging):
             if len(found) == FAULTS or ((found or self.findings) and self.explained(stage, bases)):
                 continue
+            if found and self.lacks(bases[-1], stage):
+                continue
             each, certain = self.explain(stage, bases[-1])
             if len(certain) > 1:  # other stages decide between the causes
                 after = diverging[i + 1 :]
@@ -249,6 +251,10 @@ class _Case:
             if error <= FACTOR * self.ratio(base) * max(largest_error(draw, made) for draw in draws):
                 return True
         return False
+
+    def lacks(self, base: Port, stage: str) -> bool:
+        """Returns whether a model with the causes found so far has no such stage, such as one of another mechanism."""
+        return stage not in (self.everywhere(base) or [stage])
 
     def everywhere(self, base: Port, seed: int | None = None) -> dict[str, list[np.ndarray]]:
         """Computes all stages in one run, each from the other program's inputs. Returns {} for an impossible port."""

@@ -56,11 +56,13 @@ class Forward:
     def together(self, ports: Sequence[Port], until: str) -> list[list[np.ndarray] | None]:
         """Runs ports that differ only in their rules together, up to the stage `until`.
 
-        Returns the stage of each port; None for a port with an impossible rule.
+        Returns the stage of each port; None for a port with an impossible rule, and for a port whose config lacks the
+        stage, such as the rotated queries of a layer without rotation.
         """
         run = Run(self, ports, until, np.float64, None)
         run.run()
-        return [None if i in run.failed else run.made[until][i :: len(ports)] for i in range(len(ports))]
+        lacking = range(len(ports)) if until not in run.made else run.failed
+        return [None if i in lacking else run.made[until][i :: len(ports)] for i in range(len(ports))]
 
     def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
         if id(array) not in self._own:  # a weight created by a mistake

@@ -26,17 +26,17 @@ CONTENTS = {
         " formulas.scaled_dot_product_attention",
     ),
     "The encoder": (
-        "formulas.self_attention",
+        "",
         "formulas.multi_head_attention formulas.feed_forward formulas.encoder_layer formulas.encoder",
     ),
     "An answer": ("formulas.relu", "distilbert.distilbert distilbert.classify"),
     "Learning": (
-        "gradients.flat gradients.relu_backward gradients.gelu_backward gradients.gelu_tanh_backward"
-        " gradients.BACKWARDS gradients.feed_forward_backward gradients.stack_backward gradients.embed_backward"
-        " training.adamw training.mapped training.train",
+        "gradients.flat gradients.relu_backward gradients.silu_backward gradients.gelu_backward"
+        " gradients.gelu_tanh_backward gradients.BACKWARDS gradients.feed_forward_backward gradients.stack_backward"
+        " gradients.embed_backward training.adamw training.mapped training.train",
         "training.cross_entropy training.cross_entropy_backward gradients.linear_backward gradients.embedding_backward"
         " gradients.layer_norm_backward gradients.softmax_backward gradients.scaled_dot_product_attention_backward"
-        " gradients.self_attention_backward gradients.encoder_layer_backward gradients.distilbert_backward",
+        " gradients.multi_head_attention_backward gradients.encoder_layer_backward gradients.distilbert_backward",
     ),
     "Writing": (
         "decoding.no_past decoding.sample",

@@ -45,13 +45,15 @@ SHIFTED: dict[str, Picture] = {
 }
 
 
-def pictured(pattern: str, picture: Picture, padding_seen: bool = False) -> Rules:
-    """Rules that hide exactly the keys for which the picture is False."""
+def pictured(pattern: str, picture: Picture, padding_seen: bool = False, zeros: bool = False) -> Rules:
+    """Rules that hide exactly the keys for which the picture is False. zeros: no key of a hidden row has a weight."""
     low = -np.inf if picture(3).any(-1).all() else -1e9
 
     def rule(y: np.ndarray, at: Any) -> np.ndarray:
         scores = at("attention.scores") if padding_seen else at.uncovered
-        return softmax(np.where(picture(scores.shape[-1]), scores, low))
+        seen = picture(scores.shape[-1])
+        weights = softmax(np.where(seen, scores, low))
+        return weights * seen if zeros else weights
 
     return {pattern: rule}
 
@@ -76,6 +78,8 @@ def _other_masks(pictures: dict[str, Picture]) -> Callable[[Any], Ways]:
         batch = port.in_a_batch() if port.config.decoder else None  # a decoder's causal mask also hides padding
         for way, picture in pictures.items():
             yield way, pictured(_weights(port), picture)
+            if not picture(3).any(-1).all():
+                yield f"{way}, and the first no token", pictured(_weights(port), picture, zeros=True)
             if batch is not None:
                 said = f"{way}, padding is seen too".removeprefix(", ")
                 yield said, batch.ruling(pictured(_weights(port), picture, padding_seen=True))

@@ -21,12 +21,14 @@ from npformer.plain.formulas import (
 )
 from npformer.plain.heads import classify_first, classify_tokens, find_answer, hidden_states, predict_words
 
-ZEROS = {"weight": np.broadcast_to(False, (2**31, 1))}  # a table that a model does not have adds 0
 
+def embed(ids, positions, token_type_ids, eps, token, norm, **tables):
+    """Normalize(token [+ position] [+ segment]): (..., L) three times -> (..., L, D).
 
-def embed(ids, positions, token_type_ids, eps, token, norm, position=ZEROS, segment=ZEROS):
-    """Normalize(token [+ position] [+ segment]): (..., L) three times -> (..., L, D)."""
-    total = embedding(ids, **token) + embedding(positions, **position) + embedding(token_type_ids, **segment)
+    tables: those of positions and of token types (segment) that the model has.
+    """
+    read = {"position": positions, "segment": token_type_ids}
+    total = embedding(ids, **token) + sum(embedding(read[name], **tables[name]) for name in tables)
     return layer_norm(total, **norm, eps=eps)
 
 

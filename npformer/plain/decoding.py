@@ -5,7 +5,7 @@ the next step's `past`: a step computes the rows of its new tokens only. `gpt2_s
 given. For weights of a Llama:
 
     rows, past = llama(ids, positions, past, ...)
-    return predict_next(rows[-1], head)["logits"], past
+    return linear(rows[-1], **head["output"]), past
 """
 
 import numpy as np
@@ -25,7 +25,8 @@ from npformer.plain.formulas import (
 
 def no_past(n_layers, n_kv_heads, d_head):
     """The keys and values before the first token: two empty arrays (G, 0, K) for each layer."""
-    return [(np.zeros((n_kv_heads, 0, d_head)),) * 2] * n_layers
+    none = np.zeros((n_kv_heads, 0, d_head), np.float16)  # of the lowest precision, so that rows keep theirs
+    return [(none, none)] * n_layers
 
 
 def cached_attention(x, past, n_heads, query, key, value, output):

@@ -122,8 +122,16 @@ def causal_mask(n_queries, n_keys=0):
     >>> causal_mask(2, 3).astype(int).tolist()
     [[1, 1, 0], [1, 1, 1]]
     """
-    n_keys = max(n_queries, n_keys)
-    return np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool)
+    return np.tri(n_queries, max(n_queries, n_keys), max(n_keys - n_queries, 0), dtype=bool)
+
+
+def full_mask(n_queries, n_keys=0):
+    """True for every key, (L, S), S at least L: tokens attend to later tokens, too, as in LLM2Vec and gte-Qwen2.
+
+    >>> full_mask(2, 3).astype(int).tolist()
+    [[1, 1, 1], [1, 1, 1]]
+    """
+    return np.ones((n_queries, max(n_queries, n_keys)), dtype=bool)
 
 
 def window_mask(positions, key_positions, reach):
@@ -255,7 +263,7 @@ def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
 
 def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
     """Y = Normalize(X + Attention(X)); Z = Normalize(Y + FFN(Y)). (..., L, D) -> (..., L, D). Section 3.1."""
-    attention_residual = x + self_attention(x, mask, n_heads, **attention)
+    attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     ffn_residual = y + feed_forward(y, activation, **ffn)
     return layer_norm(ffn_residual, **ffn_norm, eps=eps)

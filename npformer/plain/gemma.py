@@ -42,11 +42,10 @@ def gemma(ids, positions, past, heads, frequencies, magnitude, activation, eps, 
     x = embed(ids, scale, **embeddings)
     angles = rotary_angles(positions, frequencies, magnitude)
     mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])
-    now = []
-    for layer, before in zip(layers, past):
-        x, after = gemma_layer(x, before, mask, heads, angles, activation, eps, **layer)
-        now.append(after)
-    return gemma_norm(x, **norm, eps=eps), now
+    past = list(past)  # the caller's stays as it is
+    for i, layer in enumerate(layers):
+        x, past[i] = gemma_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
+    return gemma_norm(x, **norm, eps=eps), past
 
 
 MODEL = gemma

@@ -18,7 +18,7 @@ from npformer.plain.formulas import (
 )
 from npformer.plain.gemma import embed, gemma_norm
 from npformer.plain.heads import classify_last, classify_tokens, hidden_states
-from npformer.plain.llama import all_positions, extend, repeat_heads
+from npformer.plain.llama import all_positions
 
 
 def soft_cap(x, cap):
@@ -50,8 +50,9 @@ def gemma2_attention(x, past, mask, heads, angles, scale_and_cap, eps, query, ke
     query_rotated = rotate(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
     key_rotated = rotate(split_heads(linear(x, **key), n_kv_heads), *angles)  # (..., G, L, K)
     value_heads = split_heads(linear(x, **value), n_kv_heads)
-    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
-    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, S + L, K)
+    values = np.concatenate([past[1], value_heads], axis=-2)
+    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, S + L, K)
     context = capped_attention(query_rotated, k, v, mask, *scale_and_cap)
     combined = combine_heads(context)
     return gemma_norm(linear(combined, **output), **output_norm, eps=eps), (keys, values)
@@ -82,12 +83,11 @@ def gemma2(
     x = embed(ids, scale, **embeddings)
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (S + L,)
-    now = []
-    for layer, before, reach in zip(layers, past, reaches):
+    past = list(past)  # the caller's stays as it is
+    for i, (layer, reach) in enumerate(zip(layers, reaches)):
         mask = causal_window_mask(positions, key_positions, reach)
-        x, after = gemma2_layer(x, before, mask, heads, angles, scale_and_cap, activation, eps, **layer)
-        now.append(after)
-    return gemma_norm(x, **norm, eps=eps), now
+        x, past[i] = gemma2_layer(x, past[i], mask, heads, angles, scale_and_cap, activation, eps, **layer)
+    return gemma_norm(x, **norm, eps=eps), past
 
 
 def predict_capped(x, logit_cap, head):

@@ -7,6 +7,8 @@ sees later tokens too. Logits have no cap either: `logit_cap` is so high that it
 has one.
 """
 
+import numpy as np
+
 from npformer.plain.formulas import (
     causal_window_mask,
     combine_heads,
@@ -20,7 +22,7 @@ from npformer.plain.formulas import (
 from npformer.plain.gemma import embed, gemma_norm
 from npformer.plain.gemma2 import gemma2_feed_forward, predict_capped
 from npformer.plain.heads import classify_last, hidden_states
-from npformer.plain.llama import all_positions, extend, repeat_heads
+from npformer.plain.llama import all_positions
 
 
 def scaled_attention(q, k, v, mask, score_scale):
@@ -42,8 +44,9 @@ def gemma3_attention(
     key_normed = gemma_norm(split_heads(linear(x, **key), n_kv_heads), **key_norm, eps=eps)  # (..., G, L, K)
     query_rotated, key_rotated = rotate(query_normed, *angles), rotate(key_normed, *angles)
     value_heads = split_heads(linear(x, **value), n_kv_heads)
-    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
-    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, S + L, K)
+    values = np.concatenate([past[1], value_heads], axis=-2)
+    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, S + L, K)
     context = scaled_attention(query_rotated, k, v, mask, score_scale)
     combined = combine_heads(context)
     return gemma_norm(linear(combined, **output), **output_norm, eps=eps), (keys, values)
@@ -69,13 +72,12 @@ def gemma3(
     """
     x = embed(ids, scale, **embeddings)
     key_positions = all_positions(positions, past)  # (S + L,)
-    now = []
-    for layer, before, rotation, reach in zip(layers, past, rotations, reaches):
+    past = list(past)  # the caller's stays as it is
+    for i, (layer, rotation, reach) in enumerate(zip(layers, rotations, reaches)):
         angles = rotary_angles(positions, *rotation)
         mask = visible(positions, key_positions, reach)
-        x, after = gemma3_layer(x, before, mask, heads, angles, score_scale, activation, eps, **layer)
-        now.append(after)
-    return gemma_norm(x, **norm, eps=eps), now
+        x, past[i] = gemma3_layer(x, past[i], mask, heads, angles, score_scale, activation, eps, **layer)
+    return gemma_norm(x, **norm, eps=eps), past
 
 
 MODEL = gemma3

@@ -7,7 +7,7 @@ from npformer.plain.gradients import (
     feed_forward_backward,
     layer_norm_backward,
     linear_backward,
-    self_attention_backward,
+    multi_head_attention_backward,
     stack_backward,
 )
 
@@ -18,8 +18,8 @@ def gpt2_layer_backward(grad, x, mask, n_heads, activation, eps, attention, atte
     y = x + multi_head_attention(normed, normed, mask, n_heads, **attention)
     d_normed, d_ffn = feed_forward_backward(grad, layer_norm(y, **ffn_norm, eps=eps), activation, **ffn)
     dy, d_ffn_norm = layer_norm_backward(d_normed, y, **ffn_norm, eps=eps)
-    d_normed, d_attention = self_attention_backward(grad + dy, normed, mask, n_heads, **attention)
-    dx, d_attention_norm = layer_norm_backward(d_normed, x, **attention_norm, eps=eps)
+    dx, dsource, d_attention = multi_head_attention_backward(grad + dy, normed, normed, mask, n_heads, **attention)
+    dx, d_attention_norm = layer_norm_backward(dx + dsource, x, **attention_norm, eps=eps)
     grads = {"attention": d_attention, "attention_norm": d_attention_norm, "ffn": d_ffn, "ffn_norm": d_ffn_norm}
     return grad + dy + dx, grads
 
@@ -35,5 +35,4 @@ def gpt2_backward(grad, ids, positions, n_heads, activation, eps, embeddings, la
     dx, d_layers = stack_backward(dx, xs, layers, gpt2_layer_backward, mask, n_heads, activation, eps)
     tables = (("token", ids), ("position", positions))
     d_embeddings = {name: embedding_backward(dx, at, **embeddings[name]) for name, at in tables}
-    d_projection = {"weight": d_head["weight"]}  # it has no bias
-    return {"embeddings": d_embeddings, "layers": d_layers, "norm": d_norm, "head": {"output": d_projection}}
+    return {"embeddings": d_embeddings, "layers": d_layers, "norm": d_norm, "head": {"output": d_head}}

@@ -1,8 +1,9 @@
 """Gradients: the backward of each formula of an encoder, and the gradients of DistilBERT's classifier.
 
 A backward function takes grad, the gradient of the loss with respect to its function's result, and then the arguments
-of its function. It returns the gradient of x, and those of the weights in the form of the weights. It computes the
-intermediate values again from x. Rumelhart et al., 1986; Baydin et al., 2018, section 3.2.
+of its function. It returns the gradient of x, and those of the weights in the form of the weights; a linear layer
+without a bias gets the gradient of a bias of 0. It computes the intermediate values again from x. Rumelhart et al.,
+1986; Baydin et al., 2018, section 3.2.
 """
 
 import math
@@ -45,7 +46,7 @@ def embedding_backward(grad, ids, weight):
 def layer_norm_backward(grad, x, weight=1.0, bias=0.0, eps=1e-5):
     """dx = (g - mean(g) - n mean(g n)) / s, where n = (x - mean) / s, s = sqrt(variance + eps) and g = grad weight."""
     s = np.sqrt(x.var(axis=-1, keepdims=True) + eps)
-    n, g = (x - x.mean(axis=-1, keepdims=True)) / s, grad * weight
+    n, g = layer_norm(x, eps=eps), grad * weight
     dx = (g - g.mean(axis=-1, keepdims=True) - n * (g * n).mean(axis=-1, keepdims=True)) / s
     return dx, {"weight": flat(grad * n).sum(axis=0), "bias": flat(grad).sum(axis=0)}
 
@@ -53,6 +54,12 @@ def layer_norm_backward(grad, x, weight=1.0, bias=0.0, eps=1e-5):
 def relu_backward(grad, x):
     """dx = grad where x > 0, else 0."""
     return grad * (x > 0)
+
+
+def silu_backward(grad, x):
+    """dx = grad s (1 + x (1 - s)), where s = 1 / (1 + exp(-x))."""
+    s = (1 + np.tanh(x / 2)) / 2  # the same, and cannot overflow
+    return grad * s * (1 + x * (1 - s))
 
 
 def gelu_backward(grad, x):
@@ -69,7 +76,9 @@ def gelu_tanh_backward(grad, x):
 
 
 #: Name of an activation -> its backward function.
-BACKWARDS = {"relu": relu_backward, "gelu": gelu_backward, "gelu_tanh": gelu_tanh_backward}
+BACKWARDS = {
+    "relu": relu_backward, "silu": silu_backward, "gelu": gelu_backward, "gelu_tanh": gelu_tanh_backward,
+}  # fmt: skip
 
 
 def softmax_backward(grad, y):
@@ -78,24 +87,23 @@ def softmax_backward(grad, y):
 
 
 def scaled_dot_product_attention_backward(grad, q, k, v, mask):
-    """dq = dS k / sqrt(K), dk = dS^T q / sqrt(K) and dv = W^T grad, where dS is the gradient of the scores."""
-    scale = 1 / math.sqrt(q.shape[-1])
-    weights = masked_softmax(q @ k.mT * scale, mask)
-    d_scores = softmax_backward(grad @ v.mT, weights)
-    return d_scores @ k * scale, d_scores.mT @ q * scale, weights.mT @ grad
+    """dq = dP k, dk = dP^T q and dv = W^T grad, where dP is the gradient of the products q k^T. W: the weights."""
+    weights = masked_softmax(q @ k.mT / math.sqrt(q.shape[-1]), mask)
+    d_products = softmax_backward(grad @ v.mT, weights) / math.sqrt(q.shape[-1])
+    return d_products @ k, d_products.mT @ q, weights.mT @ grad
 
 
-def self_attention_backward(grad, x, mask, n_heads, query, key, value, output):
-    """dx and the gradients of the four linear layers, for `multi_head_attention` with source = x."""
-    q, k, v = (split_heads(linear(x, **each), n_heads) for each in (query, key, value))
+def multi_head_attention_backward(grad, x, source, mask, n_heads, query, key, value, output):
+    """dx, dsource and the gradients of the four linear layers. In self-attention, x gets dx + dsource."""
+    q, k, v = linear(x, **query), linear(source, **key), linear(source, **value)
+    q, k, v = (split_heads(each, n_heads) for each in (q, k, v))
     combined = combine_heads(scaled_dot_product_attention(q, k, v, mask))
     d_combined, d_output = linear_backward(grad, combined, **output)
-    d_heads = scaled_dot_product_attention_backward(split_heads(d_combined, n_heads), q, k, v, mask)
-    dq, dk, dv = (combine_heads(each) for each in d_heads)
-    from_q, d_query = linear_backward(dq, x, **query)
-    from_k, d_key = linear_backward(dk, x, **key)
-    from_v, d_value = linear_backward(dv, x, **value)
-    return from_q + from_k + from_v, {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
+    dq, dk, dv = scaled_dot_product_attention_backward(split_heads(d_combined, n_heads), q, k, v, mask)
+    dx, d_query = linear_backward(combine_heads(dq), x, **query)
+    from_key, d_key = linear_backward(combine_heads(dk), source, **key)
+    from_value, d_value = linear_backward(combine_heads(dv), source, **value)
+    return dx, from_key + from_value, {"query": d_query, "key": d_key, "value": d_value, "output": d_output}
 
 
 def feed_forward_backward(grad, x, activation, hidden, output):
@@ -113,17 +121,16 @@ def encoder_layer_backward(grad, x, mask, n_heads, activation, eps, attention, a
     dz, d_ffn_norm = layer_norm_backward(grad, y + feed_forward(y, activation, **ffn), **ffn_norm, eps=eps)
     dy, d_ffn = feed_forward_backward(dz, y, activation, **ffn)
     da, d_attention_norm = layer_norm_backward(dz + dy, a, **attention_norm, eps=eps)
-    dx, d_attention = self_attention_backward(da, x, mask, n_heads, **attention)
+    dx, dsource, d_attention = multi_head_attention_backward(da, x, x, mask, n_heads, **attention)
     grads = {"attention": d_attention, "attention_norm": d_attention_norm, "ffn": d_ffn, "ffn_norm": d_ffn_norm}
-    return da + dx, grads
+    return da + dx + dsource, grads
 
 
 def stack_backward(grad, xs, layers, layer_backward, *sizes):
     """dx and the gradients of each layer, from the last layer to the first. xs: the rows that each layer reads."""
-    grads = []
-    for x, layer in zip(xs[len(layers) - 1 :: -1], layers[::-1]):
-        grad, d_layer = layer_backward(grad, x, *sizes, **layer)
-        grads = [d_layer, *grads]
+    grads = list(layers)
+    for i in reversed(range(len(layers))):
+        grad, grads[i] = layer_backward(grad, xs[i], *sizes, **layers[i])
     return grad, grads
 
 

@@ -22,26 +22,9 @@ from npformer.plain.formulas import (
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
 
 
-def extend(past, keys, values):
-    """The keys and values of earlier tokens, followed by those of new tokens, two (..., G, S + L, K).
-
-    past two (..., G, S, K), keys and values (..., G, L, K).
-    """
-    return np.concatenate([past[0], keys], axis=-2), np.concatenate([past[1], values], axis=-2)
-
-
 def all_positions(positions, past):
     """The positions of earlier tokens, 0 ... S - 1, followed by those of new tokens, (L,) -> (S + L,)."""
     return np.concatenate([np.arange(past[0][0].shape[-2]), positions])
-
-
-def repeat_heads(x, n_heads):
-    """(..., G, S, K) -> (..., H, S, K): each head of keys or values serves H / G heads of queries.
-
-    >>> repeat_heads(np.array([[[1]], [[2]]]), n_heads=4).tolist()
-    [[[1]], [[1]], [[2]], [[2]]]
-    """
-    return x.repeat(n_heads // x.shape[-3], axis=-3)
 
 
 def grouped_query_attention(x, past, mask, heads, angles, query, key, value, output):
@@ -53,8 +36,9 @@ def grouped_query_attention(x, past, mask, heads, angles, query, key, value, out
     query_rotated = rotate(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
     key_rotated = rotate(split_heads(linear(x, **key), n_kv_heads), *angles)  # (..., G, L, K)
     value_heads = split_heads(linear(x, **value), n_kv_heads)
-    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
-    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, S + L, K)
+    values = np.concatenate([past[1], value_heads], axis=-2)
+    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, S + L, K)
     context = scaled_dot_product_attention(query_rotated, k, v, mask)
     combined = combine_heads(context)
     return linear(combined, **output), (keys, values)
@@ -75,11 +59,10 @@ def llama(ids, positions, past, heads, frequencies, magnitude, activation, eps, 
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])
-    now = []
-    for layer, before in zip(layers, past):
-        x, after = llama_layer(x, before, mask, heads, angles, activation, eps, **layer)
-        now.append(after)
-    return rms_norm(x, **norm, eps=eps), now
+    past = list(past)  # the caller's stays as it is
+    for i, layer in enumerate(layers):
+        x, past[i] = llama_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
+    return rms_norm(x, **norm, eps=eps), past
 
 
 MODEL = llama

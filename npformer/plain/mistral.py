@@ -15,11 +15,10 @@ def mistral(ids, positions, past, heads, frequencies, magnitude, reach, activati
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (S + L,)
     mask = causal_window_mask(positions, key_positions, reach)
-    now = []
-    for layer, before in zip(layers, past):
-        x, after = llama_layer(x, before, mask, heads, angles, activation, eps, **layer)
-        now.append(after)
-    return rms_norm(x, **norm, eps=eps), now
+    past = list(past)  # the caller's stays as it is
+    for i, layer in enumerate(layers):
+        x, past[i] = llama_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
+    return rms_norm(x, **norm, eps=eps), past
 
 
 MODEL = mistral

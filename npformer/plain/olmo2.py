@@ -4,6 +4,8 @@ It differs from Llama in its layer (equations 1 and 2), and in its attention: qu
 of a row together, before they are rotated.
 """
 
+import numpy as np
+
 from npformer.plain.formulas import (
     causal_mask,
     combine_heads,
@@ -17,7 +19,6 @@ from npformer.plain.formulas import (
     split_heads,
 )
 from npformer.plain.heads import classify_last, hidden_states, predict_next
-from npformer.plain.llama import extend, repeat_heads
 
 
 def olmo2_attention(x, past, mask, heads, angles, eps, query, key, value, query_norm, key_norm, output, output_norm):
@@ -28,8 +29,9 @@ def olmo2_attention(x, past, mask, heads, angles, eps, query, key, value, query_
     query_rotated = rotate(split_heads(query_normed, n_heads), *angles)  # (..., H, L, K)
     key_rotated = rotate(split_heads(key_normed, n_kv_heads), *angles)  # (..., G, L, K)
     value_heads = split_heads(linear(x, **value), n_kv_heads)
-    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
-    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, S + L, K)
+    values = np.concatenate([past[1], value_heads], axis=-2)
+    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, S + L, K)
     context = scaled_dot_product_attention(query_rotated, k, v, mask)
     combined = combine_heads(context)
     return rms_norm(linear(combined, **output), **output_norm, eps=eps), (keys, values)
@@ -53,11 +55,10 @@ def olmo2(ids, positions, past, heads, frequencies, magnitude, activation, eps, 
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])
-    now = []
-    for layer, before in zip(layers, past):
-        x, after = olmo2_layer(x, before, mask, heads, angles, activation, eps, **layer)
-        now.append(after)
-    return rms_norm(x, **norm, eps=eps), now
+    past = list(past)  # the caller's stays as it is
+    for i, layer in enumerate(layers):
+        x, past[i] = olmo2_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
+    return rms_norm(x, **norm, eps=eps), past
 
 
 MODEL = olmo2

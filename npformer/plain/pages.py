@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
@@ -27,10 +28,15 @@ PAGES = {
     "deberta-v2": "deberta",
     "gemma3_text": "gemma3",
     "mt5": "t5",
+    "transformer": "torch_nn",  # torch's own modules; the page of 2017 is called transformer, too
 }
 
-#: Names of the masks of decoders.
-CAUSAL = {"causal_mask", "causal_window_mask"}
+PACKAGE = "npformer.plain."
+#: After the name of a page: the page, edited for decoders that are encoders (`is_causal` false in config.json).
+AS_ENCODER = "_as_encoder"
+#: Masks of decoders -> the masks of such models.
+UNORDERED = {"causal_mask": "full_mask", "causal_window_mask": "window_mask"}
+NOTE = "\n\nEdited for a model that attends to later tokens, too (`is_causal` false): its mask hides none."
 
 
 def page(model_type: str) -> ModuleType:
@@ -54,13 +60,40 @@ def page(model_type: str) -> ModuleType:
     >>> npformer.plain.page("bert").embed.__doc__.splitlines()[0]
     'Normalize(token + position + segment): (..., L) three times -> (..., L, D). Figure 2.'
     """
-    name = PAGES.get(model_type, model_type)
+    name = model_type if model_type in names() else PAGES.get(model_type, model_type)
     if name not in names():
         known = ", ".join(names())
         raise NpformerError(
             f"page: expected the name of a family or of a page ({known}), got {shown(model_type)}{_page_with(name)}"
         )
-    return import_module(f"npformer.plain.{name}")
+    return import_module(PACKAGE + name)
+
+
+def page_of(config: Any) -> ModuleType:
+    """The page of a loaded model, given its config. Decoders that attend to later tokens have an edited page."""
+    name = PAGES.get(config.model_type, config.model_type)
+    module = page(name)
+    is_encoder = not config.causal and not config.decoder and not hasattr(module, "ALONE")
+    has_order = vars(module).keys() & UNORDERED.keys() and "visible" not in inspect.signature(module.MODEL).parameters
+    return _edited(f"{name}{AS_ENCODER}") if is_encoder and has_order else module
+
+
+@lru_cache(maxsize=16)
+def _edited(name: str) -> ModuleType:
+    """The module of an edited page."""
+    module = ModuleType(PACKAGE + name)
+    exec(compile(text_of(name), f"<{module.__name__}>", "exec"), vars(module))
+    return module
+
+
+def text_of(name: str) -> str:
+    """The text of a page, or of an edited page."""
+    page_name = name.removesuffix(AS_ENCODER)
+    text = inspect.getsource(import_module(PACKAGE + page_name))
+    if page_name == name:
+        return text
+    masks = re.compile(rf"\b({'|'.join(UNORDERED)})\b")
+    return masks.sub(lambda found: UNORDERED[found[0]], text).replace('\n"""\n', f'{NOTE}\n"""\n', 1)
 
 
 def _page_with(name: str) -> str:
@@ -69,7 +102,7 @@ def _page_with(name: str) -> str:
         return ""
     if name.lower() in names():
         return f"; write {name.lower()!r}"
-    modules = [import_module(f"npformer.plain.{each}") for each in names()]
+    modules = [import_module(PACKAGE + each) for each in names()]
     found = [each.__name__ for each in modules if getattr(vars(each).get(name), "__module__", "") == each.__name__]
     found = [each.rpartition(".")[2] for each in found]
     return f"; {name} is a function of the page {' and of the page '.join(found)}" if found else ""
@@ -112,7 +145,7 @@ def run(model: Any, *args: Any, **kwargs: Any) -> Any:
         """The model, computed by its page instead of the engine."""
 
         def run(self, texts: Any) -> list[dict[str, np.ndarray]]:
-            return [answers(page(self.config.model_type), self.config, self.weights, text) for text in texts]
+            return [answers(page_of(self.config), self.config, self.weights, text) for text in texts]
 
     reader = copy.copy(model)
     reader.__class__ = Page
@@ -140,16 +173,7 @@ def functions_of(
 
 
 def _model(on: ModuleType, config: Any) -> Callable[..., Any]:
-    """The function of a model on a page, which may have a second one.
-
-    Raises NpformerError for a decoder that attends to later tokens, unless its page computes both masks.
-    """
-    is_encoder = not config.causal and not config.decoder and not hasattr(on, "ALONE")
-    if is_encoder and vars(on).keys() & CAUSAL and "visible" not in inspect.signature(on.MODEL).parameters:
-        raise NpformerError(
-            f"page: the page of {config.model_type} has a causal mask, but this model attends to later tokens "
-            "(is_causal: False); no page computes it"
-        )
+    """The function of a model on a page, which may have a second one."""
     if config.convolution:
         return on.WITH_CONVOLUTION
     return on.ALONE if hasattr(on, "ALONE") and not config.decoder else on.MODEL  # one stack of an encoder-decoder

@@ -5,6 +5,8 @@ and the `reach` tokens before it, and in its rotation: Phi-4 mini rotates only t
 for long texts have the frequencies of LongRoPE (`rotary.py`).
 """
 
+import numpy as np
+
 from npformer.plain.formulas import (
     causal_window_mask,
     combine_heads,
@@ -18,7 +20,7 @@ from npformer.plain.formulas import (
     split_heads,
 )
 from npformer.plain.heads import classify_last, classify_tokens, hidden_states, predict_next
-from npformer.plain.llama import all_positions, extend, repeat_heads
+from npformer.plain.llama import all_positions
 
 
 def phi3_attention(x, past, mask, heads, angles, query, key, value, output):
@@ -30,8 +32,9 @@ def phi3_attention(x, past, mask, heads, angles, query, key, value, output):
     query_rotated = rotate_first(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
     key_rotated = rotate_first(split_heads(linear(x, **key), n_kv_heads), *angles)  # (..., G, L, K)
     value_heads = split_heads(linear(x, **value), n_kv_heads)
-    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
-    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, S + L, K)
+    values = np.concatenate([past[1], value_heads], axis=-2)
+    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, S + L, K)
     context = scaled_dot_product_attention(query_rotated, k, v, mask)
     combined = combine_heads(context)
     return linear(combined, **output), (keys, values)
@@ -53,11 +56,10 @@ def phi3(ids, positions, past, heads, frequencies, magnitude, reach, activation,
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (S + L,)
     mask = causal_window_mask(positions, key_positions, reach)
-    now = []
-    for layer, before in zip(layers, past):
-        x, after = phi3_layer(x, before, mask, heads, angles, activation, eps, **layer)
-        now.append(after)
-    return rms_norm(x, **norm, eps=eps), now
+    past = list(past)  # the caller's stays as it is
+    for i, layer in enumerate(layers):
+        x, past[i] = phi3_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
+    return rms_norm(x, **norm, eps=eps), past
 
 
 MODEL = phi3

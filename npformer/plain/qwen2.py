@@ -15,12 +15,11 @@ def qwen2(ids, positions, past, heads, frequencies, magnitude, reaches, activati
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (S + L,)
-    now = []
-    for layer, before, reach in zip(layers, past, reaches):
+    past = list(past)  # the caller's stays as it is
+    for i, (layer, reach) in enumerate(zip(layers, reaches)):
         mask = causal_window_mask(positions, key_positions, reach)
-        x, after = llama_layer(x, before, mask, heads, angles, activation, eps, **layer)
-        now.append(after)
-    return rms_norm(x, **norm, eps=eps), now
+        x, past[i] = llama_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
+    return rms_norm(x, **norm, eps=eps), past
 
 
 MODEL = qwen2

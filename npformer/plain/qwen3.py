@@ -5,6 +5,8 @@ keys is normalized before it is rotated (Dehghani et al., 2023). `reaches` has a
 earlier tokens that a token sees, `math.inf` for all.
 """
 
+import numpy as np
+
 from npformer.plain.formulas import (
     causal_window_mask,
     combine_heads,
@@ -18,7 +20,7 @@ from npformer.plain.formulas import (
     split_heads,
 )
 from npformer.plain.heads import classify_last, classify_tokens, find_answer, hidden_states, predict_next
-from npformer.plain.llama import all_positions, extend, repeat_heads
+from npformer.plain.llama import all_positions
 
 
 def qwen3_attention(x, past, mask, heads, angles, eps, query, key, value, query_norm, key_norm, output):
@@ -31,8 +33,9 @@ def qwen3_attention(x, past, mask, heads, angles, eps, query, key, value, query_
     key_normed = rms_norm(split_heads(linear(x, **key), n_kv_heads), **key_norm, eps=eps)  # (..., G, L, K)
     query_rotated, key_rotated = rotate(query_normed, *angles), rotate(key_normed, *angles)
     value_heads = split_heads(linear(x, **value), n_kv_heads)
-    keys, values = extend(past, key_rotated, value_heads)  # (..., G, S + L, K)
-    k, v = repeat_heads(keys, n_heads), repeat_heads(values, n_heads)  # (..., H, S + L, K)
+    keys = np.concatenate([past[0], key_rotated], axis=-2)  # (..., G, S + L, K)
+    values = np.concatenate([past[1], value_heads], axis=-2)
+    k, v = (each.repeat(n_heads // n_kv_heads, axis=-3) for each in (keys, values))  # (..., H, S + L, K)
     context = scaled_dot_product_attention(query_rotated, k, v, mask)
     combined = combine_heads(context)
     return linear(combined, **output), (keys, values)
@@ -53,12 +56,11 @@ def qwen3(ids, positions, past, heads, frequencies, magnitude, reaches, activati
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (S + L,)
-    now = []
-    for layer, before, reach in zip(layers, past, reaches):
+    past = list(past)  # the caller's stays as it is
+    for i, (layer, reach) in enumerate(zip(layers, reaches)):
         mask = causal_window_mask(positions, key_positions, reach)
-        x, after = qwen3_layer(x, before, mask, heads, angles, activation, eps, **layer)
-        now.append(after)
-    return rms_norm(x, **norm, eps=eps), now
+        x, past[i] = qwen3_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
+    return rms_norm(x, **norm, eps=eps), past
 
 
 MODEL = qwen3

@@ -87,6 +87,15 @@ def yarn_magnitude(factor):
     return 0.1 * math.log(max(factor, 1.0)) + 1.0
 
 
+def longrope_divisors(length, original, short, long):
+    """The divisors of a text of this length: those of long texts beyond `original` tokens, (K / 2,).
+
+    >>> longrope_divisors(5, 4, short=[1.0, 1.5], long=[2.0, 3.0]).tolist()
+    [2.0, 3.0]
+    """
+    return np.where(length > original, long, short)
+
+
 def longrope_frequencies(d_head, theta, divisors):
     """theta^(-2 i / K) / divisor_i, (K / 2,). The divisors of long texts and of texts up to `original` tokens differ.
 

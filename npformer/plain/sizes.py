@@ -1,4 +1,8 @@
-"""The arguments of pages, from a model's config and a text, under the names of the pages' parameters."""
+"""The arguments of pages, from a model's config, under the names of the pages' parameters.
+
+An argument that depends on the text, such as its mask, is an expression: a `Call` of a function of a page or of NumPy,
+with the names of the text's own values. `bind` computes it for a text, and `source.py` writes it into a file.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,30 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npformer.plain import formulas, rotary
+from npformer.plain.decoding import no_past
 from npformer.plain.roberta import padded_positions
+from npformer.plain.transformer import shifted
+
+
+class Name(NamedTuple):
+    """A value of a text: ids (L,), target_ids, or length, the number of its positions."""
+
+    name: str
+
+
+class Call(NamedTuple):
+    """A call of a function, with arguments that may be expressions."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+IDS, TARGET_IDS, LENGTH = Name("ids"), Name("target_ids"), Name("length")
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "gelu": formulas.gelu,
@@ -24,11 +46,41 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def bind(function: Callable[..., Any], config: Any, weights: Mapping[str, Any], text: Any) -> Callable[..., Any]:
     """The function of a page with the arguments that a config, weights and a text give. Other arguments stay open."""
-    names = inspect.signature(function).parameters
-    sizes = {name: SIZES[name](config, weights, text) for name in names if name in SIZES}
-    functions = {name: chosen(name, function, config) for name in names if name in OPTIONS}
-    groups = {name: weights.get(name, {}) for name in names if name in weights or name in OPTIONAL}
+    parameters = inspect.signature(function).parameters
+    known = _values(config, text)
+    sizes = {
+        name: known[name] if name in known else computed(SIZES[name](config), known)
+        for name in parameters
+        if name in SIZES
+    }
+    functions = {name: chosen(name, function, config) for name in parameters if name in OPTIONS}
+    groups = {name: weights.get(name, {}) for name in parameters if name in weights or name in OPTIONAL}
     return partial(function, **sizes, **functions, **groups)
+
+
+def computed(expression: Any, known: Mapping[str, Any]) -> Any:
+    """The value of an expression, from the values of a text by name."""
+    if isinstance(expression, Name):
+        return known[expression.name]
+    if isinstance(expression, Call):
+        return expression.function(*(computed(each, known) for each in expression.arguments))
+    return [computed(each, known) for each in expression] if isinstance(expression, list) else expression
+
+
+def _values(config: Any, text: Any) -> dict[str, Any]:
+    """The values of a text by name: its ids, and all that it gives itself instead of what follows from its ids."""
+    source, target = text if isinstance(text, tuple) else (text, None)
+    given = {
+        "ids": source.ids,
+        "positions": None if source.positions is None else config.positions.first + source.positions,
+        "token_type_ids": source.token_type_ids,
+        "places": source.places,
+        "target_ids": target.ids if target else None,
+        "target_places": target.places if target else None,
+    }
+    known = {name: each for name, each in given.items() if each is not None}
+    positions = known.get("positions", computed(SIZES["positions"](config), known))
+    return known | {"length": int(positions.max()) + 1}
 
 
 def chosen(name: str, function: Callable[..., Any], config: Any) -> Any:
@@ -36,35 +88,22 @@ def chosen(name: str, function: Callable[..., Any], config: Any) -> Any:
     return function.__globals__["CHOICES"][name][OPTIONS[name](config)]
 
 
-def _source(text: Any) -> Any:
-    """The text, or the source of a pair of source and target."""
-    return text[0] if isinstance(text, tuple) else text
-
-
-def _target(config: Any, text: Any) -> np.ndarray:
-    """The ids that the decoder reads: those of the target, or the text's own, shifted right."""
-    start = config.decoder.start_id
-    ids: np.ndarray = text[1].ids if isinstance(text, tuple) else np.concatenate([[start], text.ids[:-1]])
-    return ids
-
-
-def _positions(config: Any, text: Any) -> np.ndarray:
+def _positions(config: Any) -> Any:
     """The row of the position table for each token, or the position by which its queries and keys are rotated."""
-    if text.positions is None and config.uncounted is not None:
-        return padded_positions(text.ids, config.uncounted)
-    return config.positions.first + (np.arange(len(text.ids)) if text.positions is None else text.positions)
+    if config.uncounted is not None:
+        return Call(padded_positions, (IDS, config.uncounted))
+    return _from(config.positions.first, IDS)
 
 
-def _places(text: Any) -> np.ndarray:
-    """The index of each token in its text, from which distances are computed."""
-    places: np.ndarray = np.arange(len(text)) if text.places is None else text.places
-    return places
+def _from(first: int, ids: Any) -> Call:
+    """first, first + 1, ... for each of the ids."""
+    places = Call(np.arange, (Call(len, (ids,)),))
+    return Call(np.add, (first, places)) if first else places
 
 
-def _no_past(config: Any, weights: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """No keys and no values, for each layer."""
-    none = np.zeros((config.kv_heads, 0, config.d_head), weights["embeddings"]["token"]["weight"].dtype)
-    return [(none, none)] * config.n_layers
+def _target(config: Any) -> Any:
+    """The ids that the decoder reads: those of the target, or the text's own, shifted right."""
+    return TARGET_IDS if config.head == "translation" else Call(shifted, (IDS, config.decoder.start_id))
 
 
 def of_layer(config: Any, layer: int, field: str) -> Any:
@@ -78,19 +117,19 @@ def _reaches(config: Any) -> list[float]:
     return [each.reach if each else math.inf for each in found]
 
 
-def _rotation(config: Any, text: Any, layer: int = 0) -> tuple[np.ndarray, float]:
+def _rotation(config: Any, layer: int = 0) -> list[Any]:
     """Frequencies and magnitude of the rotary positions of a layer. Without rotation, every angle is 0."""
     rotation = of_layer(config, layer, "theta")
     if rotation is None:
-        return np.zeros(config.d_head // 2, np.float32), 1.0
+        return [np.zeros(config.d_head // 2, np.float32), 1.0]
     d_head, scaling = getattr(rotation, "columns", config.d_head), rotation.scaling
     if scaling is None:
-        return rotary.rotary_frequencies(d_head, rotation.theta), 1.0
-    kind, length = type(scaling).__name__, int(_positions(config, text).max()) + 1
-    return SCALINGS[kind](rotation.theta, d_head, scaling, length), MAGNITUDES.get(kind, lambda scaling: 1.0)(scaling)
+        return [rotary.rotary_frequencies(d_head, rotation.theta), 1.0]
+    kind = type(scaling).__name__
+    return [SCALINGS[kind](rotation.theta, d_head, scaling), MAGNITUDES.get(kind, lambda scaling: 1.0)(scaling)]
 
 
-def _yarn(theta: float, d_head: int, scaling: Any, length: int) -> np.ndarray:
+def _yarn(theta: float, d_head: int, scaling: Any) -> np.ndarray:
     """Frequencies scaled by YaRN. With `truncate`, the ends of the ramp are whole pairs."""
     first, last = (rotary.yarn_pair(turns, d_head, theta, scaling.original) for turns in (scaling.fast, scaling.slow))
     if scaling.truncate:
@@ -99,19 +138,21 @@ def _yarn(theta: float, d_head: int, scaling: Any, length: int) -> np.ndarray:
     return rotary.yarn_scaling(rotary.rotary_frequencies(d_head, theta), scaling.factor, ramp)
 
 
-#: Class of a scaling in a config -> the frequencies of a text of some length, from theta and the rotated columns.
-SCALINGS: Mapping[str, Callable[[float, int, Any, int], np.ndarray]] = {
-    "Linear": lambda theta, d_head, s, length: rotary.linear_scaling(
-        rotary.rotary_frequencies(d_head, theta), s.factor
-    ),
-    "Dynamic": lambda theta, d_head, s, length: rotary.dynamic_frequencies(d_head, theta, s.factor, s.original, length),
-    "Llama3": lambda theta, d_head, s, length: rotary.llama3_scaling(
+def _longrope(theta: float, d_head: int, scaling: Any) -> Call:
+    """Frequencies that depend on whether the text is long."""
+    divisors = Call(rotary.longrope_divisors, (LENGTH, scaling.original, list(scaling.short), list(scaling.long)))
+    return Call(rotary.longrope_frequencies, (d_head, theta, divisors))
+
+
+#: Class of a scaling in a config -> the frequencies, from theta and the rotated columns, or an expression of them.
+SCALINGS: Mapping[str, Callable[[float, int, Any], Any]] = {
+    "Linear": lambda theta, d_head, s: rotary.linear_scaling(rotary.rotary_frequencies(d_head, theta), s.factor),
+    "Dynamic": lambda theta, d_head, s: Call(rotary.dynamic_frequencies, (d_head, theta, s.factor, s.original, LENGTH)),
+    "Llama3": lambda theta, d_head, s: rotary.llama3_scaling(
         rotary.rotary_frequencies(d_head, theta), s.factor, s.low, s.high, s.original
     ),
     "Yarn": _yarn,
-    "LongRope": lambda theta, d_head, s, length: rotary.longrope_frequencies(
-        d_head, theta, s.short if length <= s.original else s.long
-    ),
+    "LongRope": _longrope,
 }
 #: Class of a scaling -> the factor of cosines and sines, unless it is 1.
 MAGNITUDES: Mapping[str, Callable[[Any], float]] = {
@@ -133,51 +174,48 @@ OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "last_norm": lambda config: "norm" if config.final_norm else "no norm",
     "last_projection": lambda config: "narrow" if config.d_embedding else "wide",
     "visible": lambda config: "causal" if config.causal else "bidirectional",
+    "position_rows": lambda config: "no table" if config.positions.table == "none" else "table",
+    "source_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
+    "target_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
 }
 #: Groups of weights that only some models of a family have. Without them, the function that reads them takes none.
 OPTIONAL = ("norm", "project", "distances_norm")
 
-#: Name of a parameter -> its value for one text.
-SIZES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
-    "ids": lambda config, weights, text: _source(text).ids,
-    "positions": lambda config, weights, text: _positions(config, _source(text)),
-    "target_ids": lambda config, weights, text: _target(config, text),
-    "target_positions": lambda config, weights, text: config.positions.first + np.arange(len(_target(config, text))),
-    "token_type_ids": lambda config, weights, text: (
-        np.zeros_like(text.ids) if text.token_type_ids is None else text.token_type_ids
-    ),
-    "mask": lambda config, weights, text: formulas.causal_mask(len(text), len(text)) if config.causal else True,
-    "past": lambda config, weights, text: _no_past(config, weights),
-    "places": lambda config, weights, text: _places(_source(text)),
-    "target_places": lambda config, weights, text: _places(text[1] if isinstance(text, tuple) else text),
-    "n_heads": lambda config, weights, text: config.n_heads,
-    "n_target_heads": lambda config, weights, text: config.decoder.n_heads,
-    "heads": lambda config, weights, text: (config.n_heads, config.kv_heads),
-    "eps": lambda config, weights, text: config.eps,
-    "activation": lambda config, weights, text: ACTIVATIONS[config.activation],
-    "head_activation": lambda config, weights, text: ACTIVATIONS[config.below_head],
-    "pooler_activation": lambda config, weights, text: ACTIVATIONS[config.pooler],
-    "scale": lambda config, weights, text: config.token_scale,
-    "scale_output": lambda config, weights, text: config.d_model**-0.5 if config.scale_output else 1.0,
-    "ffn_function": lambda config, weights, text: (
-        formulas.gated_feed_forward if config.gated else formulas.feed_forward
-    ),
-    "max_distance": lambda config, weights, text: config.mechanisms[0].max_distance,
-    "end_id": lambda config, weights, text: config.decoder.end_ids[0],
-    "forms": lambda config, weights, text: [
-        {"key": "c2p", "query": "p2c"}[each] for each in config.mechanisms[0].forms
-    ],
-    "convolution_activation": lambda config, weights, text: ACTIVATIONS[config.convolution.activation],
-    "pad_id": lambda config, weights, text: config.pad_id,
-    "frequencies": lambda config, weights, text: _rotation(config, text)[0],
-    "magnitude": lambda config, weights, text: _rotation(config, text)[1],
-    "rotations": lambda config, weights, text: [_rotation(config, text, layer) for layer in range(config.n_layers)],
-    "reach": lambda config, weights, text: _reaches(config)[0],
-    "reaches": lambda config, weights, text: _reaches(config),
-    "score_scale": lambda config, weights, text: config.score_scale or config.d_head**-0.5,
-    "scale_and_cap": lambda config, weights, text: (
+#: Name of a parameter -> its value, or the expression of its value for a text, from a config.
+SIZES: Mapping[str, Callable[[Any], Any]] = {
+    "ids": lambda config: IDS,
+    "positions": lambda config: _positions(config),
+    "target_ids": lambda config: _target(config),
+    "target_positions": lambda config: _from(config.positions.first, _target(config)),
+    "token_type_ids": lambda config: Call(np.zeros_like, (IDS,)),
+    "mask": lambda config: Call(formulas.causal_mask, (Call(len, (IDS,)),)) if config.causal else True,
+    "past": lambda config: Call(no_past, (config.n_layers, config.kv_heads, config.d_head)),
+    "places": lambda config: _from(0, IDS),
+    "target_places": lambda config: _from(0, _target(config)),
+    "n_heads": lambda config: config.n_heads,
+    "n_target_heads": lambda config: config.decoder.n_heads,
+    "heads": lambda config: [config.n_heads, config.kv_heads],
+    "eps": lambda config: config.eps,
+    "activation": lambda config: ACTIVATIONS[config.activation],
+    "head_activation": lambda config: ACTIVATIONS[config.below_head],
+    "pooler_activation": lambda config: ACTIVATIONS[config.pooler],
+    "scale": lambda config: config.token_scale,
+    "scale_output": lambda config: config.d_model**-0.5 if config.scale_output else 1.0,
+    "ffn_function": lambda config: formulas.gated_feed_forward if config.gated else formulas.feed_forward,
+    "max_distance": lambda config: config.mechanisms[0].max_distance,
+    "end_id": lambda config: config.decoder.end_ids[0],
+    "forms": lambda config: [{"key": "c2p", "query": "p2c"}[each] for each in config.mechanisms[0].forms],
+    "convolution_activation": lambda config: ACTIVATIONS[config.convolution.activation],
+    "pad_id": lambda config: config.pad_id,
+    "frequencies": lambda config: _rotation(config)[0],
+    "magnitude": lambda config: _rotation(config)[1],
+    "rotations": lambda config: [_rotation(config, layer) for layer in range(config.n_layers)],
+    "reach": lambda config: _reaches(config)[0],
+    "reaches": lambda config: _reaches(config),
+    "score_scale": lambda config: config.score_scale or config.d_head**-0.5,
+    "scale_and_cap": lambda config: [
         config.score_scale or config.d_head**-0.5,
         getattr(of_layer(config, 0, "cap"), "cap", NO_CAP),
-    ),
-    "logit_cap": lambda config, weights, text: config.logit_cap or NO_CAP,
+    ],
+    "logit_cap": lambda config: config.logit_cap or NO_CAP,
 }

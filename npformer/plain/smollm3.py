@@ -14,13 +14,12 @@ def smollm3(ids, positions, past, heads, rotations, reaches, activation, eps, em
     """The normalized rows of the last layer, (..., L, D), and the next `past`. ids (..., L), positions (L,)."""
     x = embedding(ids, **embeddings["token"])
     key_positions = all_positions(positions, past)  # (S + L,)
-    now = []
-    for layer, before, rotation, reach in zip(layers, past, rotations, reaches):
+    past = list(past)  # the caller's stays as it is
+    for i, (layer, rotation, reach) in enumerate(zip(layers, rotations, reaches)):
         angles = rotary_angles(positions, *rotation)
         mask = causal_window_mask(positions, key_positions, reach)
-        x, after = llama_layer(x, before, mask, heads, angles, activation, eps, **layer)
-        now.append(after)
-    return rms_norm(x, **norm, eps=eps), now
+        x, past[i] = llama_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
+    return rms_norm(x, **norm, eps=eps), past
 
 
 MODEL = smollm3

@@ -7,17 +7,23 @@ import inspect
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from importlib import import_module
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.plain.pages import functions_of, page
-from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, chosen, of_layer
+from npformer.plain.pages import PACKAGE, functions_of, page, page_of, text_of
+from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, Call, Name, chosen
 
-PACKAGE = "npformer.plain."
+#: Name of a value of a text -> its expression in a file, if it has no variable there.
+IN_FILE = {"length": "len(ids)"}
+#: The form of an argument with a line of its own: long ones, such as lists with an entry for each layer, have several.
+LONG: Mapping[str, Any] = {
+    "width": 116, "initial_indent": " " * 8, "subsequent_indent": " " * 12, "break_long_words": False,
+    "break_on_hyphens": False,
+}  # fmt: skip
 Place = tuple[str, str]  # a page and a name that it defines
 
 
@@ -27,18 +33,6 @@ class Contents(NamedTuple):
     docstring: str
     definitions: Mapping[str, str]
     imported: Mapping[str, Place]
-
-
-class Ids(NamedTuple):
-    """A text of which only the token ids are given."""
-
-    ids: np.ndarray
-    positions: None = None
-    token_type_ids: None = None
-    places: None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 def source(model: Any, standalone: bool = False) -> str:
@@ -61,9 +55,9 @@ def source(model: Any, standalone: bool = False) -> str:
     """
     if standalone and not isinstance(model, str):
         return standalone_model(model)[0]
-    name = _name(page(model if isinstance(model, str) else model.config.model_type))
+    name = _name(page(model) if isinstance(model, str) else page_of(model.config))
     if not standalone:
-        return _text(name)
+        return text_of(name)
     return _file(_contents(name).docstring, [(name, each) for each in _contents(name).definitions])
 
 
@@ -82,24 +76,17 @@ def standalone_model(
     -------
     str, and dict of arrays by name, for np.savez
     """
-    on, config = page(model.config.model_type), model.config
+    on, config = page_of(model.config), model.config
     flat, tied = _flat(model.weights)
-    example = Ids(np.array([*ids] or [0], np.int64))
-    start = Ids(np.array([config.decoder.start_id]))
-    text = (example, start) if config.head == "translation" else example
     functions = functions_of(on, config, model.weights)
-    rows, answers = (_call(each, config, model.weights, text, flat) for each in functions)
-    main = _filled(
-        MAIN, arrays=ascii(arrays), ids=example.ids.tolist(), start=start.ids.tolist(), rows=rows, answers=answers
-    )
+    file = _File(config, model.weights, flat)
+    rows, answers = (file.call(each) for each in functions)
+    start = [config.decoder.start_id]
+    main = _filled(MAIN, arrays=ascii(arrays), ids=[*ids] or [0], start=start, rows=rows, answers=answers)
     main = main.replace("    # ties\n", "".join(f"    {each}\n" for each in tied))
     if config.head != "translation":
         main = re.sub(r"(def answers\(weights, ids), target_ids=.*\):", r"\1):", main)
-    wanted = [(_name(inspect.getmodule(each)), each.__name__) for each in functions]
-    used = _names(main)
-    shared = ("formulas", "roberta", "rotary")
-    wanted += [(each, name) for each in shared for name in _contents(each).definitions if name in used]
-    wanted += [_place(each, chosen(name, each, config)) for each in functions for name in _options(each)]
+    wanted = [(each.__module__.removeprefix(PACKAGE), each.__name__) for each in (*functions, *file.used)]
     docstring = (
         f"{_contents(_name(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
     )
@@ -107,16 +94,15 @@ def standalone_model(
 
 
 #: The end of a file for a model. The names in capitals are replaced.
-MAIN = '''def read(path):
-    """The nested weights in an .npz file, whose names join their keys with dots."""
+MAIN = '''def nested(flat):
+    """Nested weights from arrays whose names join their keys with dots."""
     tree = {}
-    with np.load(path) as file:
-        for name in file.files:
-            *above, last = name.split(".")
-            node = tree
-            for key in above:
-                node = node.setdefault(key, {})
-            node[last] = file[name]
+    for name, array in flat.items():
+        *above, last = name.split(".")
+        node = tree
+        for key in above:
+            node = node.setdefault(key, {})
+        node[last] = array
     return tree
 
 
@@ -130,9 +116,10 @@ def listed(node):
 
 def load():
     """The weights in the file of arrays beside this file."""
-    weights = read(Path(__file__).with_name(ARRAYS))
+    with np.load(Path(__file__).with_name(ARRAYS)) as file:
+        flat = {name: file[name] for name in file.files}
     # ties
-    return listed(weights)
+    return listed(nested(flat))
 
 
 def answers(weights, ids, target_ids=np.array(START)):
@@ -159,95 +146,62 @@ def _filled(template: str, **values: Any) -> str:
     return re.sub(names, lambda found: str(values[found[0].lower()]), template)  # a value may contain such a name
 
 
-#: Name of a parameter that depends on the text -> its expression in `main`, given a config.
-OF_TEXT = {
-    "ids": lambda config: "ids",
-    "target_ids": lambda config: "target_ids" if config.head == "translation" else _shifted(config),
-    "positions": lambda config: _positions(config, "ids"),
-    "target_positions": lambda config: _positions(config, "ids" if config.head != "translation" else "target_ids"),
-    "token_type_ids": lambda config: "np.zeros_like(ids)",
-    "places": lambda config: "np.arange(len(ids))",
-    "target_places": lambda config: f"np.arange(len({'target_ids' if config.head == 'translation' else 'ids'}))",
-    "mask": lambda config: "causal_mask(len(ids))" if config.causal else "True",
-    "past": lambda config: (
-        f'[(np.zeros(({config.kv_heads}, 0, {config.d_head}), weights["embeddings"]["token"]["weight"].dtype),) * 2]'
-        f" * {config.n_layers}"
-    ),
-}
+class _File:
+    """The calls of pages' functions in `main`: their text, the functions that they name, and arrays to store."""
 
+    def __init__(self, config: Any, weights: Mapping[str, Any], flat: dict[str, np.ndarray]) -> None:
+        self.config, self.weights, self.flat = config, weights, flat
+        self.used: list[Callable[..., Any]] = []
 
-def _of_length(config: Any, layer: int = 0) -> str:
-    """The expression of a layer's rotary frequencies in `main` if they depend on the length of the text, else ""."""
-    rotation = of_layer(config, layer, "theta")
-    scaling: Any = getattr(rotation, "scaling", None)
-    at = f"{getattr(rotation, 'columns', config.d_head)}, {getattr(rotation, 'theta', 0.0)}"
-    if type(scaling).__name__ == "LongRope":
-        return f"longrope_frequencies({at}, {scaling.short} if len(ids) <= {scaling.original} else {scaling.long})"
-    if type(scaling).__name__ == "Dynamic":
-        return f"dynamic_frequencies({at}, {scaling.factor}, {scaling.original}, len(ids))"
-    return ""
+    def call(self, function: Any) -> str:
+        """The call of a function of a page. Adds the arrays among its sizes to `flat`, as weights."""
+        names = inspect.signature(function).parameters
+        given = [f"{name}={text}" for name in names if (text := self._argument(name, function))]
+        call = f"{function.__name__}({', '.join(given)})"
+        if len(call) < 100:
+            return call
+        arguments = "".join(f"{fill(f'{each},', **LONG)}\n" for each in given)
+        return f"{function.__name__}(\n{arguments}    )"
 
+    def _argument(self, name: str, function: Any) -> str:
+        """The text of an argument; "" for one with a default, which the model does not have."""
+        if name in SIZES:
+            return self._written(SIZES[name](self.config), name)
+        if name in OPTIONS:
+            return self._written(chosen(name, function, self.config), name)
+        if name in self.weights:
+            return f'weights["{name}"]'
+        optional = "{}" if inspect.signature(function).parameters[name].default is inspect.Parameter.empty else ""
+        return optional if name in OPTIONAL else {"x": "x", "source": "others[0]"}[name]
 
-def _rotations(config: Any, rotations: list[tuple[np.ndarray, float]], flat: dict[str, np.ndarray]) -> str:
-    """The expression of the frequencies and magnitude of each layer in `main`."""
-    written = [
-        f"({_of_length(config, i) or _written(f'frequencies_{i}', frequencies, flat)}, {magnitude})"
-        for i, (frequencies, magnitude) in enumerate(rotations)
-    ]
-    return f"[{', '.join(written)}]"
+    def _written(self, value: Any, name: str) -> str:
+        """An expression with this value. Arrays are stored as weights, each once."""
+        if isinstance(value, np.ndarray):
+            stored = {key: each for key, each in self.flat.items() if key.startswith("sizes.")}
+            key = next((key for key, each in stored.items() if np.array_equal(each, value)), f"sizes.{name}")
+            self.flat[key] = value
+            return f'weights["sizes"]["{key.partition(".")[2]}"]'
+        if isinstance(value, Name):
+            return IN_FILE.get(value.name, value.name)
+        if isinstance(value, Call):
+            arguments = [self._written(each, f"{name}_{i}") for i, each in enumerate(value.arguments)]
+            return f"{self._written(value.function, name)}({', '.join(arguments)})"
+        if isinstance(value, list):
+            return f"[{', '.join(self._written(each, f'{name}_{i}') for i, each in enumerate(value))}]"
+        if callable(value):
+            return self._named(value)
+        return repr(value).replace("inf", "np.inf")
 
-
-def _shifted(config: Any) -> str:
-    return f"np.concatenate([[{config.decoder.start_id}], ids[:-1]])"
-
-
-def _positions(config: Any, ids: str) -> str:
-    if config.uncounted is not None:
-        return f"padded_positions({ids}, {config.uncounted})"
-    return f"{config.positions.first} + np.arange(len({ids}))"
-
-
-def _call(function: Any, config: Any, weights: Mapping[str, Any], text: Any, flat: dict[str, np.ndarray]) -> str:
-    """The call of a page's function in `main`. Adds the arrays among its sizes to `flat`, as weights."""
-    given = []
-    for name in inspect.signature(function).parameters:
-        if name in OF_TEXT:
-            given.append(f"{name}={OF_TEXT[name](config)}")
-        elif name == "frequencies" and _of_length(config):
-            given.append(f"{name}={_of_length(config)}")
-        elif name == "rotations":
-            given.append(f"{name}={_rotations(config, SIZES[name](config, weights, text), flat)}")
-        elif name in SIZES:
-            given.append(f"{name}={_written(name, SIZES[name](config, weights, text), flat)}")
-        elif name in OPTIONS:
-            given.append(f"{name}={chosen(name, function, config).__name__}")
-        elif name in weights:
-            given.append(f'{name}=weights["{name}"]')
-        elif name in OPTIONAL:
-            given.append(f"{name}={{}}")
-        else:
-            given.append({"x": "x", "source": "source=others[0]"}[name])
-    call = f"{function.__name__}({', '.join(given)})"
-    if len(call) < 100:
-        return call
-    arguments = "".join(f"        {each},\n" for each in given)
-    return f"{function.__name__}(\n{arguments}    )"
-
-
-def _written(name: str, value: Any, flat: dict[str, np.ndarray]) -> str:
-    """An expression with this value. Arrays are stored as weights."""
-    if isinstance(value, np.ndarray):
-        flat[f"sizes.{name}"] = value
-        return f'weights["sizes"]["{name}"]'
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_written(f'{name}_{i}', each, flat) for i, each in enumerate(value))}]"
-    if callable(value):
-        return f"np.{value.__name__}" if isinstance(value, np.ufunc) else str(value.__name__)
-    return repr(value).replace("inf", "np.inf")
+    def _named(self, function: Callable[..., Any]) -> str:
+        """The name of a function, which the file then has if it is on a page."""
+        name = function.__name__
+        if str(function.__module__).startswith(PACKAGE):
+            self.used.append(function)
+        return f"np.{name}" if getattr(np, name, None) is function else name
 
 
 def _flat(weights: Any) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays by name, and for each array that is another one transposed, an assignment to it."""
+    """The arrays by name, and for each array that is another one, or its transpose, an assignment to it."""
     found: dict[str, np.ndarray] = {}
     _walk(weights, "", found)
     first: dict[tuple[int, tuple[int, ...]], str] = {}
@@ -255,8 +209,8 @@ def _flat(weights: Any) -> tuple[dict[str, np.ndarray], list[str]]:
     for name in list(found):
         at, shape = found[name].__array_interface__["data"][0], found[name].shape
         if (other := first.setdefault((at, tuple(sorted(shape))), name)) != name and found[name].size:
-            value = f"{_item(other)}.T" if shape != found[other].shape else _item(other)
-            ties.append(f"{_item(name, missing=True)} = {value}")
+            transposed = ".T" if shape != found[other].shape else ""
+            ties.append(f'flat["{name}"] = flat["{other}"]{transposed}')
             del found[name]
     return found, ties
 
@@ -268,13 +222,6 @@ def _walk(node: Any, name: str, found: dict[str, np.ndarray]) -> None:
         items = node.items() if isinstance(node, Mapping) else enumerate(node)
         for key, each in items:
             _walk(each, f"{name}.{key}".lstrip("."), found)
-
-
-def _item(name: str, missing: bool = False) -> str:
-    """The expression of an array in the tree. missing: the dicts above it may not exist yet."""
-    keys = [f'["{key}"]' for key in name.split(".")]
-    above = "".join(f".setdefault({key[1:-1]}, {{}})" for key in keys[:-1]) if missing else "".join(keys[:-1])
-    return f"weights{above}{keys[-1]}"
 
 
 # --- one file -------------------------------------------------------------------------------------------------------
@@ -300,17 +247,6 @@ def _file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
     top = "\n".join(sorted([*math, *(each for each in imports if each.startswith("import "))]))
     top += "".join(f"\n{each}" for each in imports if each.startswith("from "))
     return f'"""{docstring.strip()}\n"""\n\n{top}\n\nimport numpy as np\n\n{body}\n'.replace('"""\n\n\n\n', '"""\n\n')
-
-
-def _options(function: Any) -> list[str]:
-    """The parameters of a page's function for which a config chooses a function."""
-    return [name for name in inspect.signature(function).parameters if name in OPTIONS]
-
-
-def _place(user: Any, used: Any) -> Place:
-    """Where a function is defined that the page of another function defines or imports."""
-    here = _name(inspect.getmodule(user))
-    return _contents(here).imported.get(used.__name__, (here, used.__name__))
 
 
 def _add(place: Place, order: list[Place]) -> None:
@@ -351,13 +287,9 @@ def _name(module: Any) -> str:
     return str(module.__name__).removeprefix(PACKAGE)
 
 
-def _text(name: str) -> str:
-    return inspect.getsource(import_module(PACKAGE + name))
-
-
 @lru_cache(maxsize=64)
 def _contents(name: str) -> Contents:
-    text = _text(name)
+    text = text_of(name)
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     definitions: dict[str, str] = {}
     imported: dict[str, Place] = {}

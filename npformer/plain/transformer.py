@@ -5,15 +5,7 @@ The decoder reads the target shifted right, which is a start token and the words
 
 import numpy as np
 
-from npformer.plain.formulas import (
-    causal_mask,
-    embedding,
-    encoder,
-    feed_forward,
-    layer_norm,
-    multi_head_attention,
-    self_attention,
-)
+from npformer.plain.formulas import causal_mask, embedding, encoder, feed_forward, layer_norm, multi_head_attention
 from npformer.plain.heads import translate
 
 
@@ -25,6 +17,15 @@ def sinusoidal_positions(length, width):
     """
     angles = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2) / width)  # (length, D / 2)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)[:, :width]
+
+
+def shifted(ids, start_id):
+    """What a decoder reads to predict ids: the start token, and all ids but the last, (L,) -> (L,). Section 3.1.
+
+    >>> shifted(np.array([7, 8, 9]), start_id=0).tolist()
+    [0, 7, 8]
+    """
+    return np.concatenate([[start_id], ids[:-1]])
 
 
 def embed(ids, positions, scale, token, position):
@@ -42,7 +43,7 @@ def decoder_layer(
 
     x (..., L, D), source (..., S, D) -> (..., L, D). mask: True where a row of x may attend to a row of x.
     """
-    attention_residual = x + self_attention(x, mask, n_heads, **attention)
+    attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)
     cross_attention_residual = y + multi_head_attention(y, source, True, n_heads, **cross_attention)
     y = layer_norm(cross_attention_residual, **cross_attention_norm, eps=eps)

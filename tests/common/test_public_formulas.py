@@ -314,8 +314,7 @@ def test_an_error_inside_a_formula_names_the_call_that_failed() -> None:
     with pytest.raises(NpformerError) as error:
         npformer.encoder_layer(X, **SIZES, **layer)
     assert str(error.value) == (
-        "encoder_layer: in self_attention(x, mask, n_heads, **attention), "
-        "multi_head_attention(x, x, mask, n_heads, query, key, value, output), linear(source, **key): "
+        "encoder_layer: in multi_head_attention(x, x, mask, n_heads, **attention), linear(source, **key): "
         "got x (3, 2), weight (3, 2), bias 0.0: the sizes 2 and 3 do not match; "
         "expected y = x W + b. x (..., in), weight (in, out), the transpose of torch's, bias (out,) -> (..., out)."
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import dask
 import pytest
 from distributed import Client, LocalCluster, Status
 
@@ -33,7 +34,9 @@ KILLS = 5
 
 @contextmanager
 def local(workers: int) -> Iterator[LocalCluster]:
-    with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as made:
+    """A cluster that replaces its dead workers, however slowly: by default, Dask gives up a worker after 15 seconds."""
+    patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "600s"})
+    with patient, LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as made:
         yield made
 
 

@@ -12,7 +12,9 @@ import pytest
 import npformer
 from npformer import NpformerError
 from npformer.families import read_config, write_config
-from npformer.plain import pages
+from npformer.plain import pages, source
+from npformer.plain.source import standalone_model
+from tests.plain.test_source import executed
 from tests.support import sentence_folders, tiny
 
 IDS = [5, 6, 7, 8, 9]
@@ -94,7 +96,22 @@ def test_encoders_ignore_it(tmp_path: Path) -> None:
         npformer.load(described(tmp_path, "llama", is_causal="no"))
 
 
-def test_a_page_with_a_causal_mask_is_refused(tmp_path: Path) -> None:
-    model = npformer.load(described(tmp_path, "llama", is_causal=False))
-    with pytest.raises(NpformerError, match="page: the page of llama has a causal mask"):
-        pages.run(model, [IDS])
+@pytest.mark.parametrize("model_type", DECODERS)
+def test_its_page_has_a_mask_that_hides_nothing(model_type: str, tmp_path: Path) -> None:
+    """The text says so, and computes the model's rows: in place, and as one file."""
+    model = npformer.load(described(tmp_path / "model", model_type, is_causal=False), dtype="float64")
+    text = source(model)
+    assert pages.NOTE.strip() in text
+    assert "causal_mask" not in text
+    rows = model([IDS]).last_hidden_state
+    np.testing.assert_allclose(pages.run(model, [IDS]).last_hidden_state, rows, rtol=1e-11, atol=1e-12)
+    file, arrays = standalone_model(model, IDS)
+    np.savez(tmp_path / "model.npz", **arrays)
+    scope = executed(file, tmp_path / "model.py")
+    found = scope["answers"](scope["load"](), np.array(IDS))["last_hidden_state"]
+    np.testing.assert_allclose(found, rows[0], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("model_type", DECODERS)
+def test_the_page_of_a_decoder_is_not_edited(model_type: str, tmp_path: Path) -> None:
+    assert source(npformer.load(described(tmp_path, model_type))) == source(model_type)

@@ -12,8 +12,7 @@ from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.mechanisms.alibi import alibi_slopes
 from tests.support import tiny
-from tests.support.plain_decoder import PLANTED
-from tests.support.planted_decoders import diagnosis
+from tests.support.planted_decoders import PLANTED, diagnosis
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4}
 
@@ -72,4 +71,4 @@ CASES = [(name, True) for name in PLANTED["bloom"]] + [("no ALiBi", False)]
 )
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     found = diagnosis(tiny.model("bloom", "causal-lm", n_heads=6, d_model=48), planted, full)
-    assert PLANTED["bloom"][planted] in found, found
+    assert PLANTED["bloom"][planted][0] in found, found

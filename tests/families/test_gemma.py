@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from npformer import NpformerError, golden
+from npformer import NpformerError
 from npformer.blocks import Normed
 from npformer.checkpoint import convert, flatten, load_folder, unflatten
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
@@ -27,7 +26,7 @@ from npformer.taps import listen
 from npformer.training import initialize
 from npformer.transformer import backward, forward, packed
 from tests.support import tiny
-from tests.support.plain_gemma import PLANTED, PlainGemma
+from tests.support.planted_decoders import PLANTED, diagnosed
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 12, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -247,15 +246,14 @@ def test_the_parts_of_a_logit_add_up_through_norms_and_caps(name: str) -> None:
 
 # --- the diagnosis ---------------------------------------------------------------------------------------------------
 
-ONLY = {"gemma2": ("cap",), "gemma3_text": ("heads", "rotated", "theta", "window everywhere")}
 #: A mistake in a part that both models have is planted in only one model.
-CASES = [
-    (name, planted)
-    for name in CHOICES
-    for planted in PLANTED
-    if not any(word in planted for other, words in ONLY.items() if other != name for word in words)
-    and (name == "gemma2" or any(word in planted for word in ONLY[name]))
-]
+CASES = [(name, planted) for name in CHOICES for planted in PLANTED[name]]
+
+
+def of_head(name: str) -> Model:
+    return model(name, "causal-lm" if name == "gemma2" else "base")
+
+
 QUICK = ("w for 1 + w", "Llama's places", "norm of the sum", "no cap of scores", "rotated first")
 
 
@@ -268,27 +266,13 @@ QUICK = ("w for 1 + w", "Llama's places", "norm of the sum", "no cap of scores",
     ],
 )
 def test_a_mistake_of_a_port_is_named(name: str, planted: str, full: bool) -> None:
-    answers = ("embeddings.token", "norm", "logits")
-    found = str(diagnosed(name, planted, lambda stage: full or stage in answers or stage.endswith("_residual")))
-    assert PLANTED[planted] in found.partition("then")[0], found
+    ends = ("/embeddings.token", "/norm", "/logits", "_residual")
+    found = str(diagnosed(of_head(name), planted, lambda stage: full or stage.endswith(ends)))
+    assert PLANTED[name][planted][0] in found.partition("then")[0], found
 
 
 def test_norms_after_the_rotation_are_not_said_to_be_left_out() -> None:
     """If the norms' stages are missing, a port that rotates first has the same rotated queries as one without norms."""
-    found = diagnosed("gemma3_text", "rotated first", lambda stage: not stage.endswith("_normed"))
+    found = diagnosed(of_head("gemma3_text"), "rotated first", lambda stage: not stage.endswith("_normed"))
     assert found.causes == ["norms of queries and keys after the rotation"], found
     assert not found.then, found
-
-
-def diagnosed(name: str, planted: str, shown: Callable[[str], bool]) -> golden.Diagnosis:
-    """Returns the diagnosis of a port that exports some stages. Checks that the port fits without the mistake."""
-    of = model(name, "causal-lm" if name == "gemma2" else "base")
-    weights, texts = flatten(dict(of.weights)), [np.arange(5, 14), np.arange(20, 26)]
-    recorded = golden.record(of, [Text(ids) for ids in texts])
-
-    def exported(*mistakes: str) -> dict[str, np.ndarray]:
-        runs = [PlainGemma(of.config, weights, mistakes).run(ids) for ids in texts]
-        return {f"{i}/{stage}": array for i, run in enumerate(runs) for stage, array in run.items() if shown(stage)}
-
-    assert golden.compare(recorded, exported()).ok
-    return golden.diagnose(recorded, exported(planted), of)

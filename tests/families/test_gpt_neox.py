@@ -16,8 +16,7 @@ from npformer.layers.parallel_layer import ParallelLayer
 from npformer.mechanisms import PartialRotary, Rotary
 from npformer.mechanisms.rotary_scaling import Linear
 from tests.support import tiny
-from tests.support.plain_decoder import PLANTED
-from tests.support.planted_decoders import diagnosis
+from tests.support.planted_decoders import PLANTED, diagnosis
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
@@ -101,7 +100,7 @@ CASES = [(name, True) for name in PLANTED["gpt_neox"]] + [(name, False) for name
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     model = tiny.model("gpt_neox", "causal-lm", mechanisms=(PartialRotary(30.0, columns=4),))
     found = diagnosis(model, planted, full)
-    assert PLANTED["gpt_neox"][planted] in found, found
+    assert PLANTED["gpt_neox"][planted][0] in found, found
 
 
 @pytest.mark.parametrize("shape", [(12, 0), (0, 4), (12, 4)])

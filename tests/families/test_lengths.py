@@ -71,17 +71,21 @@ def test_layers_with_a_mixture_of_experts_are_refused(name):
 @pytest.mark.parametrize("to", ["torch", "npformer"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3", "t5", "marian"])
 def test_the_dtype_and_the_shape_of_every_tensor_are_checked(name, to, tmp_path):
-    """Of the token table too. Only a bias that Marian's files store as a row may have an additional axis."""
+    """Of the token table too. Only a bias that Marian's files store as a row may have an additional axis.
+
+    Each tensor is damaged in two ways, in turn, so that all ways meet tensors of all kinds.
+    """
     own = config(name)
     folder = convert(tiny.folder(tmp_path / "m", name, own.head), tmp_path / to, to)
     [path] = folder.glob("*.safetensors")
     arrays = {key: np.asarray(each).copy() for key, each in read_folder(folder, mapped=False).tensors.items()}
     as_rows = {each.names[0] for each in sources(own).values() if each.leading} if to == "torch" else set()
     assert as_rows == ({"final_logits_bias"} if (name, to) == ("marian", "torch") else set())
-    for key, array in arrays.items():
+    for i, (key, array) in enumerate(arrays.items()):
         longer, integers = np.concatenate([array, array]), (50 * array).astype(np.int8)
         extra = [] if key in as_rows else [array[None]]
-        for each in (integers, integers.astype(np.int64), array > 0, longer, array[..., None], *extra):
+        damaged = [integers, integers.astype(np.int64), array > 0, longer, array[..., None], *extra]
+        for each in (damaged[i % len(damaged)], damaged[(i + 3) % len(damaged)]):
             write_tensors(path, {**arrays, key: np.ascontiguousarray(each)}, {"format": "pt"})
             with pytest.raises(NpformerError, match=r"does not match its config\.json:\n  (wrong|missing)"):
                 npformer.load(folder)

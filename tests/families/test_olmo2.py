@@ -15,8 +15,7 @@ from npformer.interpret.traces import trace
 from npformer.mechanisms import Rotary, RowNorm
 from npformer.mechanisms.rotary_scaling import Linear
 from tests.support import tiny
-from tests.support.plain_decoder import PLANTED
-from tests.support.planted_decoders import diagnosis
+from tests.support.planted_decoders import PLANTED, diagnosis
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16,
@@ -107,7 +106,7 @@ QUICK = ("norms before blocks", "norms of heads", "norms after blocks exchanged"
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     kv_heads = 0 if "exchanged" in planted else 2  # weights of different widths cannot be exchanged
     found = diagnosis(model(n_kv_heads=kv_heads), planted, full)
-    assert PLANTED["olmo2"][planted] in found, found
+    assert PLANTED["olmo2"][planted][0] in found, found
     assert found.count("cause:") == 1, found
 
 

@@ -13,8 +13,7 @@ from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.logit_lens import logit_lens
 from npformer.interpret.traces import trace
 from tests.support import tiny
-from tests.support.plain_decoder import PLANTED
-from tests.support.planted_decoders import diagnosis
+from tests.support.planted_decoders import PLANTED, diagnosis
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 16,
@@ -76,4 +75,4 @@ CASES = [(name, True) for name in PLANTED["opt"]] + [("norms before", False)]
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     model = tiny.model("opt", "causal-lm", **AFTER)
     found = diagnosis(model, planted, full)
-    assert PLANTED["opt"][planted] in found, found
+    assert PLANTED["opt"][planted][0] in found, found

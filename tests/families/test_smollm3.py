@@ -13,8 +13,7 @@ from npformer.families import read_config, write_config
 from npformer.interpret.traces import trace
 from npformer.mechanisms import Rotary, Window
 from tests.support import tiny
-from tests.support.plain_decoder import PLANTED
-from tests.support.planted_decoders import diagnosis
+from tests.support.planted_decoders import PLANTED, diagnosis
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 16,
@@ -81,4 +80,4 @@ def test_a_layer_without_rotation_has_no_rotated_stages() -> None:
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     model = tiny.model("smollm3", "causal-lm", n_layers=3, local=Local((1,), ()), mechanisms=(Rotary(30.0),))
     found = diagnosis(model, planted, full)
-    assert PLANTED["smollm3"][planted] in found, found
+    assert PLANTED["smollm3"][planted][0] in found, found

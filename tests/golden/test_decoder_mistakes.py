@@ -1,4 +1,4 @@
-"""Mistakes in models with a decoder, planted in a port in plain NumPy: each is named, with all stages and with few."""
+"""Mistakes in models with a decoder, planted in a page: each is named, with all stages and with few."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from npformer.model import Model, Seq2Seq
 from npformer.norms.layernorm import LayerNorm
 from npformer.runtime.packing import Text
 from tests.support import tiny
-from tests.support.plain_bart import PlainBart
-from tests.support.planted import Plant, attr, put, swapped, weights
+from tests.support.edited_pages import Plant, edited, inputs, run
+from tests.support.planted import CAUSAL, GELU, ROOT, SCORES, changed, swapped
 from tests.support.seq2seq_models import golden_model
 from tests.support.slow import slow_after
 
@@ -53,65 +53,59 @@ def reference(head: str, scaled: bool = False) -> tuple[Model | Seq2Seq, golden.
 
 
 def stages(head: str, plant: Plant | None = None, scaled: bool = False) -> dict[str, np.ndarray]:
-    model, recorded = reference(head, scaled)
-    port = PlainBart(model, recorded.texts, recorded.sources or None)
-    if plant:
-        plant(port)
-    return port.run()
-
-
-def everything(port: PlainBart, length: int) -> np.ndarray:
-    return np.ones((length, length), bool)
-
-
-def first_end(port: PlainBart) -> np.ndarray:
-    return np.array([np.flatnonzero(ids == port.end)[0] for ids in port.ids])
-
-
-def unscaled_across(port: PlainBart, q: np.ndarray, at: str) -> float:
-    return 1.0 if "cross" in at else q.shape[-1] ** -0.5
+    return run(*reference(head, scaled), plant)
 
 
 #: Name of a planted mistake -> its name in the diagnosis, and how it is planted.
 IN_BOTH: dict[str, tuple[str, Plant]] = {
-    "no offset": ("positions off by one", attr("first_row", lambda port: 0)),
-    "no causal mask": ("causal mask left out", put("seen_by_decoder", everything)),
-    "the next seen": (
-        "causal mask off by one", put("seen_by_decoder", lambda port, length: np.tri(length, k=1, dtype=bool))
+    "no offset": (
+        "positions off by one",
+        inputs(lambda given: {name: given[name] - 2 for name in ("positions", "target_positions")}),
     ),
-    "source's padding seen": ("mask ignored", put("seen_of_source", lambda port: np.ones((1, 1, 1, 1), bool))),
+    "no causal mask": ("causal mask left out", edited((CAUSAL, "np.ones((n_queries, n_keys), bool)"))),
+    "the next seen": ("causal mask off by one", edited((CAUSAL, "np.tri(n_queries, k=1, dtype=bool)"))),
+    "source's padding seen": ("mask ignored", edited(("source, seen, ", "source, True, "))),
     "no norm of embeddings": (
-        "norm left out",
-        put("norm", lambda port, x, name: x if "embeddings" in name else PlainBart.norm(port, x, name)),
+        "norm left out", edited(("return layer_norm(total, **norm, eps=eps)", "norm = total\n    return norm"))
     ),
-    "scaled embeddings": ("embeddings scaled differently", attr("embed_scale", lambda port: port.c.d_model**0.5)),
-    "unscaled across": ("unscaled scores", put("scale_of", unscaled_across)),
-    "key and value across": (
-        "key and value swapped", weights(lambda port: swapped(port, "cross_attention.key", "cross_attention.value"))
-    ),
+    "scaled embeddings": ("embeddings scaled differently", edited(("tokens = scale *", "tokens = 4.0 *"))),
+    "unscaled across": ("unscaled scores", edited((ROOT, f"(1.0 if 'cross' in at() else {ROOT})"))),
+    "key and value across": ("key and value swapped", swapped("cross_attention.key", "cross_attention.value")),
     "no attention to the source": (
-        "block left out", put("across", lambda port, x, source, at: 0 * PlainBart.across(port, x, source, at))
+        "block left out", edited(("multi_head_attention(y, source,", "0 * multi_head_attention(y, source,"))
     ),
-    "relu": ("wrong activation", put("gelu", lambda port, x: np.maximum(x, 0))),
+    "relu": ("wrong activation", edited((GELU, "np.maximum(x, 0)"))),
 }  # fmt: skip
+#: The row of each text that a classifier reads.
+END = "((ids == end_id) * np.arange(ids.shape[-1])).max(axis=-1)"
+
+
+def reading(first: int, move: int) -> Plant:
+    """The decoder reads the ids of the target from `move` on, after the id `first`."""
+
+    def moved(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        ids = given["target_ids"]
+        return {"target_ids": np.insert(ids[:, 1:] if move else ids[:, :-1], 0, first, axis=1)}
+
+    return inputs(moved)
+
+
 IN: dict[str, dict[str, tuple[str, Plant]]] = {
     CLASSIFIER: {
         **IN_BOTH,
-        "not shifted": ("decoder input not shifted", put("read", lambda port: port.ids)),
-        "start token 0": ("wrong start token", attr("start", lambda port: 0)),
+        "not shifted": ("decoder input not shifted", inputs(lambda given: {"target_ids": given["ids"]})),
+        "start token 0": ("wrong start token", reading(0, 1)),
         "own rows": (
             "cross-attention attends to the decoder",
-            put("across", lambda port, x, source, at: PlainBart.across(port, x, x, at)),
+            edited(("multi_head_attention(y, source,", "multi_head_attention(y, y,")),
         ),
-        "first end token": ("wrong pooling", put("row", first_end)),
+        "first end token": ("wrong pooling", edited((END, "(ids == end_id).argmax(axis=-1)"))),
     },
     WRITER: {
         **{key: IN_BOTH[key] for key in ("no offset", "no causal mask", "source's padding seen", "scaled embeddings")},
-        "shifted twice": (
-            "decoder input not shifted", put("read", lambda port: np.insert(port.targets[:, :-1], 0, 2, axis=1))
-        ),
-        "start token 0": ("wrong start token", put("read", lambda port: np.insert(port.targets[:, 1:], 0, 0, axis=1))),
-        "no logits bias": ("missing bias", weights(lambda port: {"head.output.bias": 0 * port.w["head.output.bias"]})),
+        "shifted twice": ("decoder input not shifted", reading(2, 0)),
+        "start token 0": ("wrong start token", reading(0, 1)),
+        "no logits bias": ("missing bias", changed("head.output.bias", np.zeros_like)),
     },
 }  # fmt: skip
 
@@ -159,11 +153,18 @@ def test_a_mistake_is_named_from_few_stages(head: str, key: str) -> None:
     assert missed(head, key, few=True) == ""
 
 
+NEAR = "(abs(np.arange(ids.shape[-1]) - np.arange(ids.shape[-1])[:, None]) <= 1)"
+TRANSPOSED = """
+def transposed(scores):
+    return scores.mT if scores.shape[-1] == scores.shape[-2] else scores
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "plant"),
     [
-        ("attention in a window", put("seen_by_encoder", lambda port: near(PlainBart.seen_by_encoder(port)))),
-        ("query and key swapped", put("scores", lambda port, q, k: transposed(PlainBart.scores(port, q, k)))),
+        ("attention in a window", edited(("positions, seen, ", f"positions, seen & {NEAR}, "))),
+        ("query and key swapped", edited((SCORES, f"transposed({SCORES})"), added=TRANSPOSED)),
     ],
 )
 def test_a_mistake_where_rows_and_columns_are_of_one_text_is_not_looked_for_across(name: str, plant: Plant) -> None:
@@ -175,8 +176,15 @@ def test_a_mistake_where_rows_and_columns_are_of_one_text_is_not_looked_for_acro
     assert not diagnosis.then
 
 
-def not_added(port: PlainBart, x: np.ndarray, block: np.ndarray, at: str) -> np.ndarray:
-    return PlainBart.added(port, 0 * x if at.endswith(".attention") else x, block, at)
+def not_added() -> Plant:
+    """Leaves out the first sum of every layer."""
+    outputs = dict[str, np.ndarray]()
+
+    def block_alone(name: str, x: np.ndarray) -> np.ndarray:
+        outputs[name] = x
+        return outputs[name.replace("_residual", ".output")] if name.endswith(".attention_residual") else x
+
+    return Plant(stage=(block_alone,))
 
 
 @pytest.mark.parametrize("known", slow_after(1, [True, False]), ids=["tried again", "not tried again"])
@@ -188,20 +196,11 @@ def test_a_mistake_of_both_stacks_is_named_in_both(known: bool, monkeypatch: pyt
     monkeypatch.setattr(module, "GENERAL", ())
     monkeypatch.setattr(module, "of_model", lambda config: (*LayerNorm.mistakes, *order.MISTAKES))
     model, recorded = reference(WRITER)
-    given = {name: array for name, array in stages(WRITER, put("added", not_added)).items() if name.endswith(FEW)}
+    given = {name: array for name, array in stages(WRITER, not_added()).items() if name.endswith(FEW)}
     diagnosis = golden.diagnose(recorded, given, model)
     for each in (diagnosis, *diagnosis.then):
         assert set(each.causes) <= {"residual left out", "norm before the residual sum"}, str(diagnosis)
     assert ("only in decoder.layers.*.attention_" in str(diagnosis)) == known
-
-
-def near(seen: np.ndarray) -> np.ndarray:
-    places = np.arange(seen.shape[-1])
-    return seen & (np.abs(places - places[:, None]) <= 1)
-
-
-def transposed(scores: np.ndarray) -> np.ndarray:
-    return scores.swapaxes(-1, -2) if scores.shape[-1] == scores.shape[-2] else scores
 
 
 def test_the_order_of_sines_and_cosines_is_named() -> None:
@@ -228,8 +227,8 @@ def marian_with_tables_of_the_paper() -> tuple[Seq2Seq, list[tuple[list[int], li
 
 #: Mistakes that the diagnosis has no name for.
 UNKNOWN: dict[str, Plant] = {
-    "the source reversed": put("across", lambda port, x, source, at: PlainBart.across(port, x, source[:, ::-1], at)),
-    "the row before the first end token": put("row", lambda port: first_end(port) - 1),
+    "the source reversed": edited(("multi_head_attention(y, source,", "multi_head_attention(y, source[:, ::-1],")),
+    "the row before the first end token": edited((END, "(ids == end_id).argmax(axis=-1) - 1")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Kinds of unlisted mistakes, planted in a port in plain NumPy: they are found with all stages, and with a few."""
+"""Kinds of unlisted mistakes, planted in a page: they are found with all stages, and with a few."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from npformer.mechanisms.rotary import Rotary
 from npformer.mechanisms.rotary_scaling import Llama3
 from npformer.model import Model
 from tests.golden.test_mistakes import diagnosed, reference, stages
-from tests.support.plain_port import PlainModernBert, PlainPort
-from tests.support.planted import Plant, put, weights
+from tests.support.edited_pages import Plant, edited, inputs, weights
+from tests.support.planted import GELU, MASKED, SCORES, gelu, scores
 from tests.support.planted_kinds import KINDS
 
 pytestmark = pytest.mark.numbers
@@ -101,16 +101,13 @@ def test_a_constant_says_which_sizes_give_it() -> None:
     assert "cause: scores scaled differently (by 1 / sqrt(T with padding))" in text, text
 
 
-def weakly_masked(port: PlainPort, scores: np.ndarray) -> np.ndarray:
-    seen = (port.mask[:, None, None] == 1) & np.tri(scores.shape[-1], dtype=bool)
-    return scores - np.float32(5) * ~seen
+def lowered(by: int) -> Plant:
+    """Subtracts a number from masked scores."""
+    return edited((MASKED, f"softmax(scores - np.float32({by}) * ~mask)"))
 
 
 def test_a_causal_mask_that_is_too_weak_is_named_with_its_number() -> None:
-    def lowered(port: PlainPort, scores: np.ndarray) -> np.ndarray:
-        return PlainPort.masked(port, scores) - np.float32(7) * ~np.tri(scores.shape[-1], dtype=bool)
-
-    diagnosis = diagnosed("gpt2", stages("gpt2", put("masked", lowered)))
+    diagnosis = diagnosed("gpt2", stages("gpt2", lowered(7)))
     assert diagnosis.mistake == "masked scores not low enough", str(diagnosis)
 
 
@@ -170,57 +167,52 @@ def test_a_cause_that_would_change_a_right_stage_is_not_named() -> None:
     assert diagnosis.mistake == "values of another stage", str(diagnosis)
 
 
-def parallel(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    a = port.attention(port.note(f"{at}.attention_norm", port.norm(x, f"{at}.attention_norm")), f"{at}.attention")
-    f = port.ffn(port.note(f"{at}.ffn_norm", port.norm(x, f"{at}.ffn_norm")), f"{at}.ffn")
-    return port.note(f"{at}.ffn_residual", x + a + f)
-
-
-def added_after_the_norm(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    y = port.note(f"{at}.attention_residual", x + port.attention(x, f"{at}.attention"))
-    y = port.note(f"{at}.attention_norm", port.norm(y, f"{at}.attention_norm"))
-    f = port.note(f"{at}.ffn_residual", port.ffn(y, f"{at}.ffn"))
-    return port.note(f"{at}.ffn_norm", port.norm(f, f"{at}.ffn_norm")) + y
-
-
-def read_by_both(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    """`parallel`, as hooks on torch modules record it: the input of the FFN's norm is the layer's input."""
-    port.note(f"{at}.attention_residual", x)
-    return parallel(port, x, at)
-
-
-def ffn_first(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    h = port.note(f"{at}.ffn_norm", port.norm(x, f"{at}.ffn_norm"))
-    x = port.note(f"{at}.ffn_residual", x + port.ffn(h, f"{at}.ffn"))
-    h = port.note(f"{at}.attention_norm", port.norm(x, f"{at}.attention_norm"))
-    return port.note(f"{at}.attention_residual", x + port.attention(h, f"{at}.attention"))
-
-
-def ffn_first_in_bert(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    z = port.note(f"{at}.ffn_residual", x + port.ffn(x, f"{at}.ffn"))
-    z = port.note(f"{at}.ffn_norm", port.norm(z, f"{at}.ffn_norm"))
-    y = port.note(f"{at}.attention_residual", z + port.attention(z, f"{at}.attention"))
-    return port.note(f"{at}.attention_norm", port.norm(y, f"{at}.attention_norm"))
-
-
-def norm_in_the_sum(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    y = port.note(f"{at}.attention_residual", x + port.attention(x, f"{at}.attention"))
-    y = port.note(f"{at}.attention_norm", port.norm(y, f"{at}.attention_norm"))
-    f = port.note(f"{at}.ffn_norm", port.norm(port.ffn(y, f"{at}.ffn"), f"{at}.ffn_norm"))
-    return port.note(f"{at}.ffn_residual", y + f)
+OF_GPT2 = "def gpt2_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):"
+OF_BERT = OF_GPT2.replace("gpt2", "encoder")
+PARALLEL = edited(("layer_norm(attention_residual, **ffn_norm", "layer_norm(x, **ffn_norm"))
+#: As hooks on torch modules record it: the input of the FFN's norm is the layer's input.
+READ_BY_BOTH = f"""
+{OF_GPT2}
+    attention_residual = x
+    normed = layer_norm(x, **attention_norm, eps=eps)
+    attended = multi_head_attention(normed, normed, mask, n_heads, **attention)
+    ffn_residual = x + attended + feed_forward(layer_norm(x, **ffn_norm, eps=eps), activation, **ffn)
+    return ffn_residual
+"""
+FFN_FIRST = f"""
+{OF_GPT2}
+    ffn_residual = x + feed_forward(layer_norm(x, **ffn_norm, eps=eps), activation, **ffn)
+    normed = layer_norm(ffn_residual, **attention_norm, eps=eps)
+    attention_residual = ffn_residual + multi_head_attention(normed, normed, mask, n_heads, **attention)
+    return attention_residual
+"""
+FFN_FIRST_IN_BERT = f"""
+{OF_BERT}
+    ffn_residual = x + feed_forward(x, activation, **ffn)
+    z = layer_norm(ffn_residual, **ffn_norm, eps=eps)
+    attention_residual = z + self_attention(z, mask, n_heads, **attention)
+    return layer_norm(attention_residual, **attention_norm, eps=eps)
+"""
+FFN_NORM = "layer_norm(ffn_residual, **ffn_norm, eps=eps)"
+ADDED_AFTER_THE_NORM = edited(("ffn_residual = y + ", "ffn_residual = "), (FFN_NORM, f"{FFN_NORM} + y"))
+NORM_IN_THE_SUM = edited(
+    (
+        "y + feed_forward(y, activation, **ffn)",
+        "y + layer_norm(feed_forward(y, activation, **ffn), **ffn_norm, eps=eps)",
+    ),
+    (FFN_NORM, "ffn_residual"),
+)
 
 
 @pytest.mark.parametrize(
     ("family", "plant", "name"),
     [
-        ("gpt2", put("layer", parallel), "the FFN reads the wrong stage"),
-        ("gpt2", put("layer", ffn_first), "FFN before attention"),
-        ("bert", put("layer", ffn_first_in_bert), "FFN before attention"),
-        ("bert", put("layer", norm_in_the_sum), "norm before the residual sum"),
-        pytest.param("gpt2", put("layer", read_by_both), "the FFN reads the wrong stage", marks=pytest.mark.slow),
-        pytest.param(
-            "bert", put("layer", added_after_the_norm), "norm before the residual sum", marks=pytest.mark.slow
-        ),
+        ("gpt2", PARALLEL, "the FFN reads the wrong stage"),
+        ("gpt2", edited(added=FFN_FIRST), "FFN before attention"),
+        ("bert", edited(added=FFN_FIRST_IN_BERT), "FFN before attention"),
+        ("bert", NORM_IN_THE_SUM, "norm before the residual sum"),
+        pytest.param("gpt2", edited(added=READ_BY_BOTH), "the FFN reads the wrong stage", marks=pytest.mark.slow),
+        pytest.param("bert", ADDED_AFTER_THE_NORM, "norm before the residual sum", marks=pytest.mark.slow),
     ],
 )
 def test_it_is_not_called_by_the_name_of_a_mistake_that_looks_alike(family: str, plant: Plant, name: str) -> None:
@@ -228,36 +220,17 @@ def test_it_is_not_called_by_the_name_of_a_mistake_that_looks_alike(family: str,
     assert diagnosis.mistake == name, str(diagnosis)
 
 
-def act_of_product(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    gate, up = (port.note(f"{at}.{name}", port.linear(x, f"{at}.{name}")) for name in ("gate", "up"))
-    gated = port.note(f"{at}.gated", port.note(f"{at}.activation", port.gelu(gate * up)))
-    return port.note(f"{at}.output", port.linear(gated, f"{at}.output"))
-
-
-def with_dropout(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    y = PlainPort.ffn(port, x, at)
+#: The softmax of each text's own scores in float16.
+IN_FLOAT16 = "np.where(mask, softmax(np.where(mask, scores, -np.inf).astype(np.float16)), 0).astype(np.float32)"
+DROPPED = """
+def drop(y):
     return y * (np.random.default_rng(1).random(y.shape) > 0.1) / np.float32(0.9)
+"""
 
 
-def keys_alone(port: PlainModernBert, x: np.ndarray, base: float) -> np.ndarray:
-    port.turned = not getattr(port, "turned", True)  # queries are rotated first
-    return PlainModernBert.rotated(port, x, base) if port.turned else x
-
-
-def attended_padding(port: PlainPort) -> None:
-    counted = np.arange(port.ids.shape[1]) + port.c.pad_id + 1
-    port.positions = np.where(port.mask == 1, port.positions, counted)
-    put("masked", lambda port, scores: scores)(port)
-
-
-def in_float16(port: PlainPort, scores: np.ndarray) -> np.ndarray:
-    """The softmax of each text's own scores in float16."""
-    made = np.zeros_like(scores)
-    for i, n in enumerate(port.mask.sum(1)):
-        x = scores[i, ..., :n].astype(np.float16)
-        e = np.exp(x - x.max(-1, keepdims=True))
-        made[i, ..., :n] = e / e.sum(-1, keepdims=True)
-    return made
+def counted_padding(given: dict[str, Any]) -> dict[str, Any]:
+    places = given["places"] + given["pad_id"] + 1
+    return {"positions": np.where(given["seen"][:, 0, 0], given["positions"], places)}
 
 
 WEIGHTS = ("0.attention.query_heads", "0.attention.key_heads", "0.attention.value_heads", "0.attention.weights")
@@ -265,15 +238,17 @@ WEIGHTS = ("0.attention.query_heads", "0.attention.key_heads", "0.attention.valu
 FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
     "activation of gate * up": (
         "modernbert", ("0.ffn.gate", "0.ffn.up", "0.ffn.activation", "0.ffn.gated"),
-        "activation of gate times up", put("ffn", act_of_product),
+        "activation of gate times up",
+        edited(("activation(linear(x, **gate))", "activation(linear(x, **gate) * linear(x, **up))"),
+               ("gated = activated * linear(x, **up)", "gated = activated")),
     ),
     "logits / sqrt(D)": (
         "modernbert", ("head.norm", "logits"), "scaled by a constant",
-        put("classify", lambda p, x: PlainPort.classify(p, x / np.float32(x.shape[-1] ** 0.5))),
+        edited(("logits = linear(transform(pooled, head_activation, eps, head)", "logits = linear(transform(pooled, head_activation, eps, head) / np.float32(x.shape[-1] ** 0.5)")),
     ),
-    "softmax in float16": ("bert", (*WEIGHTS[:3], "0.attention.context"), "one stage rounded", put("weigh", in_float16)),
+    "softmax in float16": ("bert", (*WEIGHTS[:3], "0.attention.context"), "one stage rounded", edited((MASKED, IN_FLOAT16))),
     "activations clipped": (
-        "bert", ("0.attention_norm", "0.ffn_norm"), "clipped", put("gelu", lambda p, x: np.minimum(PlainPort.gelu(p, x), 1))
+        "bert", ("0.attention_norm", "0.ffn_norm"), "clipped", gelu(f"np.minimum({GELU}, 1)")
     ),
     "rows in (K, H)": (
         "bert", ("0.attention.context", "0.attention_norm", "embeddings.norm"), "weight in the wrong order", KINDS["rows in (K, H)"][2]
@@ -282,12 +257,12 @@ FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
         "bert", ("0.ffn_norm", "1.attention.output", "1.attention_norm"), "one stage rounded",
         KINDS["a residual in bfloat16"][2],
     ),
-    "padding in RoBERTa": ("roberta", ("0.attention.scores", "0.attention.weights"), "mask ignored", attended_padding),
+    "padding in RoBERTa": ("roberta", ("0.attention.scores", "0.attention.weights"), "mask ignored", inputs(counted_padding) & edited((MASKED, "softmax(scores)"))),
     "dropout in GPT-2": (
-        "gpt2", ("0.attention_residual", "0.ffn.output", "0.ffn_residual"), "dropout left on", put("ffn", with_dropout)
+        "gpt2", ("0.attention_residual", "0.ffn.output", "0.ffn_residual"), "dropout left on", edited(("+ feed_forward(normed, activation, **ffn)", "+ drop(feed_forward(normed, activation, **ffn))"), added=DROPPED)
     ),
-    "keys alone rotated": ("modernbert", ("0.attention.query", "0.attention.key", *WEIGHTS), "rotation left out or wrong", put("rotated", keys_alone)),
-    "mask of -5 in a batch": ("gpt2", WEIGHTS, "masked scores not low enough", put("masked", weakly_masked)),
+    "keys alone rotated": ("modernbert", ("0.attention.query", "0.attention.key", *WEIGHTS), "rotation left out or wrong", edited(("(rotate(split_heads(each, n_heads), *angles) for each in (q, k))", "(split_heads(q, n_heads), rotate(split_heads(k, n_heads), *angles))"))),
+    "mask of -5 in a batch": ("gpt2", WEIGHTS, "masked scores not low enough", lowered(5)),
 }  # fmt: skip
 
 
@@ -343,7 +318,7 @@ def test_weights_of_one_projection_in_the_others_are_named_once() -> None:
     at = "layers.0.attention."
 
     def of_query(*others: str) -> Plant:
-        return weights(lambda port: {f"{at}{name}.weight": port.w[f"{at}query.weight"] for name in others})
+        return weights(lambda flat: {f"{at}{name}.weight": flat[f"{at}query.weight"] for name in others})
 
     context = (f"{at}context", "embeddings.norm")
     name, way = cause_of(of_query("key", "value"), context)
@@ -361,7 +336,7 @@ def test_weights_of_one_projection_in_the_others_are_named_once() -> None:
 )
 def test_a_cap_on_scores_is_named_once(end: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(general.FUNCTIONS, "1.5 tanh(x / 1.5)", lambda y: 1.5 * np.tanh(y / 1.5))
-    cap = put("scores", lambda port, q, k: np.float32(1.5) * np.tanh(PlainPort.scores(port, q, k) / np.float32(1.5)))
+    cap = scores(f"1.5 * np.tanh({SCORES} / 1.5)")
     heads = ("query_heads", "key_heads", f"layers.0.{end}")
     assert cause_of(cap, heads) == ("an extra function", way)
 
@@ -369,6 +344,6 @@ def test_a_cap_on_scores_is_named_once(end: str, way: str, monkeypatch: pytest.M
 def test_a_rounded_weight_of_a_norm_gets_no_wrong_cause() -> None:
     """The schemes of int8 are for matrices."""
     name = "embeddings.norm.weight"
-    plant = weights(lambda port: {name: port.w[name].astype(np.float16).astype(np.float32)})
+    plant = weights(lambda flat: {name: flat[name].astype(np.float16)})
     diagnosis = diagnosed("bert", stages("bert", plant))
     assert (diagnosis.stage, diagnosis.causes) == ("embeddings.norm", [])

@@ -1,4 +1,4 @@
-"""A table of mistakes in ports in plain NumPy: nearly all are named, with all stages exported or only a few.
+"""A table of mistakes in ports, which are pages with an edit: nearly all are named, with all stages exported or only a few.
 
 Nearly all the time is spent in forward passes: dozens per diagnosis, and two or three times as many with few stages.
 So each mistake is diagnosed with all stages exported in one tiny model, and with only a few exported in the other. Some
@@ -16,18 +16,19 @@ import pytest
 
 import npformer
 from npformer import families, golden
+from npformer.checkpoint import flatten
 from npformer.common.errors import NpformerError
 from npformer.common.halves import half
 from npformer.descriptions.mistake import Mistake
-from npformer.golden.mistakes.precision import quantized, tf32
+from npformer.golden.mistakes.precision import quantized
 from npformer.interpret.edits import edit
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny
+from tests.support.edited_pages import Plant, edited, run, weights
 from tests.support.mechanisms import with_mechanisms
-from tests.support.plain_port import PlainGpt2, PlainModernBert, PlainPort
-from tests.support.planted import HELD_BACK, IN_GPT2, IN_MODERNBERT, KNOWN, Plant
+from tests.support.planted import HELD_BACK, IN_GPT2, IN_MODERNBERT, KNOWN
 from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
@@ -61,18 +62,18 @@ def reference(family: str) -> tuple[Model, golden.Golden]:
 
 
 def stages(family: str, plant: Plant | None = None) -> dict[str, np.ndarray]:
-    model, recorded = reference(family)
-    port = {"gpt2": PlainGpt2, "modernbert": PlainModernBert}.get(family, PlainPort)(model, recorded.texts)
-    if plant:
-        plant(port)
-    with np.errstate(all="ignore"):
-        return port.run()
+    return run(*reference(family), plant)
 
 
 @pytest.mark.parametrize("family", slow_after(3, [*FAMILIES, "roberta", "gpt2", "modernbert", BUNDLED]))
 def test_the_port_without_a_mistake_is_right(family: str) -> None:
     comparison = golden.compare(reference(family)[1], stages(family))
     assert comparison.ok, str(comparison)
+
+
+def test_an_edit_that_is_not_of_one_place_says_which() -> None:
+    with pytest.raises(AssertionError, match=r"'variance \+ eps' -> 'variance': .* once in the page of bert, found 2"):
+        stages("bert", edited(("variance + eps", "variance")))
 
 
 def diagnosed(
@@ -235,24 +236,13 @@ def test_texts_that_are_right_explain_nothing() -> None:
 
 def in_half(kind: str) -> Plant:
     """Rounds the weights and every stage."""
-
-    def plant(port: PlainPort) -> None:
-        def note(name: str, x: np.ndarray) -> np.ndarray:
-            port.out[name] = half(kind, x.astype(np.float32))
-            return port.out[name]
-
-        port.w = {name: half(kind, w) for name, w in port.w.items()}
-        port.note = note
-
-    return plant
+    return Plant(
+        weights=(lambda flat: {name: half(kind, w) for name, w in flat.items()},),
+        stage=(lambda name, x: half(kind, x.astype(np.float32)),),
+    )
 
 
-def in_tf32(port: PlainPort) -> None:
-    port.linear = lambda x, name: tf32(x) @ tf32(port.w[f"{name}.weight"]) + port.w[f"{name}.bias"]
-
-
-def both(*plants: Plant) -> Plant:
-    return lambda port: [plant(port) for plant in plants] and None
+IN_TF32 = edited(("x @ weight + bias", "tf32(x) @ tf32(weight) + bias"))
 
 
 @pytest.mark.slow
@@ -275,10 +265,10 @@ def test_a_right_port_in_16_bits_is_found_to_be_one(family: str, kind: str) -> N
     slow_after(
         3,
         [
-            ("bert", "tf32", in_tf32),
+            ("bert", "tf32", IN_TF32),
             ("distilbert", "int8", KNOWN["int8"][1]),
             ("bert", "int8", KNOWN["int8 by column"][1]),
-            ("distilbert", "tf32", in_tf32),
+            ("distilbert", "tf32", IN_TF32),
             ("bert", "int8", KNOWN["int8"][1]),
             ("distilbert", "int8", KNOWN["int8 by column"][1]),
         ],
@@ -293,7 +283,7 @@ def test_a_port_is_judged_in_its_declared_precision(family: str, dtype: str, pla
     assert 0.1 < max(row.budgets for row in comparison.rows) < 0.5
     expected = {"tf32": "tf32 products", "int8": "quantized weights"}[dtype]
     assert diagnosed(family, arrays).mistake == expected
-    assert not golden.compare(recorded, stages(family, both(plant, KNOWN["causal"][1])), dtype=dtype).ok
+    assert not golden.compare(recorded, stages(family, plant & KNOWN["causal"][1]), dtype=dtype).ok
 
 
 @pytest.mark.slow
@@ -303,7 +293,7 @@ def test_a_port_is_judged_in_its_declared_precision(family: str, dtype: str, pla
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_a_mistake_in_16_bits_is_named(kind: str, key: str) -> None:
     name, plant = KNOWN[key]
-    diagnosis = diagnosed("bert", stages("bert", both(plant, in_half(kind))))
+    diagnosis = diagnosed("bert", stages("bert", plant & in_half(kind)))
     assert name in diagnosis.causes, f"{diagnosis}"
 
 
@@ -317,7 +307,7 @@ def test_an_unknown_dtype_is_an_error() -> None:
 
 @pytest.mark.parametrize("family", slow_after(1, FAMILIES))
 def test_stages_after_an_explained_mistake_are_explained_too(family: str) -> None:
-    three = both(KNOWN["eps outside"][1], KNOWN["quick gelu"][1], KNOWN["mean"][1])
+    three = KNOWN["eps outside"][1] & KNOWN["quick gelu"][1] & KNOWN["mean"][1]
     diagnosis = diagnosed(family, stages(family, three))
     told = [(each.stage, each.mistake) for each in (diagnosis, *diagnosis.then)]
     expected = [("embeddings.norm", "eps outside the root"), ("layers.0.ffn.activation", "quick GELU")]
@@ -348,10 +338,9 @@ def in_blocks(w: np.ndarray) -> np.ndarray:
 def test_weights_are_compared_before_the_stages_and_put_into_the_model(change: Callable, cause: str, line: str) -> None:
     """A second mistake of the port is found as well."""
     model, recorded = reference("bert")
-    port = PlainPort(model, recorded.texts)
-    port.w = {name: np.asarray(array, np.float32) for name, array in change(port.w).items()}
-    KNOWN["quick gelu"][1](port)
-    given = port.run() | port.w
+    right = flatten(dict(model.weights))
+    theirs = right | {name: np.asarray(array, np.float32) for name, array in change(right).items()}
+    given = stages("bert", weights(lambda flat: theirs) & KNOWN["quick gelu"][1]) | theirs
     diagnosis = golden.diagnose(recorded, given, model)
     assert cause in diagnosis.causes, f"{diagnosis}"
     assert line in str(diagnosis)

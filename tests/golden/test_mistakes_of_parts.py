@@ -1,4 +1,4 @@
-"""Mistakes in the parts of Llama-like models and T5, planted in the model's own code: each is named.
+"""Mistakes in the parts of Llama-like models and T5, planted in their pages: each is named.
 
 With only the hidden states exported, they are named too.
 """
@@ -14,150 +14,115 @@ from typing import Any
 import numpy as np
 import pytest
 
-import npformer.blocks.gated as gated
-import npformer.mechanisms.relative_bias as relative_bias
-import npformer.mechanisms.rotary as rotary
 from npformer import golden, trace
 from npformer.checkpoint import flatten, unflatten
-from npformer.common.halves import half
 from npformer.config import Config, Decoder
 from npformer.families import FAMILIES
-from npformer.functions import linear, rms_norm
 from npformer.mechanisms import HeadNorm, RelativeBias, Rotary
-from npformer.mechanisms.rotary_scaling import powers
 from npformer.model import Model, Seq2Seq
-from npformer.norms import root_mean_square
+from npformer.plain.rotary import rotary_frequencies
 from npformer.runtime.packing import Text
-from npformer.taps import tap
 from tests.support import tiny
+from tests.support.edited_pages import Plant, edited, inputs, run, weights
+from tests.support.planted import swapped
 from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
 HIDDEN = ("embeddings.sum", ".ffn_residual", "norm", "logits")
 Weights = Mapping[str, np.ndarray]
-#: A module or class, the name to replace in it, and the replacement; or a change to the weights.
-Plant = tuple[Any, str, Any] | Callable[[Weights], Weights]
-
-turn, angles = rotary.rotate, rotary.rotary_angles
 
 
-def unbiased(x: np.ndarray, weight: np.ndarray, eps: float, out: Any = None) -> np.ndarray:
-    return x / np.sqrt((x * x).sum(-1, keepdims=True) / (x.shape[-1] - 1) + eps) * weight
-
-
-def exchanged(weights: Weights) -> Weights:
-    other = {"query_norm": "key_norm", "key_norm": "query_norm"}
-    return {
-        name: weights[name.replace(part, other[part])] if (part := name.split(".")[-2]) in other else array
-        for name, array in weights.items()
-    }
-
-
-def in_pairs(weights: Weights) -> Weights:
+def in_pairs(flat: Weights) -> Weights:
     def permuted(w: np.ndarray) -> np.ndarray:
         return w.reshape(len(w), -1, 2, 6).swapaxes(-1, -2).reshape(w.shape)
 
     parts = (".query.weight", ".key.weight")
-    return {name: permuted(array) if name.endswith(parts) else array for name, array in weights.items()}
+    return {name: permuted(array) for name, array in flat.items() if name.endswith(parts)}
 
 
-def of_self(weights: Weights) -> Weights:
-    own = {name: name.replace("cross_attention.", "attention.") for name in weights}
-    return {name: weights[own[name]] for name in weights}
+def of_self(flat: Weights) -> Weights:
+    return {name: flat[name.replace("cross_attention.", "attention.")] for name in flat}
 
 
-def half_of_head(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    heads, n = x.reshape(len(x), -1, 2 * cos.shape[-1]).copy(), cos.shape[-1] // 2
-    first = np.ascontiguousarray(heads[..., : 2 * n]).reshape(len(x), -1)
-    heads[..., : 2 * n] = turn(first, cos[:, :n], sin[:, :n]).reshape(len(x), -1, 2 * n)
-    return heads.reshape(x.shape)
-
-
-def again_after_4(positions: np.ndarray, *rest: Any) -> Any:
-    return angles(np.where(positions < 4, positions, positions - 4), *rest)
-
-
-def angles_in_half(positions: np.ndarray, *rest: Any) -> Any:
-    """Cosines and sines of angles that float16 holds, as with positions and frequencies in float16."""
-    frequencies = np.float16(1) / powers(rest[1], rest[0]).astype(np.float32)
-    angle = positions.astype(np.float16)[:, None] * frequencies.astype(np.float16)
-    return tuple(f(angle.astype(np.float64)).astype(rest[2]) for f in (np.cos, np.sin))
-
-
-def of_product(x: np.ndarray, activation: Any, gate: Any, up: Any, output: Any) -> np.ndarray:
-    return tap("output", linear(activation(linear(x, **gate) * linear(x, **up)), **output))
-
-
-def nearest(away: np.ndarray, count: int, most: int) -> np.ndarray:
-    exact = count // 2
-    steps = np.log(np.maximum(away, 1) / exact) / np.log(most / exact) * (count - exact)
-    return np.where(away < exact, away, np.minimum(exact + np.rint(steps).astype(int), count - 1))
-
-
-def centred(x: np.ndarray) -> np.ndarray:
-    return x - x.mean(-1, keepdims=True)
-
-
-def size(x: np.ndarray, eps: float) -> np.ndarray:
-    return np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
-
-
-NORMS, TURNS = (root_mean_square, "rms_norm"), (rotary, "rotate")
+MEAN_SQUARE = "(x**2).mean(axis=-1, keepdims=True)"
+NORM = f"x / np.sqrt({MEAN_SQUARE} + eps)"
+CENTRED = "(x - x.mean(axis=-1, keepdims=True))"
+ANGLES = "positions[..., None] * frequencies.astype(np.float64)"
+TABLES = "magnitude * np.cos(angles), magnitude * np.sin(angles)"
+HALF_OF_HEAD = """n = cos.shape[-1] // 2
+    rest, x, cos, sin = x[..., 2 * n :], x[..., : 2 * n], cos[:, :n], sin[:, :n]
+    first, second ="""
 LLAMA: dict[str, tuple[str, str, Plant]] = {
-    "norms unbiased": ("unbiased mean square in RMSNorm", "", (*NORMS, unbiased)),
+    "norms unbiased": (
+        "unbiased mean square in RMSNorm", "",
+        edited((MEAN_SQUARE, "(x**2).sum(axis=-1, keepdims=True) / (x.shape[-1] - 1)")),
+    ),
     "1 + w everywhere": (
         "weight of RMSNorm misused", "1 + weight instead of weight",
-        (*NORMS, lambda x, weight, eps, out=None: rms_norm(x, 1 + weight, eps)),
+        edited((f"{NORM} * weight", f"{NORM} * (1 + weight)")),
     ),
     "norms in bfloat16": (
-        "RMSNorm rounded before the weight is applied", "to bfloat16",
-        (*NORMS, lambda x, weight, eps, out=None: half("bfloat16", rms_norm(x, eps=eps)) * weight),
+        "RMSNorm rounded before the weight is applied", "to bfloat16", edited((NORM, f'half("bfloat16", {NORM})'))
     ),
     "mean subtracted": (
-        "mean subtracted in RMSNorm", "as in layer norm",
-        (*NORMS, lambda x, weight, eps, out=None: centred(x) / size(centred(x), eps) * weight),
+        "mean subtracted in RMSNorm", "as in layer norm", edited((f"return {NORM}", f"x = {CENTRED}\n    return {NORM}"))
     ),
     "mean subtracted above": (
-        "mean subtracted in RMSNorm", "before the root mean square",
-        (*NORMS, lambda x, weight, eps, out=None: centred(x) / size(x, eps) * weight),
+        "mean subtracted in RMSNorm", "before the root mean square", edited((NORM, CENTRED + NORM[1:]))
     ),
     "mean subtracted below": (
         "mean subtracted in RMSNorm", "only in the deviation",
-        (*NORMS, lambda x, weight, eps, out=None: x / size(centred(x), eps) * weight),
+        edited((MEAN_SQUARE, "x.var(axis=-1, keepdims=True)")),
     ),
-    "norms of heads exchanged": ("norms of queries and keys exchanged", "", exchanged),
-    "half of each head": ("rotation left out or wrong", "first half of each head", (*TURNS, half_of_head)),
+    "norms of heads exchanged": ("norms of queries and keys exchanged", "", swapped("query_norm", "key_norm")),
+    "half of each head": (
+        "rotation left out or wrong", "first half of each head",
+        edited(("first, second =", HALF_OF_HEAD), ("first * sin], axis=-1)", "first * sin, rest], axis=-1)")),
+    ),
     "cosine and sine": (
-        "rotation left out or wrong", "cosines and sines exchanged", (*TURNS, lambda x, cos, sin: turn(x, sin, cos)),
+        "rotation left out or wrong", "cosines and sines exchanged",
+        edited(("def rotate(x, cos, sin):", "def rotate(x, sin, cos):")),
     ),
     "tables in bfloat16": (
         "rotation rounded", "cosines and sines in bfloat16",
-        (*TURNS, lambda x, cos, sin: turn(x, half("bfloat16", cos), half("bfloat16", sin))),
+        edited((TABLES, "tuple(half('bfloat16', f(angles).astype(np.float32)) for f in (np.cos, np.sin))")),
     ),
     "angles in float16": (
-        "rotation rounded", "positions, frequencies and angles in float16", (rotary, "rotary_angles", angles_in_half),
+        "rotation rounded", "positions, frequencies and angles in float16",
+        edited((ANGLES, "positions.astype(np.float16)[..., None] * frequencies.astype(np.float16)"),
+               (TABLES, "np.cos(angles.astype(float)), np.sin(angles.astype(float))")),
     ),
     "rotated twice": (
-        "rotation left out or wrong", "twice", (*TURNS, lambda x, cos, sin: turn(turn(x, cos, sin), cos, sin)),
+        "rotation left out or wrong", "twice",
+        edited(("rotate(query_normed, *angles)", "rotate(rotate(query_normed, *angles), *angles)"),
+               ("rotate(key_normed, *angles)", "rotate(rotate(key_normed, *angles), *angles)")),
     ),
     "theta^(-i / K)": (
         "rotation left out or wrong", "without the 2",
-        (rotary, "rotary_angles", lambda at, k, theta, *rest: angles(at, k, theta**0.5, *rest)),
+        inputs(lambda given: {"frequencies": rotary_frequencies(12, 50.0**0.5)}),
     ),
-    "positions again": ("rotation at wrong positions", "from 0 again at token 4", (rotary, "rotary_angles", again_after_4)),
-    "columns in pairs": ("rotation of pairs instead of halves", "", in_pairs),
-    "the product activated": ("activation of gate times up", "", (gated, "gated_feed_forward", of_product)),
+    "positions again": (
+        "rotation at wrong positions", "from 0 again at token 4",
+        edited((ANGLES, ANGLES.replace("positions", "np.where(positions < 4, positions, positions - 4)"))),
+    ),
+    "columns in pairs": ("rotation of pairs instead of halves", "", weights(in_pairs)),
+    "the product activated": (
+        "activation of gate times up", "",
+        edited(("activation(linear(x, **gate))", "activation(linear(x, **gate) * linear(x, **up))"),
+               ("gated = activated * linear(x, **up)", "gated = activated")),
+    ),
 }  # fmt: skip
 T5: dict[str, tuple[str, str, Plant]] = {
     "buckets to the nearest": (
-        "relative bias with wrong bucket boundaries", "rounded to the nearest", (relative_bias, "_away", nearest)
+        "relative bias with wrong bucket boundaries", "rounded to the nearest",
+        edited(("np.floor(steps + 1e-6)", "np.rint(steps)")),
     ),
     "buckets of one distance": (
         "relative bias with wrong bucket boundaries", "all buckets",
-        (relative_bias, "_away", lambda away, count, most: np.minimum(away, count - 1)),
+        edited(("np.where(distances < exact, distances, np.minimum(far, n_buckets - 1))", "np.minimum(distances, n_buckets - 1)")),
     ),
-    "weights of self-attention": ("cross-attention with self-attention's weights", "all", of_self),
+    "weights of self-attention": ("cross-attention with self-attention's weights", "all", weights(of_self)),
 }  # fmt: skip
 
 
@@ -192,23 +157,10 @@ def reference(make: Callable[..., Model | Seq2Seq], n_layers: int) -> tuple[Mode
     return model, golden.record(model, texts)
 
 
-def diagnosed(
-    make: Callable[..., Model | Seq2Seq], n_layers: int, plant: Plant, full: bool, monkeypatch: pytest.MonkeyPatch
-) -> str:
+def diagnosed(make: Callable[..., Model | Seq2Seq], n_layers: int, plant: Plant, full: bool) -> str:
     model, recorded = reference(make, n_layers)
-    port, texts = model, recorded.inputs
-    with monkeypatch.context() as patch:
-        if callable(plant):
-            port = type(model)(model.config, unflatten(dict(plant(flatten(dict(model.weights))))))
-        else:
-            patch.setattr(*plant)
-        stages = trace(port, texts)
-    arrays = {
-        f"{i}/{name}": array
-        for name in stages
-        if full or name.endswith(HIDDEN)
-        for i, array in enumerate(stages.texts(name))
-    }
+    stages = run(model, recorded, plant, padded=False)
+    arrays = {name: array for name, array in stages.items() if full or name.endswith(HIDDEN)}
     return str(golden.diagnose(recorded, arrays, model)).partition("then")[0]
 
 
@@ -223,28 +175,26 @@ def forms(keys: Mapping[str, Any], quick: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("key", "full"), forms(LLAMA, QUICK))
-def test_a_mistake_in_a_part_of_llamas_kin_is_named(key: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_a_part_of_llamas_kin_is_named(key: str, full: bool) -> None:
     name, way, plant = LLAMA[key]
-    found = diagnosed(llama, 2, plant, full, monkeypatch)
+    found = diagnosed(llama, 2, plant, full)
     assert re.search(f"cause: {re.escape(name)}.*{re.escape(way)}", found), found
 
 
 @pytest.mark.parametrize(("key", "full"), forms(T5, ()))
-def test_a_mistake_in_a_part_of_t5_is_named(key: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_a_part_of_t5_is_named(key: str, full: bool) -> None:
     name, way, plant = T5[key]
-    found = diagnosed(t5, 1, plant, full, monkeypatch)
+    found = diagnosed(t5, 1, plant, full)
     assert re.search(f"cause: {re.escape(name)}.*{re.escape(way)}", found), found
 
 
 def test_names_of_hidden_and_gate_exchanged_are_no_second_mistake_in_the_formula() -> None:
     """The port's activation reads the right product, although an earlier mistake changes every later number."""
     model, recorded = reference(llama, 2)
-    stages = trace(Model(model.config, unflatten(dict(exchanged(flatten(dict(model.weights)))))), recorded.inputs)
+    stages = run(model, recorded, LLAMA["norms of heads exchanged"][2], padded=False)
     other = {"gate": "up", "up": "gate"}
     arrays = {
-        f"{i}/{re.sub('ffn.(gate|up)$', lambda found: f'ffn.{other[found[1]]}', name)}": array
-        for name in stages
-        for i, array in enumerate(stages.texts(name))
+        re.sub("ffn.(gate|up)$", lambda found: f"ffn.{other[found[1]]}", name): array for name, array in stages.items()
     }
     found = golden.diagnose(recorded, arrays, model)
     assert [each.mistake for each in (found, *found.then)] == [
@@ -306,19 +256,19 @@ def test_padding_before_a_text_that_is_seen_is_named() -> None:
     assert "mask ignored (of padding before the texts" in found, found
 
 
-def test_layers_exchanged_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_exchanged_are_one_finding() -> None:
     """The exchange explains both layers. A shift of all layers by one is refuted by a correct layer."""
     orders = {"layers.1.": "layers.2.", "layers.2.": "layers.1."}
 
-    def plant(weights: Weights) -> Weights:
-        return {name: weights[orders.get(name[:9], name[:9]) + name[9:]] for name in weights}
+    def exchanged(flat: Weights) -> Weights:
+        return {name: flat[orders.get(name[:9], name[:9]) + name[9:]] for name in flat}
 
-    found = diagnosed(llama, 3, plant, True, monkeypatch)
+    found = diagnosed(llama, 3, weights(exchanged), True)
     assert "weights of another layer (layers.1 and layers.2 are exchanged)" in found, found
     assert "next stage that diverges" not in found, found
 
 
-def test_a_key_that_later_queries_of_a_longer_text_do_not_see_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_later_queries_of_a_longer_text_do_not_see_is_shown() -> None:
     """Only the second text is long enough to show the hidden key."""
     model, texts = llama(n_layers=1), [Text(np.arange(3, 9)), Text(np.arange(3, 16))]
     recorded, stages = golden.record(model, texts), trace(model, texts)
@@ -331,14 +281,14 @@ def test_a_key_that_later_queries_of_a_longer_text_do_not_see_is_shown(monkeypat
 
 
 def in_order(order: Sequence[int]) -> Callable[[Weights], Weights]:
-    """Returns a plant that reorders the weights of the layers."""
+    """Returns a function that reorders the weights of the layers."""
 
-    def plant(weights: Weights) -> Weights:
-        moved = (name.split(".") for name in weights)
+    def reordered(flat: Weights) -> Weights:
+        moved = (name.split(".") for name in flat)
         of = {".".join(each): [*each[:1], str(order[int(each[1])]), *each[2:]] for each in moved if each[0] == "layers"}
-        return {name: weights[".".join(of.get(name, [name]))] for name in weights}
+        return {name: flat[".".join(of.get(name, [name]))] for name in flat}
 
-    return plant
+    return reordered
 
 
 def test_layers_in_the_order_of_their_names_are_one_finding() -> None:
@@ -351,9 +301,9 @@ def test_layers_in_the_order_of_their_names_are_one_finding() -> None:
     assert "next stage that diverges" not in found, found
 
 
-def test_each_layer_of_an_unusual_order_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_layer_of_an_unusual_order_is_named() -> None:
     """The last layer has the first layer's weights, although an earlier cause has replaced these in the model."""
-    found = diagnosed(llama, 3, in_order((1, 2, 0)), True, monkeypatch)
+    found = diagnosed(llama, 3, weights(in_order((1, 2, 0))), True)
     assert "layers.2 has layers.0's" in found, found
 
 

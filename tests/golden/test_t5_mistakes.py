@@ -1,4 +1,4 @@
-"""Mistakes in T5, planted in a port in plain NumPy: each is named, with all stages and with hidden states only."""
+"""Mistakes in T5, planted in a page: each is named, with all stages and with hidden states only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from npformer.mechanisms import RelativeBias
 from npformer.model import Seq2Seq
 from npformer.runtime.packing import Text
 from tests.support import tiny
-from tests.support.plain_t5 import PlainT5
-from tests.support.planted import Plant, attr, put, weights
+from tests.support.edited_pages import Plant, edited, inputs, run, weights
+from tests.support.planted import CAUSAL, changed
 
 pytestmark = pytest.mark.numbers
 
@@ -39,55 +39,66 @@ def reference(version: str = "1.0") -> tuple[Seq2Seq, golden.Golden]:
 
 
 def stages(version: str = "1.0", plant: Plant | None = None) -> dict[str, np.ndarray]:
-    model, recorded = reference(version)
-    port = PlainT5(model, recorded.texts, recorded.sources)
-    if plant:
-        plant(port)
-    return port.run()
+    return run(*reference(version), plant)
 
 
-def biased(port: PlainT5, scores: np.ndarray, at: str) -> np.ndarray:
-    return scores + port.bias(at.split(".")[0], *scores.shape[-2:])
+ROOT_MEAN_SQUARE = "return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)"
+BIASED = "query_heads @ key_heads.mT + bias"
 
 
 #: Name of a planted mistake -> its name in the diagnosis, and how it is planted.
 PLANTED: dict[str, tuple[str, Plant]] = {
-    "scores divided": ("scores divided by sqrt(d_head)", put("scale_of", lambda port, q, at: q.shape[-1] ** -0.5)),
-    "decoder's buckets of both directions": ("wrong buckets", put("goes_both_ways", lambda port, side: True)),
-    "encoder's buckets of one direction": ("wrong buckets", put("goes_both_ways", lambda port, side: False)),
-    "max_distance 128": ("wrong buckets", attr("most", lambda port: 128)),
-    "head not scaled": ("rows before the projection not scaled", attr("factor", lambda port: 1.0)),
-    "bias across": ("relative bias in attention to the source", put("biased", biased)),
-    "bias in the first layer only": (
-        "relative bias only in the first layer",
-        put("biased", lambda port, x, at: PlainT5.biased(port, x, at) if "layers.0" in at else x),
+    "scores divided": (
+        "scores divided by sqrt(d_head)",
+        edited((BIASED, "query_heads @ key_heads.mT / math.sqrt(query_heads.shape[-1]) + bias")),
     ),
-    "no bias": ("relative bias left out", put("biased", lambda port, x, at: x)),
+    "decoder's buckets of both directions": (
+        "wrong buckets", edited(("biases(places, causal_buckets,", "biases(places, relative_buckets,"))
+    ),
+    "encoder's buckets of one direction": (
+        "wrong buckets", edited(("biases(places, relative_buckets,", "biases(places, causal_buckets,"))
+    ),
+    "max_distance 128": ("wrong buckets", inputs(lambda given: {"max_distance": 128})),
+    "head not scaled": (
+        "rows before the projection not scaled", edited(("scaled = scale_output * x", "scaled = x"))
+    ),
+    "bias across": (
+        "relative bias in attention to the source",
+        edited(
+            ("biases(places, causal_buckets,", "biases(np.arange(20), causal_buckets,"),
+            ("normed, normed, bias, mask,", "normed, normed, bias[:, : mask.shape[0], : mask.shape[0]], mask,"),
+            ("source, 0, seen,", "source, bias[:, : mask.shape[0], : source.shape[-2]], seen,"),
+        ),
+    ),
+    "bias in the first layer only": (
+        "relative bias only in the first layer", edited((BIASED, f"{BIASED} * ('layers.0' in at())"))
+    ),
+    "no bias": ("relative bias left out", edited((BIASED, BIASED.removesuffix(" + bias")))),
     "the encoder's table in both": (
         "relative bias of the other stack",
-        attr("tables", lambda port: dict.fromkeys(port.tables, port.tables["encoder"])),
+        weights(lambda flat: {"decoder.relative_bias.weight": flat["encoder.relative_bias.weight"]}),
     ),
     "bias transposed": (
         "relative bias with the wrong sign",
-        put("bias", lambda port, *sizes: PlainT5.bias(port, *sizes).swapaxes(-1, -2)),
+        edited(("np.moveaxis(weight[of_distances], -1, 0)", "np.moveaxis(weight[of_distances], -1, 0).mT")),
     ),
-    "start token 1": ("wrong start token", put("read", lambda port: np.insert(port.targets[:, 1:], 0, 1, axis=1))),
-    "1 + w": (
-        "weight of RMSNorm misused",
-        weights(lambda port: {name: 1 + w for name, w in port.w.items() if name.endswith("norm.weight")}),
+    "start token 1": (
+        "wrong start token",
+        inputs(lambda given: {"target_ids": np.where(given["target_places"], given["target_ids"], 1)}),
     ),
+    "1 + w": ("weight of RMSNorm misused", changed("norm.weight", lambda w: 1 + w)),
     "mean subtracted": (
         "mean subtracted in RMSNorm",
-        put("norm", lambda port, x, name: PlainT5.norm(port, x - x.mean(-1, keepdims=True), name)),
+        edited((ROOT_MEAN_SQUARE, f"x = x - x.mean(axis=-1, keepdims=True)\n    {ROOT_MEAN_SQUARE}")),
     ),
-    "eps 1e-3": ("wrong RMSNorm eps", attr("eps", lambda port: 1e-3)),
-    "no causal mask": ("causal mask left out", put("seen_by_decoder", lambda port, n: np.ones((n, n), bool))),
-    "source's padding seen": ("mask ignored", put("seen_of_source", lambda port: np.ones((1, 1, 1, 1), bool))),
+    "eps 1e-3": ("wrong RMSNorm eps", edited((ROOT_MEAN_SQUARE, ROOT_MEAN_SQUARE.replace("eps", "1e-3")))),
+    "no causal mask": ("causal mask left out", edited((CAUSAL, "np.ones((n_queries, n_keys), bool)"))),
+    "source's padding seen": ("mask ignored", edited(("source, 0, seen, ", "source, 0, True, "))),
     "no last norm of the encoder": (
         "RMSNorm left out",
-        put("norm", lambda port, x, name: x if name == "encoder.norm" else PlainT5.norm(port, x, name)),
+        edited((ROOT_MEAN_SQUARE, ROOT_MEAN_SQUARE.replace("x /", "x if at() == 'encoder.norm' else x /"))),
     ),
-}
+}  # fmt: skip
 
 
 def missed(key: str, few: bool) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -13,10 +11,9 @@ from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.golden.test_mistakes import diagnosed, stages
 from tests.support import tiny
-from tests.support.plain_decoder import PlainDecoder
-from tests.support.plain_port import PlainGpt2, PlainPort
-from tests.support.planted import Plant, put
-from tests.support.planted_tiles import CAUSAL, OF_GPT2, TILES, columns
+from tests.support.edited_pages import Plant, edited, run
+from tests.support.planted import MASKED
+from tests.support.planted_tiles import CAUSAL, OF_GPT2, TILES, product
 from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
@@ -49,7 +46,7 @@ def test_a_mistake_in_a_tile_is_named_from_hidden_states(key: str) -> None:
 
 def test_the_columns_of_one_product_are_named_by_their_number_alone() -> None:
     """The size of a tile explains the ends of several widths; the end of one width is a number."""
-    diagnosis = diagnosed("gpt2", stages("gpt2", columns(4, 0, ("ffn.hidden",))), few=True)
+    diagnosis = diagnosed("gpt2", stages("gpt2", product("columns(x @ weight, 4, 0, 'ffn.hidden')")), few=True)
     assert "ffn.hidden: the last 4 columns are the bias alone" in str(diagnosis)
     assert "mod" not in str(diagnosis)
 
@@ -59,44 +56,24 @@ def test_a_mask_of_a_tile_is_named_from_weights_too() -> None:
     assert CAUSAL not in diagnosed("gpt2", stages("gpt2")).causes
 
 
-class Short(PlainDecoder):
-    """Leaves out the last inputs of every product."""
-
-    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        return self.keep(self.at + name, x[:, :-2] @ self.w[f"{self.at}{name}.weight"][:-2])
-
-
 @pytest.mark.parametrize("ends", [("",), (".ffn_residual", "logits")], ids=["every stage", "hidden states"])
 def test_the_end_of_a_product_is_named_in_llama(ends: tuple[str, ...]) -> None:
     model, texts = tiny.model("llama", "causal-lm"), [np.arange(5, 14), np.arange(20, 26)]
     recorded = golden.record(model, [Text(ids) for ids in texts])
-
-    def exported(port: type[PlainDecoder]) -> dict[str, np.ndarray]:
-        runs = [port(model.config, flatten(dict(model.weights))).run(ids) for ids in texts]
-        return {f"{i}/{name}": each for i, run in enumerate(runs) for name, each in run.items() if name.endswith(ends)}
-
-    assert golden.compare(recorded, exported(PlainDecoder)).ok
-    diagnosis = golden.diagnose(recorded, exported(Short), model)
+    assert golden.compare(recorded, run(model, recorded, padded=False)).ok
+    stages = run(model, recorded, product("x[..., :-2] @ weight[:-2]"), padded=False)
+    diagnosis = golden.diagnose(recorded, {name: each for name, each in stages.items() if name.endswith(ends)}, model)
     assert diagnosis.causes[0] == "the end of a product wrong"
     assert "every product of the layers: without the last 2 inputs" in str(diagnosis)
     assert not diagnosis.then
-
-
-class Rows(PlainDecoder):
-    """Does not compute the last two rows of any product."""
-
-    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        y = x @ self.w[f"{self.at}{name}.weight"]
-        y[-2:] = 0
-        return self.keep(self.at + name, y)
 
 
 def test_the_last_rows_of_every_product_are_named_from_hidden_states() -> None:
     """A layer then adds nothing to these rows, as if it was missing."""
     model, ids = tiny.model("llama", "causal-lm"), np.arange(5, 14)
     recorded = golden.record(model, [Text(ids)])
-    stages = Rows(model.config, flatten(dict(model.weights))).run(ids)
-    given = {f"0/{name}": array for name, array in stages.items() if name.endswith((".ffn_residual", "logits"))}
+    stages = run(model, recorded, product("np.concatenate([(x @ weight)[:-2], 0 * x[-2:] @ weight])"), padded=False)
+    given = {name: array for name, array in stages.items() if name.endswith((".ffn_residual", "logits"))}
     diagnosis = golden.diagnose(recorded, given, model)
     assert diagnosis.causes == ["some rows computed differently"]
     assert "the rows from 7 of every product of the layers: the bias alone" in str(diagnosis)
@@ -115,35 +92,25 @@ def with_large_scores(family: str) -> Model:
     return Model(model.config, unflatten(flat | large))
 
 
-def without_maximum(dtype: type) -> Callable[[PlainPort, np.ndarray], np.ndarray]:
-    def weigh(port: PlainPort, s: np.ndarray) -> np.ndarray:
-        e = np.exp(port.masked(s).astype(dtype))
-        return (e / e.sum(-1, keepdims=True)).astype(np.float32)
-
-    return weigh
-
-
 @pytest.mark.parametrize(("family", "dtype"), [("bert", np.float32), ("gpt2", np.float16)])
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "hidden states"])
 def test_a_softmax_without_its_maximum_is_named(family: str, dtype: type, few: bool) -> None:
     model = with_large_scores(family)
     texts = [Text(np.arange(5, 14)), Text(np.arange(20, 23))]
-    recorded, port = golden.record(model, texts), {"bert": PlainPort, "gpt2": PlainGpt2}[family](model, texts)
-    put("weigh", without_maximum(dtype))(port)
-    with np.errstate(all="ignore"):
-        arrays = port.run()
+    recorded = golden.record(model, texts)
+    name = np.dtype(dtype).name
+    plain = edited(
+        ("x - x.max(axis=axis, keepdims=True)", f"x.astype(np.{name})"), (MASKED, f"({MASKED}).astype(np.float32)")
+    )
+    arrays = run(model, recorded, plain)
     given = {name: array for name, array in arrays.items() if not few or name.endswith(("norm", "ffn_residual"))}
     diagnosis = golden.diagnose(recorded, given, model)
     assert diagnosis.causes == ["softmax without subtracting the maximum"], str(diagnosis)
-    assert np.dtype(dtype).name in str(diagnosis)
+    assert name in str(diagnosis)
 
 
 def test_other_rows_that_are_not_finite_are_located_without_a_cause() -> None:
-    def hidden(port: PlainPort, s: np.ndarray) -> np.ndarray:
-        s = np.where(np.tri(s.shape[-1], k=-1, dtype=bool), port.masked(s), -np.inf).astype(np.float32)
-        e = np.exp(s - s.max(-1, keepdims=True))
-        return e / e.sum(-1, keepdims=True)
-
-    diagnosis = diagnosed("gpt2", stages("gpt2", put("weigh", hidden)))
+    strict = edited((MASKED, "softmax(np.where(mask & np.tri(scores.shape[-1], k=-1, dtype=bool), scores, -np.inf))"))
+    diagnosis = diagnosed("gpt2", stages("gpt2", strict))
     assert (diagnosis.stage, diagnosis.causes) == ("layers.0.attention.weights", [])
     assert "only these are not finite: the first row" in str(diagnosis)

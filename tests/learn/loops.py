@@ -179,17 +179,17 @@ def scaled_dot_product_attention_backward(grad, q, k, v, mask):
     ]
 
 
-def self_attention_backward(grad, x, mask, n_heads, query, key, value, output):
+def multi_head_attention_backward(grad, x, source, mask, n_heads, query, key, value, output):
     layers = {"query": query, "key": key, "value": value}
-    heads = [split_heads(linear(x, **layer), n_heads) for layer in layers.values()]
+    read = {"query": x, "key": source, "value": source}
+    heads = [split_heads(linear(read[name], **layer), n_heads) for name, layer in layers.items()]
     combined = combine_heads(scaled_dot_product_attention(*heads, mask))
     below, d_output = linear_backward(grad, combined, output["weight"])
     dheads = scaled_dot_product_attention_backward(split_heads(below, n_heads), *heads, mask)
-    dx, grads = np.zeros_like(x), {}
+    dx, grads = {}, {}
     for name, dhead in zip(layers, dheads, strict=True):
-        back, grads[name] = linear_backward(combine_heads(dhead), x, layers[name]["weight"])
-        dx = dx + back
-    return dx, {**grads, "output": d_output}
+        dx[name], grads[name] = linear_backward(combine_heads(dhead), read[name], layers[name]["weight"])
+    return dx["query"], dx["value"] + dx["key"], {**grads, "output": d_output}
 
 
 def encoder_layer_backward(grad, x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
@@ -199,8 +199,8 @@ def encoder_layer_backward(grad, x, mask, n_heads, activation, eps, attention, a
     grad, grads["ffn_norm"] = layer_norm_backward(grad, y + feed_forward(y, activation, **ffn), **ffn_norm, eps=eps)
     back, grads["ffn"] = feed_forward_backward(grad, y, activation, **ffn)
     grad, grads["attention_norm"] = layer_norm_backward(grad + back, first, **attention_norm, eps=eps)
-    back, grads["attention"] = self_attention_backward(grad, x, mask, n_heads, **attention)
-    return grad + back, grads
+    back, of_source, grads["attention"] = multi_head_attention_backward(grad, x, x, mask, n_heads, **attention)
+    return grad + back + of_source, grads
 
 
 def distilbert_backward(grad, ids, positions, mask, n_heads, activation, eps, embeddings, layers, pooler, head):

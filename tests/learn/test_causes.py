@@ -22,8 +22,8 @@ from npformer.plain.formulas import (
     feed_forward,
     layer_norm,
     linear,
+    multi_head_attention,
     scaled_dot_product_attention,
-    self_attention,
     softmax,
     split_heads,
 )
@@ -88,7 +88,7 @@ def unbiased_layer(
     def norm(x: Any, weight: Any, bias: Any) -> Any:
         return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True, ddof=1) + eps) * weight + bias
 
-    y = norm(x + self_attention(x, mask, n_heads, **attention), **norm_1)
+    y = norm(x + multi_head_attention(x, x, mask, n_heads, **attention), **norm_1)
     return norm(y + feed_forward(y, act, **ffn), **norm_2)
 
 
@@ -213,7 +213,9 @@ def sum_over_the_labels(*args: Any) -> Any:
         ),
         pytest.param(
             "encoder_layer_backward",
-            with_edits("encoder_layer_backward", "self_attention_backward(da,", "self_attention_backward(dz + dy,"),
+            with_edits(
+                "encoder_layer_backward", "multi_head_attention_backward(da,", "multi_head_attention_backward(dz + dy,"
+            ),
             "The gradient does not go through the layer_norm_backward of the first norm on its way to attention. It does "
             "on its way to x.",
             id="one of two ways",
@@ -263,12 +265,12 @@ def sum_over_the_labels(*args: Any) -> Any:
             "scaled_dot_product_attention_backward",
             with_edits(
                 "scaled_dot_product_attention_backward",
-                "k.mT * scale",
-                "k.mT * scale**2",
-                "@ k * scale",
-                "@ k * 1.1",
-                "@ q * scale",
-                "@ q * 1.3",
+                "k.mT / math.sqrt(q.shape[-1])",
+                "k.mT / q.shape[-1]",
+                "d_products @ k",
+                "d_products @ k * 1.1",
+                "d_products.mT @ q",
+                "d_products.mT @ q * 1.3",
             ),
             "The scores are divided by K before the softmax. They should be divided by its square root. This explains "
             "your dv, but not your dq, dk.",
@@ -307,14 +309,16 @@ def test_nearly_the_numbers_of_a_step_have_no_cause() -> None:
 @pytest.mark.slow
 def test_a_value_that_is_always_0_shows_no_cause() -> None:
     """The gradient of key.bias is 0 up to rounding. Its rounding errors differ, but show no mistake."""
-    half = with_edits("self_attention_backward", "linear_backward(grad, combined", "linear_backward(grad / 2, combined")
-    cases = cases_of("self_attention_backward", half)
-    assert _in_some_values(EXERCISES["self_attention_backward"], cases) == ("", "")
+    half = with_edits(
+        "multi_head_attention_backward", "linear_backward(grad, combined", "linear_backward(grad / 2, combined"
+    )
+    cases = cases_of("multi_head_attention_backward", half)
+    assert _in_some_values(EXERCISES["multi_head_attention_backward"], cases) == ("", "")
 
 
 def test_a_value_has_its_name() -> None:
     assert value_name(EXERCISES["cached_attention"].values, "1.0") == "past[0]"
-    assert value_name(EXERCISES["self_attention_backward"].values, "1.query.weight") == "gradients.query.weight"
+    assert value_name(EXERCISES["multi_head_attention_backward"].values, "2.query.weight") == "gradients.query.weight"
     assert value_name((), "") == ""
 
 

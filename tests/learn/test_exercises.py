@@ -31,7 +31,7 @@ LONG = (
     "encoder_layer",
     "encoder",
     "distilbert",
-    "self_attention_backward",
+    "multi_head_attention_backward",
     "encoder_layer_backward",
     "distilbert_backward",
     "cached_attention",

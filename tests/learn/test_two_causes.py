@@ -74,7 +74,7 @@ def linear_without_second_bias(x: Any, activation: Any, hidden: Any, output: Any
 @exercise("encoder")
 def relu_and_eps_in_layers(x: Any, mask: Any, n_heads: int, activation: Any, eps: float, layers: Any) -> Any:
     for layer in layers:
-        attended = right("self_attention")(x, mask, n_heads, **layer["attention"])
+        attended = right("multi_head_attention")(x, x, mask, n_heads, **layer["attention"])
         y = norm(x + attended, **layer["attention_norm"], eps=1e-5)
         x = norm(y + right("feed_forward")(y, relu, **layer["ffn"]), **layer["ffn_norm"], eps=1e-5)
     return x

@@ -3,7 +3,7 @@
     python -m tests.plain.count_lines
     python -m tests.plain.count_lines FILE "SET UP" "CALL"
 
-The first form counts three calls of the pages. The second one runs two texts of Python in the names of any file: the
+The first form counts three calls of the pages, and those lines of the gradients that the forward does not have. The second one runs two texts of Python in the names of any file: the
 first one makes the arguments, and the functions that the second one enters are counted, in the file and in its folder.
 For example: python -m tests.plain.count_lines gpt2.py "x = np.ones((3, 4))" "softmax(x)"
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer import plain
-from npformer.plain.formulas import gelu, silu
+from npformer.plain.formulas import gelu, linear, silu
 from tests.plain.test_structure import code_lines
 
 TEXT = "{title}: {lines} lines, {functions} functions, {files} files"
@@ -38,8 +38,18 @@ class Count(NamedTuple):
     files: int
 
 
-def count(call: Callable[[], Any], folder: Path) -> Count:
-    """The functions in the files of a folder that a call enters."""
+def count(call: Callable[[], Any], folder: Path, known: Callable[[], Any] = lambda: None) -> Count:
+    """The functions in the files of a folder that a call enters, without those that a known call enters."""
+    read = _entered(known, folder)
+    bodies = {path: [each for each in nodes if each.name not in {old.name for old in read.get(path, [])}]
+              for path, nodes in _entered(call, folder).items()}  # fmt: skip
+    bodies = {path: nodes for path, nodes in bodies.items() if nodes}
+    lines = sum(len(_lines(path, nodes)) for path, nodes in bodies.items())
+    return Count(lines, sum(map(len, bodies.values())), len(bodies))
+
+
+def _entered(call: Callable[[], Any], folder: Path) -> dict[Path, list[ast.FunctionDef]]:
+    """The functions that a call enters, by file."""
     entered: dict[Path, set[int]] = {}
 
     def enter(frame: FrameType, event: str, _: Any) -> None:
@@ -52,10 +62,7 @@ def count(call: Callable[[], Any], folder: Path) -> Count:
         call()
     finally:
         sys.setprofile(None)
-    bodies = {path: _functions(path, lines) for path, lines in entered.items()}
-    bodies = {path: nodes for path, nodes in bodies.items() if nodes}
-    lines = sum(len(_lines(path, nodes)) for path, nodes in bodies.items())
-    return Count(lines, sum(map(len, bodies.values())), len(bodies))
+    return {path: _functions(path, lines) for path, lines in entered.items()}
 
 
 def _functions(path: Path, entered: set[int]) -> list[ast.FunctionDef]:
@@ -106,8 +113,8 @@ def llama_step() -> None:
     page = import_module("npformer.plain.llama")
     past = [(np.zeros((1, 5, 2)),) * 2]
     layer = {**LLAMA_LAYER, "attention": ATTENTION | {"key": NARROW, "value": NARROW}}
-    x, _ = page.llama(IDS[:1], np.array([5]), past, (2, 1), np.ones(1), 1.0, silu, 1e-6, TABLES, [layer], NORM)
-    page.predict_next(x, {"output": LINEAR})
+    rows, _ = page.llama(IDS[:1], np.array([5]), past, (2, 1), np.ones(1), 1.0, silu, 1e-6, TABLES, [layer], NORM)
+    linear(rows[-1], **LINEAR)  # the logits of the next token
 
 
 CALLS = {
@@ -137,8 +144,11 @@ def main() -> None:
         found = of_file(Path(sys.argv[1]), *sys.argv[2:])
         print(TEXT.format(title=sys.argv[3], **found._asdict()))
     elif len(sys.argv) == 1:
+        folder = Path(plain.__file__).parent
         for title, call in CALLS.items():
-            print(TEXT.format(title=title, **count(call, Path(plain.__file__).parent)._asdict()))
+            print(TEXT.format(title=title, **count(call, folder)._asdict()))
+        beyond = count(distilbert_gradients, folder, distilbert_forward)
+        print(TEXT.format(title="The gradients, for a reader who has read the forward", **beyond._asdict()))
     else:
         print(__doc__)
 

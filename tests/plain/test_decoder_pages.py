@@ -17,7 +17,6 @@ from npformer.config import Local
 from npformer.families import read_config, write_config
 from npformer.mechanisms import HeadNorm, PartialRotary, Rotary, RowNorm, SoftCap, Window, ZeroCentredHeadNorm
 from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Yarn
-from npformer.plain.formulas import combine_heads
 from npformer.plain.sizes import SCALINGS, bind
 from npformer.plain.source import standalone_model
 from npformer.runtime.padding import unpadded
@@ -308,12 +307,6 @@ FLOAT64 = 1e-13
 OF_DECODERS = [case for case in torch_values.CASES if case.split("-")[0] in CHOICES]
 
 
-def as_torch(name: str, array: np.ndarray) -> np.ndarray:
-    """A stage of one text in the shape of the golden values: torch has rotated and normalized heads as rows."""
-    in_rows = array.ndim == 3 and name.endswith(("_rotated", "_normed"))
-    return (combine_heads(array) if in_rows else array).ravel()
-
-
 @pytest.mark.parametrize("case", OF_DECODERS)
 def test_a_page_has_torchs_golden_values(case: str) -> None:
     config, weights = load_folder(torch_values.DATA / case, "float64")
@@ -324,7 +317,7 @@ def test_a_page_has_torchs_golden_values(case: str) -> None:
     found = [page.run(model, text) for text in texts]
     for name, truth in torch_values.stages(case, "float64").items():
         own = "embeddings.token" if name == "embeddings.sum" and name not in found[0] else name  # the sum of one table
-        got = np.concatenate([as_torch(name, of_text[own]) for of_text in found])
+        got = np.concatenate([of_text[own].ravel() for of_text in found])
         np.testing.assert_allclose(got, truth, rtol=0, atol=FLOAT64 * np.abs(truth).max(), err_msg=name)
 
 

@@ -14,7 +14,6 @@ from npformer.checkpoint import load_folder
 from npformer.config import Config, InputConvolution, Local, Positions, Sharing
 from npformer.mechanisms import Rotary, Window, disentangled, relative_bias
 from npformer.plain import deberta, t5
-from npformer.plain.formulas import combine_heads
 from npformer.plain.pages import functions_of
 from npformer.plain.roberta import padded_positions
 from npformer.plain.sizes import bind
@@ -198,7 +197,5 @@ def test_a_page_has_torchs_stages(case: str) -> None:
     page, truth = Page(config.model_type), torch_values.stages(case, "float64")
     runs = [page.stages_of(config, weights, text) for text in texts_of(case, config)]
     for name, expected in truth.items():
-        # torch's rotated queries are rows, and a page's are heads
-        parts = [combine_heads(run[name]) if name.endswith("_rotated") else run[name] for run in runs]
-        error = np.abs(np.concatenate([each.ravel() for each in parts]) - expected).max()
+        error = np.abs(np.concatenate([run[name].ravel() for run in runs]) - expected).max()
         assert error <= FLOAT64 * np.abs(expected).max(), name

@@ -22,7 +22,8 @@ IDS = TEXTS[0]
 
 
 def executed(text: str, path: Path) -> dict[str, Any]:
-    """The names that a file defines."""
+    """The names that a file defines. Its lines are no longer than those of npformer."""
+    assert max(map(len, text.splitlines())) <= 120
     scope: dict[str, Any] = {"__name__": "a_page", "__file__": str(path)}
     exec(compile(text, str(path), "exec"), scope)
     return scope
@@ -53,8 +54,19 @@ def test_a_standalone_model_gives_the_answers(model_type: str, head: str, tmp_pa
 
 def test_a_long_call_in_a_standalone_model_has_a_line_for_each_argument() -> None:
     text, _ = standalone_model(model_of("distilbert", "sequence-classification"), IDS)
-    assert max(map(len, text.splitlines())) <= 120
     assert "\n        n_heads=" in text
+
+
+def test_a_list_with_an_entry_for_each_of_many_layers_has_several_lines(tmp_path: Path) -> None:
+    model = model_of("smollm3", "base", n_layers=30)
+    text, arrays = standalone_model(model, IDS)
+    np.savez(tmp_path / "model.npz", **arrays)
+    scope = executed(text, tmp_path / "model.py")
+    expected = model(IDS).last_hidden_state[0]
+    np.testing.assert_allclose(
+        scope["answers"](scope["load"](), np.array(IDS))["last_hidden_state"], expected, **TOLERANCE
+    )
+    assert len([name for name in arrays if name.startswith("sizes.")]) <= 2  # equal arrays are stored once
 
 
 def test_a_tied_table_is_stored_once() -> None:

@@ -184,32 +184,32 @@ CAUSAL_MASK = Exercise(
     ),
     """
     own token hidden: A query does not see its own token. It should see its own and all earlier tokens.
-        n_keys - n_queries, -> n_keys - n_queries - 1,
+        max(n_keys - n_queries, 0) -> max(n_keys - n_queries, 0) - 1
     one token too late: A query sees the token after its own. It should see only its own and earlier tokens.
-        n_keys - n_queries, -> n_keys - n_queries + 1,
+        max(n_keys - n_queries, 0) -> max(n_keys - n_queries, 0) + 1
     upper triangle: The mask is an upper triangle: a query sees its own and later tokens. It should see its own and
         earlier tokens.
-        np.tri(n_queries, n_keys, n_keys - n_queries, -> ~np.tri(n_queries, n_keys, n_keys - n_queries - 1,
+        np.tri(n_queries, max(n_queries, n_keys), max(n_keys - n_queries, 0), -> ~np.tri(n_queries, max(n_queries, n_keys), max(n_keys - n_queries, 0) - 1,
     upper triangle: The mask is an upper triangle, and query i is treated as token i. A query should see its own and
         earlier tokens, and the queries are the last tokens of the text.
-        np.tri(n_queries, n_keys, n_keys - n_queries, -> ~np.tri(n_queries, n_keys, -1,
+        np.tri(n_queries, max(n_queries, n_keys), max(n_keys - n_queries, 0), -> ~np.tri(n_queries, max(n_queries, n_keys), -1,
     moved by n_queries: The diagonal is shifted by n_queries. It should be shifted by n_keys - n_queries.
-        n_keys - n_queries, -> n_queries,
+        max(n_keys - n_queries, 0) -> n_queries
     moved by n_queries - 1: The diagonal is shifted by n_queries - 1. It should be shifted by n_keys - n_queries.
-        n_keys - n_queries, -> n_queries - 1,
+        max(n_keys - n_queries, 0) -> n_queries - 1
     shifted in the wrong direction: The diagonal is shifted by n_queries - n_keys. It should be shifted by
         n_keys - n_queries.
-        n_keys - n_queries, -> n_queries - n_keys,
+        max(n_keys - n_queries, 0) -> min(n_queries - n_keys, 0)
     inverted: True and False are exchanged. True means that a query may attend to the key.
         np.tri( -> ~np.tri(
     queries are the first tokens: Query i is treated as token i. The queries are the last tokens, so the last query sees
         every key.
-        n_keys - n_queries, -> 0,
+        max(n_keys - n_queries, 0) -> 0
     numbers to add to scores: The mask has numbers to add to scores, 0 and -inf, as in torch's attn_mask. Return
         booleans: True where a query may attend to a key.
-        np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool) -> np.where(np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool), 0, -np.inf)
+        np.tri(n_queries, max(n_queries, n_keys), max(n_keys - n_queries, 0), dtype=bool) -> np.where(np.tri(n_queries, max(n_queries, n_keys), max(n_keys - n_queries, 0), dtype=bool), 0, -np.inf)
     everything visible: Every key is visible to every query.
-        np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool) -> np.ones((n_queries, n_keys), bool)
+        np.tri(n_queries, max(n_queries, n_keys), max(n_keys - n_queries, 0), dtype=bool) -> np.ones((n_queries, max(n_queries, n_keys)), bool)
     transposed: Rows and columns are exchanged. Rows should be queries, columns keys.
         dtype=bool) -> dtype=bool).T
     reversed: The rows are in reverse order. The last query should see every key.

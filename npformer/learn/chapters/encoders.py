@@ -193,16 +193,16 @@ ENCODER_LAYER = Exercise(
     "encoder_layer",
     _layer_cases,
     (
-        "The two steps have the same form: x + block(x), then a norm. self_attention(x, mask, n_heads, **attention) is "
+        "The two steps have the same form: x + block(x), then a norm. multi_head_attention(x, x, mask, n_heads, **attention) is "
         "the first block.",
         "The second step reads Y, the output of the first: layer_norm(y + feed_forward(y, activation, **ffn), "
         "**ffn_norm, eps=eps).",
-        "y = layer_norm(x + self_attention(x, mask, n_heads, **attention), **attention_norm, eps=eps). Then apply the "
+        "y = layer_norm(x + multi_head_attention(x, x, mask, n_heads, **attention), **attention_norm, eps=eps). Then apply the "
         "second step to y.",
     ),
     """
     first residual left out: X is not added to the output of attention.
-        x + self_attention -> self_attention
+        x + multi_head_attention -> multi_head_attention
     second residual left out: Y is not added to the output of the feed-forward network.
         y + feed_forward -> feed_forward
     second residual is X: X is added to the output of the feed-forward network. Y, the output of the first step, should
@@ -215,12 +215,12 @@ ENCODER_LAYER = Exercise(
         y + feed_forward -> attention_residual + feed_forward
     pre-norm: The norms are applied before attention and the feed-forward network. They should be applied after the
         sums.
-        self_attention(x, -> self_attention(layer_norm(x, **attention_norm, eps=eps),
+        multi_head_attention(x, x, -> multi_head_attention(layer_norm(x, **attention_norm, eps=eps), layer_norm(x, **attention_norm, eps=eps),
         y = layer_norm(attention_residual, **attention_norm, eps=eps) -> y = attention_residual
         feed_forward(y, -> feed_forward(layer_norm(y, **ffn_norm, eps=eps),
         layer_norm(ffn_residual, **ffn_norm, eps=eps) -> ffn_residual
     norm before the sum: The outputs of the blocks are normalized and then added. Add first, then normalize the sum.
-        self_attention(x, mask, n_heads, **attention) -> layer_norm(self_attention(x, mask, n_heads, **attention), **attention_norm, eps=eps)
+        multi_head_attention(x, x, mask, n_heads, **attention) -> layer_norm(multi_head_attention(x, x, mask, n_heads, **attention), **attention_norm, eps=eps)
         y = layer_norm(attention_residual, **attention_norm, eps=eps) -> y = attention_residual
         feed_forward(y, activation, **ffn) -> layer_norm(feed_forward(y, activation, **ffn), **ffn_norm, eps=eps)
         layer_norm(ffn_residual, **ffn_norm, eps=eps) -> ffn_residual
@@ -238,17 +238,17 @@ ENCODER_LAYER = Exercise(
     feed-forward network reads X: The feed-forward network reads X. It should read Y, the output of the first step.
         feed_forward(y, -> feed_forward(x,
     feed-forward network first: The feed-forward network comes before attention. Attention should come first.
-        attention_residual = x + self_attention(x, mask, n_heads, **attention) -> attention_residual = x + feed_forward(x, activation, **ffn)
+        attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention) -> attention_residual = x + feed_forward(x, activation, **ffn)
         **attention_norm -> **ffn_norm
-        feed_forward(y, activation, **ffn) -> self_attention(y, mask, n_heads, **attention)
+        feed_forward(y, activation, **ffn) -> multi_head_attention(y, y, mask, n_heads, **attention)
         **ffn_norm -> **attention_norm
     feed-forward network left out: The layer ends after attention and its norm. The feed-forward network and its norm
         should follow.
         layer_norm(ffn_residual, **ffn_norm, eps=eps) -> y
     attention left out: The layer has no attention.
         y = layer_norm(attention_residual, **attention_norm, eps=eps) -> y = x
-    mask not passed on: The mask is not passed to self_attention.
-        self_attention(x, mask, -> self_attention(x, True,
+    mask not passed on: The mask is not passed to multi_head_attention.
+        multi_head_attention(x, x, mask, -> multi_head_attention(x, x, True,
     eps not passed on: eps is not passed to layer_norm, whose default is 1e-5. Write eps=eps.
         **attention_norm, eps=eps -> **attention_norm
         **ffn_norm, eps=eps -> **ffn_norm

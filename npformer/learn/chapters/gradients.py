@@ -258,21 +258,24 @@ LAYER_NORM_BACKWARD = Exercise(
     multiplied by the deviation: dx is multiplied by sqrt(Var[x] + eps). It should be divided by it.
         (g * n).mean(axis=-1, keepdims=True)) / s -> (g * n).mean(axis=-1, keepdims=True)) * s
     weight left out of dx: dx is computed from grad. It should be computed from g = grad * weight.
-        s, grad * weight -> s, grad
+        eps=eps), grad * weight -> eps=eps), grad
     weight left out of E[g]: E[g] is computed from grad. It should be computed from g = grad * weight.
         g.mean( -> grad.mean(
     weight left out of E[g n]: E[g n] is computed from grad * n. It should be computed from g n, with g = grad * weight.
         (g * n).mean( -> (grad * n).mean(
     weight applied after the means: The means are computed from grad, and dx is then multiplied by weight. Multiply grad
         by weight first.
-        s, grad * weight -> s, grad
+        eps=eps), grad * weight -> eps=eps), grad
         return dx, -> return dx * weight,
     unbiased variance: The divisor of the variance is D - 1. It should be D.
         x.var(axis=-1, keepdims=True) -> x.var(axis=-1, keepdims=True, ddof=1)
+        layer_norm(x, eps=eps) -> (x - x.mean(axis=-1, keepdims=True)) / s
     eps ignored: The argument eps is not used.
         keepdims=True) + eps) -> keepdims=True))
+        layer_norm(x, eps=eps) -> layer_norm(x, eps=0)
     eps is always 1e-5: eps is 1e-5, regardless of the argument. Use the argument, which is 1e-5 by default.
         + eps) -> + 1e-5)
+        layer_norm(x, eps=eps) -> layer_norm(x)
     wrong default for eps: eps is 1e-12 by default. The default should be 1e-5.
         eps=1e-5 -> eps=1e-12
     dweight from x: dweight is the sum of grad * x. It should be the sum of grad * n, with n the normalized x.
@@ -309,6 +312,7 @@ LAYER_NORM_BACKWARD = Exercise(
         flat(grad).sum(axis=0) -> grad.sum(axis=0)
     wrong eps [1e-6 1e-2]: eps is {number}, regardless of the argument. Use the argument, which is 1e-5 by default.
         + eps) -> + number)
+        layer_norm(x, eps=eps) -> layer_norm(x, eps=number)
     wrong default for eps [1e-6 1e-2]: eps is {number} by default. The default should be 1e-5.
         eps=1e-5 -> eps=number
     """,

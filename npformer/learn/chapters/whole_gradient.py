@@ -41,21 +41,20 @@ ATTENTION_BACKWARD = Exercise(
     """
     not divided by sqrt(K): dq and dk are not divided by sqrt(K). Divide them by it, because the scores are divided by
         it.
-        d_scores @ k * scale -> d_scores @ k
-        d_scores.mT @ q * scale -> d_scores.mT @ q
+        weights) / math.sqrt(q.shape[-1]) -> weights)
     divided by K: dq and dk are divided by K. They should be divided by its square root.
-        d_scores @ k * scale -> d_scores @ k * scale**2
-        d_scores.mT @ q * scale -> d_scores.mT @ q * scale**2
+        weights) / math.sqrt(q.shape[-1]) -> weights) / q.shape[-1]
     scores not divided: The scores are not divided by sqrt(K) before the softmax.
-        k.mT * scale -> k.mT
+        k.mT / math.sqrt(q.shape[-1]) -> k.mT
     sqrt(K) left out everywhere: Neither the scores nor dq and dk are divided by sqrt(K).
-        1 / math.sqrt(q.shape[-1]) -> 1
+        k.mT / math.sqrt(q.shape[-1]) -> k.mT
+        weights) / math.sqrt(q.shape[-1]) -> weights)
     dq not divided by sqrt(K): dq is not divided by sqrt(K).
-        d_scores @ k * scale -> d_scores @ k
+        d_products @ k -> d_products @ k * math.sqrt(q.shape[-1])
     dk not divided by sqrt(K): dk is not divided by sqrt(K).
-        d_scores.mT @ q * scale -> d_scores.mT @ q
+        d_products.mT @ q -> d_products.mT @ q * math.sqrt(q.shape[-1])
     mask ignored: The mask is not used. Pass it to masked_softmax.
-        masked_softmax(q @ k.mT * scale, mask) -> softmax(q @ k.mT * scale)
+        masked_softmax(q @ k.mT / math.sqrt(q.shape[-1]), mask) -> softmax(q @ k.mT / math.sqrt(q.shape[-1]))
     softmax's sum left out: dS is W * dW. Subtract the sum of dW * W over each row from dW first: use softmax_backward.
         softmax_backward(grad @ v.mT, weights) -> weights * (grad @ v.mT)
     softmax's backward left out: dW is used as dS. Pass it through softmax_backward first.
@@ -66,31 +65,31 @@ ATTENTION_BACKWARD = Exercise(
         softmax_backward(grad @ v.mT, weights) -> softmax_backward(weights, grad @ v.mT)
     softmax_backward of the scores: softmax_backward is applied to the scores. It should be applied to the weights,
         W = softmax(S).
-        softmax_backward(grad @ v.mT, weights) -> softmax_backward(grad @ v.mT, q @ k.mT * scale)
+        softmax_backward(grad @ v.mT, weights) -> softmax_backward(grad @ v.mT, q @ k.mT / math.sqrt(q.shape[-1]))
     dv from the scores: dv is S^T grad, from the scores. It should be W^T grad, with W = softmax(S).
-        weights.mT @ grad -> (q @ k.mT * scale).mT @ grad
+        weights.mT @ grad -> (q @ k.mT / math.sqrt(q.shape[-1])).mT @ grad
     softmax left out: The scores are used as the weights everywhere. The weights should be W = softmax(S).
-        masked_softmax(q @ k.mT * scale, mask) -> q @ k.mT * scale
+        masked_softmax(q @ k.mT / math.sqrt(q.shape[-1]), mask) -> q @ k.mT / math.sqrt(q.shape[-1])
     scores divided by K: The scores are divided by K before the softmax. They should be divided by its square root.
-        k.mT * scale -> k.mT * scale**2
+        k.mT / math.sqrt(q.shape[-1]) -> k.mT / q.shape[-1]
     divided by K everywhere: The scores, dq and dk are divided by K. They should be divided by its square root.
-        1 / math.sqrt(q.shape[-1]) -> 1 / q.shape[-1]
+        k.mT / math.sqrt(q.shape[-1]) -> k.mT / q.shape[-1]
+        weights) / math.sqrt(q.shape[-1]) -> weights) / q.shape[-1]
     dq and dk exchanged: dk is returned before dq. The order should be dq, dk, dv.
-        d_scores @ k * scale, d_scores.mT @ q * scale, -> d_scores.mT @ q * scale, d_scores @ k * scale,
+        d_products @ k, d_products.mT @ q, -> d_products.mT @ q, d_products @ k,
     dv first: dv is returned first. The order should be dq, dk, dv.
-        return d_scores -> return weights.mT @ grad, d_scores
-        * scale, weights.mT @ grad -> * scale
+        d_products @ k, d_products.mT @ q, weights.mT @ grad -> weights.mT @ grad, d_products @ k, d_products.mT @ q
     dS not transposed: dk is dS q. It should be dS^T q.
-        d_scores.mT @ q -> d_scores @ q
+        d_products.mT @ q -> d_products @ q
     dS transposed in dq: dq is dS^T k. It should be dS k.
-        d_scores @ k -> d_scores.mT @ k
+        d_products @ k -> d_products.mT @ k
     dk from k: dk is dS^T k. It should be dS^T q.
-        d_scores.mT @ q -> d_scores.mT @ k
+        d_products.mT @ q -> d_products.mT @ k
     dq from q: dq is dS q. It should be dS k.
-        d_scores @ k -> d_scores @ q
+        d_products @ k -> d_products @ q
     q and k exchanged: dq is dS q and dk is dS^T k. They should be dS k and dS^T q.
-        d_scores @ k -> d_scores @ q
-        d_scores.mT @ q -> d_scores.mT @ k
+        d_products @ k -> d_products @ q
+        d_products.mT @ q -> d_products.mT @ k
     weights not transposed: dv is W grad. It should be W^T grad.
         weights.mT @ grad -> weights @ grad
     dv is grad: dv is grad. It should be W^T grad.
@@ -105,7 +104,7 @@ ATTENTION_BACKWARD = Exercise(
 )
 
 
-# --- self-attention ---------------------------------------------------------------------------------------------------
+# --- multi-head attention ---------------------------------------------------------------------------------------------------
 
 
 def _small(layer: dict[str, Any], factor: int = 4) -> dict[str, Any]:
@@ -116,45 +115,46 @@ def _small(layer: dict[str, Any], factor: int = 4) -> dict[str, Any]:
     return {**layer, "attention": attention}
 
 
-def _self_attention_cases() -> list[tuple[Any, ...]]:
+def _multi_head_cases() -> list[tuple[Any, ...]]:
     small, wide = (_small(layer_weights(seed, *sizes))["attention"] for seed, sizes in ((1, (2, 3)), (10, (6, 7))))
     return [
-        (array([[1, 0], [0, 2]]), array([[1, 2], [2, 0]]), True, 1, *small.values()),
-        (drawn(1, 4, 6), drawn(2, 4, 6), np.tri(4, dtype=bool), 2, *wide.values()),
-        (drawn(3, 2, 3, 6), drawn(4, 2, 3, 6), True, 3, *wide.values()),
+        (array([[1, 0], [0, 2]]), array([[1, 2], [2, 0]]), array([[1, 2], [2, 0]]), True, 1, *small.values()),
+        (drawn(1, 4, 6), drawn(2, 4, 6), drawn(2, 4, 6), np.tri(4, dtype=bool), 2, *wide.values()),
+        (drawn(3, 2, 3, 6), drawn(4, 2, 3, 6), drawn(5, 2, 4, 6), True, 3, *wide.values()),
     ]
 
 
-SELF_ATTENTION_BACKWARD = Exercise(
-    "self_attention_backward",
-    _self_attention_cases,
+MULTI_HEAD_BACKWARD = Exercise(
+    "multi_head_attention_backward",
+    _multi_head_cases,
     (
         "Compute q, k and v, split into heads, and the combined heads again. Then go backward through the same steps.",
         "Each of split_heads and combine_heads is the backward of the other. linear_backward(d_combined, x, **layer) "
         "gives the gradients of a linear layer and of its input.",
         "d_combined comes from the output layer, and dq, dk, dv from scaled_dot_product_attention_backward of its "
-        'heads. dx is the sum of three parts, through query, key and value. Return dx and a dict of "query", "key", '
-        '"value" and "output".',
+        "heads. dx comes through query, and dsource is the sum of the parts through key and value. Return dx, dsource and "
+        'a dict of "query", "key", "value" and "output".',
     ),
     """
-    query's part left out: dx lacks the part that comes through query.
-        return from_q + from_k -> return from_k
-    key's part left out: dx lacks the part that comes through key.
-        from_q + from_k + from_v, -> from_q + from_v,
-    value's part left out: dx lacks the part that comes through value.
-        from_k + from_v, -> from_k,
-    value's part alone: dx has the part that comes through value, without the parts through query and key.
-        from_q + from_k + from_v, -> from_v,
+    query's part left out: dx is 0. It should be the part that comes through query.
+        return dx, -> return 0 * dx,
+    key's part left out: dsource lacks the part that comes through key.
+        from_key + from_value -> from_value
+    value's part left out: dsource lacks the part that comes through value.
+        from_key + from_value -> from_key
+    value's part alone: dsource has the part that comes through value only, and dx is 0. The parts through query and key
+        are missing.
+        return dx, from_key + from_value, -> return 0 * dx, from_value,
     query and key exchanged: The gradients of query and key are exchanged.
-        linear_backward(dq, -> linear_backward(dk,
-        linear_backward(dk, -> linear_backward(dq,
+        linear_backward(combine_heads(dq) -> linear_backward(combine_heads(dk)
+        linear_backward(combine_heads(dk) -> linear_backward(combine_heads(dq)
     query and value exchanged: The gradients of query and value are exchanged. The backward of attention returns dq, dk,
         dv.
-        linear_backward(dq, -> linear_backward(dv,
-        linear_backward(dv, -> linear_backward(dq,
+        linear_backward(combine_heads(dq) -> linear_backward(combine_heads(dv)
+        linear_backward(combine_heads(dv) -> linear_backward(combine_heads(dq)
     key and value exchanged: The gradients of key and value are exchanged. The backward of attention returns dq, dk, dv.
-        linear_backward(dk, -> linear_backward(dv,
-        linear_backward(dv, -> linear_backward(dk,
+        linear_backward(combine_heads(dk) -> linear_backward(combine_heads(dv)
+        linear_backward(combine_heads(dv) -> linear_backward(combine_heads(dk)
     output layer skipped: The gradient does not go through the output layer on its way to the heads.
         split_heads(d_combined, n_heads), -> split_heads(grad, n_heads),
     gradient of output from x: linear_backward of output gets x. It should get the input of that layer, the combined
@@ -166,10 +166,10 @@ SELF_ATTENTION_BACKWARD = Exercise(
         attention(q, k, v, mask) -> attention(q, k, v)
         n_heads), q, k, v, mask) -> n_heads), q, k, v, True)
     not split into heads: Queries, keys and values are not split, so there is one head with the whole width.
-        split_heads(linear(x, **each), n_heads) -> split_heads(linear(x, **each), 1)
+        split_heads(each, n_heads) -> split_heads(each, 1)
         split_heads(d_combined, n_heads), -> split_heads(d_combined, 1),
     """,
-    values=("dx", "gradients"),
+    values=("dx", "dsource", "gradients"),
     optional="mask",
 )
 
@@ -194,16 +194,16 @@ ENCODER_LAYER_BACKWARD = Exercise(
         "A sum sends the same gradient both ways: the gradient of y is that of the sum plus that from "
         "feed_forward_backward.",
         "layer_norm_backward of the last norm gives dz. dz, plus the gradient from feed_forward_backward(dz, y, ...), "
-        "goes through the first norm, and the result, da, through self_attention_backward. dx is da plus what that "
-        "returns.",
+        "goes through the first norm, and the result, da, through multi_head_attention_backward. dx is da plus the two "
+        "gradients that it returns, because x is its source, too.",
     ),
     """
     first residual left out: dx lacks the part that comes directly through the sum x + attention.
-        return da + dx, -> return dx,
+        return da + dx + dsource, -> return dx + dsource,
     first residual counted twice: The part of dx that comes directly through the sum x + attention is added twice.
-        return da + dx, -> return 2 * da + dx,
+        return da + dx + dsource, -> return 2 * da + dx + dsource,
     attention's part left out: dx lacks the part that comes through attention.
-        return da + dx, -> return da,
+        return da + dx + dsource, -> return da,
     second residual left out: The gradient of y lacks the part that comes directly through the sum y + FFN(y).
         dz + dy, -> dy,
     second residual counted twice: The part of the gradient of y that comes directly through the sum y + FFN(y) is added
@@ -211,12 +211,14 @@ ENCODER_LAYER_BACKWARD = Exercise(
         dz + dy, -> 2 * dz + dy,
     feed-forward network's part left out: The gradient of y lacks the part that comes through the feed-forward network.
         dz + dy, -> dz,
+    keys' and values' part left out: dx lacks the part that comes through keys and values, the gradient of source.
+        return da + dx + dsource, -> return da + dx,
     sum x + attention left out: The input of the first norm is attention, without x. It should be x + attention.
         a = x + multi_head_attention -> a = multi_head_attention
     sum x + attention left out: The input of the first norm is attention, without x, and dx lacks the part that comes
         through that sum.
         a = x + multi_head_attention -> a = multi_head_attention
-        return da + dx, -> return dx,
+        return da + dx + dsource, -> return dx + dsource,
     first norm's backward of y: The first layer_norm_backward gets y, the output of the norm. It should get the norm's
         input, x + attention.
         dz + dy, a, -> dz + dy, y,
@@ -225,8 +227,8 @@ ENCODER_LAYER_BACKWARD = Exercise(
         y + feed_forward(y, activation, **ffn), -> layer_norm(y + feed_forward(y, activation, **ffn), **ffn_norm, eps=eps),
     second norm's backward of y: The last layer_norm_backward gets y. It should get the norm's input, y + FFN(y).
         y + feed_forward(y, activation, **ffn), -> y,
-    gradients of attention from y: self_attention_backward gets y. It should get its input, x.
-        self_attention_backward(da, x, -> self_attention_backward(da, y,
+    gradients of attention from y: multi_head_attention_backward gets y. It should get its input, x.
+        multi_head_attention_backward(da, x, x, -> multi_head_attention_backward(da, y, y,
     gradients of the feed-forward network from x: feed_forward_backward gets x. It should get its input, y.
         feed_forward_backward(dz, y, -> feed_forward_backward(dz, x,
     gradients of the feed-forward network from x + attention: feed_forward_backward gets x + attention, before the norm.
@@ -237,22 +239,22 @@ ENCODER_LAYER_BACKWARD = Exercise(
         dz + dy, -> grad + dy,
     first norm's backward left out: The gradient does not go through the layer_norm_backward of the first norm on its
         way to x and attention.
-        self_attention_backward(da, -> self_attention_backward(dz + dy,
-        return da + dx, -> return dz + dy + dx,
+        multi_head_attention_backward(da, -> multi_head_attention_backward(dz + dy,
+        return da + dx + dsource, -> return dz + dy + dx + dsource,
     first norm's backward left out before attention: The gradient does not go through the layer_norm_backward of the
         first norm on its way to attention. It does on its way to x.
-        self_attention_backward(da, -> self_attention_backward(dz + dy,
+        multi_head_attention_backward(da, -> multi_head_attention_backward(dz + dy,
     first norm's backward left out before x: The gradient does not go through the layer_norm_backward of the first norm
         on its way to x. It does on its way to attention.
-        return da + dx, -> return dz + dy + dx,
+        return da + dx + dsource, -> return dz + dy + dx + dsource,
     norms exchanged: attention_norm and ffn_norm are exchanged in the backward of the norms.
         **ffn), **ffn_norm, -> **ffn), **attention_norm,
         dz + dy, a, **attention_norm, -> dz + dy, a, **ffn_norm,
     gradients of the norms exchanged: The gradients of attention_norm and ffn_norm are exchanged.
         "attention_norm": d_attention_norm -> "attention_norm": d_ffn_norm
         "ffn_norm": d_ffn_norm -> "ffn_norm": d_attention_norm
-    mask left out: The mask is not passed to self_attention_backward.
-        self_attention_backward(da, x, mask, -> self_attention_backward(da, x, True,
+    mask left out: The mask is not passed to multi_head_attention_backward.
+        multi_head_attention_backward(da, x, x, mask, -> multi_head_attention_backward(da, x, x, True,
     eps not passed on: eps is not passed to the backward of the norms, whose default is 1e-5. Write eps=eps.
         **ffn), **ffn_norm, eps=eps -> **ffn), **ffn_norm
         dz + dy, a, **attention_norm, eps=eps -> dz + dy, a, **attention_norm

@@ -1,0 +1,205 @@
+"""Ports with planted mistakes: a model's page, with edits of its source, run on the texts of a golden file.
+
+    stages = run(model, recorded, edited(("q @ k.mT / math.sqrt(q.shape[-1])", "q @ k.mT")))
+
+The page is the one file that `npformer.plain.source(model, standalone=True)` writes. In edits, `seen` is the mask of a
+padded batch, (B, 1, 1, L), `lengths` the number of tokens of each text, (B,), and `at()` the group of the weights that
+the current call reads, such as "layers.0.attention.query".
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint import flatten, unflatten
+from npformer.common.halves import half
+from npformer.golden import Golden
+from npformer.golden.mistakes.precision import tf32
+from npformer.plain.formulas import softmax
+from npformer.plain.pages import functions_of, page
+from npformer.plain.roberta import padded_positions
+from npformer.plain.sizes import bind
+from npformer.plain.source import standalone_model
+from npformer.runtime.packing import Text
+from tests.support.page_stages import Recorder, Stages
+
+Arrays = dict[str, np.ndarray]
+#: Edits with which the pages of encoder-decoders, which read one text without padding, read a padded batch.
+PADDED = {
+    "bart": (("positions, True, ", "positions, seen, "), ("source, True, ", "source, seen, ")),
+    "t5": (("bias, True, ", "bias, seen, "), ("source, 0, True, ", "source, 0, seen, ")),
+}
+
+
+@dataclass(frozen=True)
+class Plant:
+    """Mistakes: edits of a page, and changes of what it reads or exports. `a & b` has the mistakes of both.
+
+    edits : pairs of a text that occurs once in the page, and its replacement
+    added : source of functions that replace those of the same names, or that edits call
+    weights : flat weights -> those that change
+    inputs : the arguments of the page that depend on the texts -> those that change
+    stage : name and value of a stage -> the value with which the page continues
+    exported : stages -> those that change in the export alone; None for a stage that is not exported
+    """
+
+    edits: tuple[tuple[str, str], ...] = ()
+    added: str = ""
+    weights: tuple[Callable[[Arrays], Arrays], ...] = ()
+    inputs: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()
+    stage: tuple[Callable[[str, np.ndarray], np.ndarray], ...] = ()
+    exported: tuple[Callable[[Arrays], dict[str, Any]], ...] = ()
+
+    def __and__(self, other: Plant) -> Plant:
+        return Plant(**{name: getattr(self, name) + getattr(other, name) for name in vars(self)})
+
+
+def edited(*edits: tuple[str, str], added: str = "") -> Plant:
+    return Plant(edits, added=added)
+
+
+def weights(change: Callable[[Arrays], Arrays]) -> Plant:
+    return Plant(weights=(change,))
+
+
+def inputs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
+    return Plant(inputs=(change,))
+
+
+def exported(change: Callable[[Arrays], dict[str, Any]]) -> Plant:
+    return Plant(exported=(change,))
+
+
+def at_stage(end: str, change: Callable[[np.ndarray], np.ndarray]) -> Plant:
+    """Changes the values of the stages whose names have this ending; the page continues with the changed values."""
+    return Plant(stage=(lambda name, x: change(x) if name.endswith(end) else x,))
+
+
+def run(model: Any, recorded: Golden, plant: Plant | None = None, padded: bool = True) -> Arrays:
+    """The stages of the golden file, computed by the page in one padded batch, or as `i/stage` one text at a time."""
+    plant, texts = plant or Plant(), recorded.inputs
+    flat = {name: np.array(array) for name, array in flatten(dict(model.weights)).items()}
+    for change in plant.weights:
+        flat |= {name: np.asarray(array, np.float32) for name, array in change(flat).items()}
+    shown = _Edited(model, recorded, plant, padded)
+    tree = unflatten(flat)
+    if padded:
+        return shown.run(tree, texts[0], _batch(model.config, texts))
+    runs = [shown.run(tree, text, {}) for text in texts]
+    return {f"{i}/{name}": array for i, each in enumerate(runs) for name, array in each.items()}
+
+
+class _Edited(Stages):
+    """An edited page, instrumented."""
+
+    def __init__(self, model: Any, recorded: Golden, plant: Plant, padded: bool) -> None:
+        super().__init__()
+        self.model, self.plant, self.axes_before = model, plant, int(padded)
+        self.names = set(recorded.stages)
+        self.last_layer = max(model.config.n_layers, model.config.decoder.n_layers) - 1
+        source = _source(model)
+        for old, new in (*(PADDED.get(model.config.model_type, ()) if padded else ()), *plant.edits):
+            count = source.count(old)
+            assert count == 1, (
+                f"{old!r} -> {new!r}: expected the text once in the page of {model.config.model_type}, found {count}; "
+                f"npformer.plain.source({model.config.model_type!r}, standalone=True) shows the page"
+            )
+            source = source.replace(old, new)
+        self.page = types.ModuleType("page")
+        self.page.__dict__.update(_page=self, half=half, tf32=tf32, at=lambda: ".".join(self._scope))
+        for definition in f"{source}\n\n\n{plant.added.strip()}".split("\n\n\n"):
+            exec(_compiled(definition), self.page.__dict__)
+
+    def run(self, tree: Any, text: Any, batch: Mapping[str, Any]) -> Arrays:
+        """The stages for a padded batch, or for a text if the batch is empty."""
+        functions = functions_of(page(self.model.config.model_type), self.model.config, tree)
+        rows, head = (bind(each, self.model.config, tree, text) for each in functions)
+        given = {**rows.keywords, **head.keywords, **batch}
+        for change in self.plant.inputs:
+            given |= change(given)
+        self.page.__dict__.update({name: given[name] for name in ("seen", "lengths") if name in given})
+
+        def call() -> None:
+            found = self._own(rows, given)()
+            x, *others = found if isinstance(found, tuple) else (found,)
+            self._own(head, given | ({"source": others[0]} if others else {}))(x)
+
+        with np.errstate(all="ignore"):
+            stages = {name: array for name, array in self.recorded(call).items() if name in self.names}
+            if "probabilities" in self.names:
+                stages["probabilities"] = softmax(stages["logits"])
+        for change in self.plant.exported:
+            stages |= change(stages)
+        return {name: array for name, array in stages.items() if array is not None}
+
+    def _own(self, bound: Any, given: Mapping[str, Any]) -> Callable[..., Any]:
+        """A function of `npformer.plain` as that of this page, with the given arguments."""
+        names = inspect.signature(bound.func).parameters
+        own = {
+            name: vars(self.page)[value.__name__] if isinstance(value, types.FunctionType) else value
+            for name, value in given.items()
+            if name in names
+        }
+        return partial(vars(self.page)[bound.func.__name__], **own)
+
+    def keep(self, name: str, value: np.ndarray) -> np.ndarray:
+        if name in self.names:
+            for change in self.plant.stage:
+                value = change(name, value)
+        return super().keep(name, value)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(definition: str) -> types.CodeType:
+    """A definition of a page, instrumented. Most definitions are the same in every port."""
+    tree = ast.fix_missing_locations(Recorder().visit(ast.parse(definition)))
+    return compile(tree, "an edited page", "exec")
+
+
+@lru_cache(maxsize=64)
+def _source(model: Any) -> str:
+    """The page of a model in one file, without the functions that read its weights."""
+    return standalone_model(model)[0].partition("\n\n\ndef read(path):")[0]
+
+
+def _batch(config: Any, texts: Iterable[Any]) -> dict[str, Any]:
+    """The arguments of a page for a batch padded on the right."""
+    of_source, targets = zip(*(each if isinstance(each, tuple) else (each, None) for each in texts), strict=True)
+    ids, seen, types = _padded(config, of_source)
+    places = np.arange(ids.shape[1])
+    positions = config.positions.first + places
+    if config.uncounted is not None:
+        positions = padded_positions(ids, config.uncounted)
+    batch = {
+        "ids": ids, "token_type_ids": types, "seen": seen[:, None, None, :], "mask": seen[:, None, None, :],
+        "lengths": seen.sum(1), "places": places, "positions": positions, "pad_id": config.pad_id or 0,
+    }  # fmt: skip
+    if not config.decoder:
+        return batch
+    shifted = np.concatenate([np.full_like(ids[:, :1], config.decoder.start_id), ids[:, :-1]], axis=1)
+    read = shifted if targets[0] is None else _padded(config, targets)[0]
+    places = np.arange(read.shape[1])
+    return batch | {
+        "target_ids": read, "target_places": places, "target_positions": config.positions.first + places
+    }  # fmt: skip
+
+
+def _padded(config: Any, texts: Iterable[Text]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, mask and token types, each (B, L)."""
+    texts = list(texts)
+    width = max(map(len, texts))
+    ids, types = (np.zeros((len(texts), width), int) for _ in range(2))
+    ids += config.pad_id or 0
+    for i, text in enumerate(texts):
+        ids[i, : len(text)] = text.ids
+        if text.token_type_ids is not None:
+            types[i, : len(text)] = text.token_type_ids
+    return ids, np.arange(width) < np.array([[len(text)] for text in texts]), types
