@@ -5,7 +5,8 @@ learn start FOLDER      write my_transformer.py, with the functions to fill
 learn check             run the file in this folder, and report what is
                         right, what is wrong and why
 learn hint NAME         a hint for a function; repeat for more, up to three
-learn solution NAME     a right function, which passes if it is pasted
+learn solution NAME     the function of npformer's page, which passes if it is
+                        pasted
 learn reset NAME        put a function back to its empty form, and keep its
                         code in another file
 learn look              a page of views of your model and of npformer's
@@ -172,7 +173,8 @@ def _write_grades(args: argparse.Namespace, path: Path, grades: list[learn.Grade
 
 def _reset(args: argparse.Namespace) -> None:
     copy = learn.reset(args.name, args.folder)
-    note(f"{args.name} is empty again; its code is in {copy.name}")
+    added = copy == learners_file(args.folder)
+    note(f"added {args.name} to {copy.name}" if added else f"{args.name} is empty again; its code is in {copy.name}")
 
 
 def _hint(args: argparse.Namespace) -> None:

@@ -4,10 +4,11 @@
     npformer.learn.check("my_transformer")      runs it in a separate process, and explains what is wrong
     npformer.learn.grade("submissions")         does so for the files of a class
 
-`chapters/` has the exercises, and `right.py` computes their answers with npformer's functions. `judge.py` judges a
-function, and `causes.py` names the mistake in it. `running.py` starts the process `worker.py`, which executes the file
-(`source.py`). `look.py` draws the learner's model, and `grading.py` checks the files of a class. The command is
-`npformer learn`.
+`contents.py` lists the functions to write: they are functions of the plain pages, and the page is the right answer.
+`chapters/` has their exercises: cases, hints, and mistakes, which are edits of the page's text (`programs.py`).
+`template.py` makes the learner's file. `judge.py` judges a function, and `causes.py` names the mistake in it.
+`running.py` starts the process `worker.py`, which executes the file (`source.py`). `look.py` draws the learner's model,
+and `grading.py` checks the files of a class. The command is `npformer learn`.
 """
 
 from npformer.learn.checking import check

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.learn.exercise import Function, Undetermined, seeded_by
+from npformer.learn.contents import Function
+from npformer.learn.exercise import seeded_by
 
 FACTOR = 8
 DRAWS = 4
@@ -48,7 +49,7 @@ def raised(error: BaseException) -> Outcome:
 class Match(Enum):
     """How well a program's answer matches a learner's."""
 
-    NO, TYPE, YES, UNDETERMINED = range(4)  # TYPE: the same type of exception with a different message
+    NO, TYPE, YES = range(3)  # TYPE: the same type of exception with a different message
 
 
 @dataclass(frozen=True)
@@ -144,14 +145,19 @@ def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outc
     wide: the arguments in float64.
     """
     exact = call(function, wide)
-    if exact.raised == Undetermined.__name__:
-        return Match.UNDETERMINED
     if outcome.raised or exact.raised:
         if outcome.raised != exact.raised:
             return Match.NO
         return Match.YES if outcome.message == exact.message else Match.TYPE
     fits = _roughly(outcome.answer, exact.answer) and same(outcome.answer, truth(function, args))
     return Match.YES if fits else Match.NO
+
+
+def determined(function: Function, args: tuple[Any, ...]) -> bool:
+    """Returns whether rounding changes a program's answer by little, so that an answer near it is evidence."""
+    true = truth(function, args)
+    values = dict(leaves(true.outcome.answer))
+    return all(budget <= NEARLY * _largest(values[path]) + 2 * FACTOR * TINY for path, budget in true.budgets.items())
 
 
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:

@@ -1,9 +1,9 @@
 """Names the cause of a wrong answer: finds a program with known mistakes that returns the learner's numbers.
 
-The program must reproduce the learner's answers in every case. The table of each exercise lists single mistakes.
-Learners also make a mistake in only one branch of a function, make two mistakes at once, or copy the steps of another
-exercise instead of calling its function, with a mistake in these steps. The functions in `CANDIDATES` generate programs
-for all of these. `constants.py` generates programs with a wrong number, and `changed.py` changes the right answer.
+A known mistake is an edit of a page's function. Learners also make a mistake in only one branch of a function, make two
+mistakes at once, or copy the steps of another exercise instead of calling its function, with a mistake in these steps.
+Each of these is a program with other edits. `constants.py` has mistakes with a number, and `changed.py` changes the
+right answer. A program must reproduce the learner's answers in every case, or in every case that its sentence names.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
-from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from npformer.learn import right
-from npformer.learn.answers import Case, Match, call, fitting, gives, leaves, near
+from npformer.learn.answers import Case, Match, call, determined, fitting, gives, leaves, near
 from npformer.learn.changed import changed
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.constants import with_a_number
-from npformer.learn.exercise import Exercise, Function, Slip
+from npformer.learn.contents import Function
+from npformer.learn.exercise import Candidate, Exercise
+from npformer.learn.programs import edited, parts, program
 from npformer.learn.shown import value_name
+
+Condition = Callable[[tuple[Any, ...]], bool]
+#: Name of an optional argument -> the words for cases with it and without it.
+OPTIONAL = {"mask": ("is given", "is True"), "past": ("has tokens", "is empty")}
 
 
 def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) -> tuple[str, str]:
@@ -36,24 +40,24 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
     cases = sorted(cases, key=lambda case: not case.wrong)  # tested first: a wrong answer rules out most programs
     ends = time.process_time() + seconds
     for candidates in CANDIDATES:
-        for slip in candidates(exercise, cases):
-            if _fits(slip.wrong, cases, by_message=candidates is _listed):
-                return slip.name, slip.sentence
+        for each in candidates(exercise, cases):
+            if _fits(each.wrong, cases, by_message=candidates is _listed):
+                return each.name, each.sentence
             if candidates is not _listed and time.process_time() > ends:
                 return "", ""
-    return _in_some_values(exercise, cases)
+    found = _in_some_cases(exercise, cases)
+    return found if found[0] else _in_some_values(exercise, cases)
 
 
-def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
+def _fits(wrong: Function, cases: Sequence[Case], by_message: bool = False) -> bool:
     """Returns whether a program returns the learner's answers in every case, and at least one answer is wrong.
 
-    Cases in which the program's answer is undetermined do not count. by_message: an exception with the same message
-    counts as the same wrong answer. A message is weaker evidence than numbers, because many
-    mistakes cause the same error about sizes.
+    by_message: an exception with the same message counts as the same wrong answer. A message is weaker evidence than
+    numbers, because many mistakes cause the same error about sizes.
     """
     shown = False
     for case in cases:
-        match = gives(program, case.args, case.wide, case.outcome)
+        match = gives(wrong, case.args, case.wide, case.outcome)
         if match is Match.NO:
             return False
         shown |= case.wrong and match is Match.YES and (by_message or not case.outcome.raised)
@@ -63,125 +67,101 @@ def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
 # --- programs with mistakes -------------------------------------------------------------------------------------------
 
 
-def _listed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
+def _listed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
     """Yields the mistakes in the exercise's table."""
-    yield from exercise.slips
-
-
-def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields programs that make a mistake only if an optional argument is given, or only if it is None."""
-    name = exercise.optional
-    if not name:
-        return
-    index = list(inspect.signature(exercise.right).parameters).index(name)
-
-    def branching(given: Function, absent: Function) -> Function:
-        return lambda *args: (given if len(args) > index and args[index] is not None else absent)(*args)
-
     for slip in exercise.slips:
-        yield Slip(slip.name, f"If {name} is given: {slip.sentence}", branching(slip.wrong, exercise.right))
-        yield Slip(slip.name, f"If {name} is None: {slip.sentence}", branching(exercise.right, slip.wrong))
+        yield Candidate(slip.name, slip.sentence, slip.wrong())
 
 
-def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
+def _conditions(exercise: Exercise, cases: Sequence[Case]) -> Iterator[tuple[str, Condition]]:
+    """Yields descriptions of some cases: by the number of axes of the first array, and by an optional argument."""
+    names = list(inspect.signature(exercise.right).parameters)
+    wrong = sorted({np.ndim(case.args[0]) for case in cases if case.wrong})
+    for axes in [wrong, *([n] for n in wrong if len(wrong) > 1)]:
+        counts = " or ".join(map(str, axes))
+        yield f"If {names[0]} has {counts} {'axis' if counts == '1' else 'axes'}", partial(_has_axes, axes)
+    if exercise.optional:
+        index = names.index(exercise.optional)
+        for words, given in zip(OPTIONAL[exercise.optional], (True, False), strict=True):
+            yield f"If {exercise.optional} {words}", partial(_is_given, index, given)
+
+
+def _has_axes(axes: Sequence[int], args: tuple[Any, ...]) -> bool:
+    return np.ndim(args[0]) in axes
+
+
+def _is_given(index: int, given: bool, args: tuple[Any, ...]) -> bool:
+    """Whether an optional argument is given: neither left out, nor True, nor empty."""
+    value = args[index] if index < len(args) else True
+    return given is (value is not True and all(np.size(each) for _, each in leaves(value)))
+
+
+def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
+    """Yields programs that make a mistake only in some cases, which include all that the learner got wrong."""
+    for where, condition in _conditions(exercise, cases):
+        inside = [condition(case.args) for case in cases]
+        if all(inside) or not all(is_in for is_in, case in zip(inside, cases, strict=True) if case.wrong):
+            continue
+        for slip in exercise.slips:
+            wrong = _branching(condition, slip.wrong(), exercise.right)
+            yield Candidate(slip.name, f"{where}: {slip.sentence}", wrong)
+
+
+def _branching(condition: Condition, inside: Function, outside: Function) -> Function:
+    return lambda *args: (inside if condition(args) else outside)(*args)
+
+
+def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
     """Yields right solutions that call a function with a mistake, because the learner may have copied its steps."""
-    for part in _parts(exercise.name):
-        for slip in EXERCISES[part].slips:
-            yield Slip(slip.name, f"In the step {part}: {slip.sentence}", _with(part, slip.wrong)[exercise.name])
+    for part in _exercises_in(exercise):
+        for slip in part.slips:
+            yield Candidate(slip.name, f"In the step {part.name}: {slip.sentence}", slip.wrong(exercise.name))
 
 
-def _parts(name: str) -> tuple[str, ...]:
-    """Returns the exercises that an exercise calls, directly or through another exercise."""
-    function = vars(right)[name]
-    if function.__module__ != right.__name__:
-        return ()
-    called = [each for each in _names(function.__code__) if each in EXERCISES and each != name]
-    return tuple(dict.fromkeys([*called, *(part for each in called for part in _parts(each))]))
+def _exercises_in(exercise: Exercise) -> list[Exercise]:
+    return [EXERCISES[name] for name in parts(exercise.name) if name in EXERCISES]
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yields the names that a function and its nested functions read."""
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _names(each)
+def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
+    """Yields programs with two mistakes at once, whose edits do not overlap."""
+    yield from _two_of(exercise, exercise.name, "")
 
 
-def _with(part: str, wrong: Function) -> dict[str, Any]:
-    """Returns copies of the functions of `right.py`, with one of them replaced."""
-    names = dict(vars(right))
-    for name, each in vars(right).items():
-        if isinstance(each, FunctionType) and each.__module__ == right.__name__:
-            names[name] = FunctionType(each.__code__, names, name, each.__defaults__)
-    names[part] = _by_position(part, wrong)
-    return names
-
-
-def _by_position(name: str, wrong: Function) -> Function:
-    """Returns a function that takes the arguments of an exercise by name too, and passes them on by position."""
-    signature = inspect.signature(vars(right)[name])
-    return lambda *args, **kwargs: wrong(*signature.bind(*args, **kwargs).args)
-
-
-def _for_some_axes(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields programs that make a mistake only if the first array has certain numbers of axes."""
-    axes = [np.ndim(case.args[0]) for case in cases]
-    wrong = {n for n, case in zip(axes, cases, strict=True) if case.wrong}
-    if not wrong or wrong == set(axes):
-        return
-    first = next(iter(inspect.signature(exercise.right).parameters))
-    counts = " or ".join(map(str, sorted(wrong)))
-    where = f"If {first} has {counts} {'axis' if counts == '1' else 'axes'}"
-
-    def branching(slip: Function) -> Function:
-        return lambda *args: (slip if np.ndim(args[0]) in wrong else exercise.right)(*args)
-
-    for slip in exercise.slips:
-        yield Slip(slip.name, f"{where}: {slip.sentence}", branching(slip.wrong))
-
-
-def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields programs with two mistakes at once."""
-    for a, b in combinations(exercise.slips, 2):
-        for both in (_joined(exercise.name, a.wrong, b.wrong), _joined(exercise.name, b.wrong, a.wrong)):
-            if both is not None:
-                yield Slip(f"{a.name}; {b.name}", f"Two mistakes. First: {a.sentence} Second: {b.sentence}", both)
-                break
-
-
-def _joined(name: str, a: Function, b: Function) -> Function | None:
-    """Returns a program with two mistakes, or None if they exclude each other.
-
-    Two mistakes can be options of one function. Or the first calls the right function, which the second replaces.
-    """
-    if isinstance(a, partial):
-        if isinstance(b, partial) and a.func is b.func and not a.keywords.keys() & b.keywords.keys():
-            return partial(a.func, **a.keywords, **b.keywords)
-        return None
-    if not isinstance(a, FunctionType) or name not in _names(a.__code__):
-        return None
-    replaced = _by_position(name, b)
-    names = {**a.__globals__, name: replaced, "right": SimpleNamespace(**{**vars(right), name: replaced})}
-    return FunctionType(a.__code__, names, a.__name__, a.__defaults__, a.__closure__)
-
-
-def _pairs_in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
+def _pairs_in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
     """Yields right solutions that call a function with two mistakes."""
-    for part in _parts(exercise.name):
-        for pair in _pairs(EXERCISES[part], cases):
-            yield Slip(pair.name, f"In the step {part}: {pair.sentence}", _with(part, pair.wrong)[exercise.name])
+    for part in _exercises_in(exercise):
+        yield from _two_of(part, exercise.name, f"In the step {part.name}: ")
 
 
-CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Slip]], ...] = (
+def _two_of(exercise: Exercise, name: str, where: str) -> Iterator[Candidate]:
+    for a, b in combinations(exercise.slips, 2):
+        if text := edited(exercise.name, [*a.edits, *b.edits]):
+            sentence = f"{where}Two mistakes. First: {a.sentence} Second: {b.sentence}"
+            yield Candidate(f"{a.name}; {b.name}", sentence, program(name, {exercise.name: text}))
+
+
+CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Candidate]], ...] = (
     _listed,
     with_a_number,
     changed,
     _in_a_branch,
-    _for_some_axes,
     _in_a_part,
     _pairs,
     _pairs_in_a_part,
 )
+
+
+# --- some cases -------------------------------------------------------------------------------------------------------
+
+
+def _in_some_cases(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]:
+    """Returns the first listed mistake that explains all answers of some cases, although others are wrong too."""
+    for where, condition in _conditions(exercise, cases):
+        inside = [case for case in cases if condition(case.args)]
+        for slip in exercise.slips if len(inside) < len(cases) else ():
+            if _fits(slip.wrong(), inside) and all(determined(slip.wrong(), case.args) for case in inside):
+                return slip.name, f"{where}: {slip.sentence}"
+    return "", ""
 
 
 # --- several values ---------------------------------------------------------------------------------------------------
@@ -189,14 +169,14 @@ CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Slip]], ...] = (
 
 def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]:
     """Returns the first listed mistake that explains some of the wrong values and changes no right value."""
-    if not exercise.values or any(case.outcome.raised for case in cases):
+    if any(case.outcome.raised for case in cases):
         return "", ""
     wrong = [case.wrong_values() for case in cases]
     everywhere = [path for path in dict.fromkeys(path for each in wrong for path in each) if not _only_0(cases, path)]
     for slip in exercise.slips:
-        fits = [fitting(slip.wrong, case.args, case.outcome) for case in cases]
+        fits = [fitting(slip.wrong(), case.args, case.outcome) for case in cases]
         found = [
-            path for path in everywhere if all(path in each for each in fits) and _changes(slip.wrong, cases, path)
+            path for path in everywhere if all(path in each for each in fits) and _changes(slip.wrong(), cases, path)
         ]
         harmless = all(
             path in fit or path in bad

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from npformer.learn.answers import Case, leaves, near
-from npformer.learn.exercise import Exercise, Slip
+from npformer.learn.exercise import Candidate, Exercise
 from npformer.learn.shown import value_name
 
 Change = Callable[[Any, tuple[Any, ...]], Any]
@@ -26,7 +26,7 @@ POWERS = {
 CLOSE = 1e-5  # relative tolerance of a factor; the error budget then decides
 
 
-def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
+def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
     """Yields right answers in which the values that the learner got wrong are transposed or multiplied by a factor."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     paths = list(dict.fromkeys(path for case in wrong for path in case.wrong_values()))
@@ -34,11 +34,11 @@ def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
         return
     names = ", ".join(_names(exercise, wrong[0], paths))
 
-    def slip(name: str, differ: str, change: Change) -> Slip:
+    def slip(name: str, differ: str, change: Change) -> Candidate:
         def program(*args: Any) -> Any:
             return _at(paths, lambda value: change(value, args), exercise.right(*args))
 
-        return Slip(name, f"{names}: {differ}.", program)
+        return Candidate(name, f"{names}: {differ}.", program)
 
     yield slip("transposed", "rows and columns are exchanged", lambda value, args: _transposed(value))
     factors = [_factor(case, paths) for case in wrong]
@@ -97,12 +97,13 @@ def _transposed(value: Any) -> Any:
 
 def _names(exercise: Exercise, case: Case, paths: Sequence[str]) -> Iterator[str]:
     """Yields the names of the values at these paths, or the name of a group if all its nonzero values are wrong."""
-    if not exercise.values:
+    right = dict(leaves(case.true.outcome.answer))
+    if all(path in paths for path in right) and not exercise.values:
         yield "All numbers"
         return
-    right = dict(leaves(case.true.outcome.answer))
-    for i, group in enumerate(exercise.values):
-        members = [path for path in right if path.split(".")[0] == str(i)]
+    for first in dict.fromkeys(path.split(".")[0] for path in right):
+        group = value_name(exercise.values, first)
+        members = [path for path in right if path.split(".")[0] == first]
         counted = [path for path in members if not near(0 * right[path], right[path], case.true.budgets[path])]
         if len(counted) > 1 and all(path in paths for path in counted):
             yield group

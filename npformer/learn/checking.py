@@ -64,7 +64,7 @@ def check(
     >>> folder = npformer.learn.start("course")
     >>> report = npformer.learn.check(folder)
     >>> report.passed, report.verdicts[0].name, report.verdicts[0].state
-    (0, 'embeddings', 'not yet written')
+    (0, 'linear', 'not yet written')
     >>> report.as_dict()["ok"]
     False
     """

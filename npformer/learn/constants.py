@@ -6,38 +6,39 @@ reproduce every number in the learner's answers, so that a constant cannot fit b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from npformer.learn.answers import Case, call, leaves
-from npformer.learn.exercise import Exercise, Function, Slip
+from npformer.learn.exercise import Candidate, Exercise, Slip
 
 STEPS = 30
 RANGE = 1e4  # a number this many times larger or smaller than the initial value has another cause, such as a lost term
 NEAR = 1e-10  # relative; float32 answers determine a number to about 1e-7
 
 
-def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
+def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
     """Yields the exercise's mistakes that have a number, each with the number that best fits the learner's answers."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     for constant in exercise.constants if wrong else ():
         for start in constant.starts:
-            number = _solved(constant.wrong, start, wrong)
+            number = _solved(constant, start, wrong)
             if number is not None and 1 / RANGE < number / start < RANGE:
-                yield Slip(constant.name, constant.sentence.format(number=f"{number:.4g}"), constant.wrong(number))
+                sentence = constant.sentence.format(number=f"{number:.4g}")
+                yield Candidate(constant.name, sentence, constant.wrong(number=number))
 
 
-def _solved(program: Callable[[float], Function], start: float, cases: list[Case]) -> float | None:
-    """Returns the number with which a program fits the answers best, found by Gauss-Newton, with the sign of `start`.
+def _solved(constant: Slip, start: float, cases: list[Case]) -> float | None:
+    """Returns the number with which a mistake fits the answers best, found by Gauss-Newton, with the sign of `start`.
 
     The steps change the number's logarithm, because constants such as eps vary in scale.
     """
 
     def errors(log: float) -> np.ndarray | None:
         number = float(np.copysign(np.exp(log), start))
-        parts = [_differences(call(program(number), case.wide).answer, case) for case in cases]
+        parts = [_differences(call(constant.wrong(number=number), case.wide).answer, case) for case in cases]
         return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
 
     log = float(np.log(abs(start)))

@@ -1,23 +1,28 @@
-"""`Exercise`: a function of the course with its right answer, its cases, and the mistakes that learners make in it.
+"""`Exercise`: a function of the course with its cases, its hints, and the mistakes that learners make in it.
 
-The exercises are in `chapters/`, their right answers in `right.py`. `judge.py` compares a learner's function with them.
+The exercises are in `chapters/`. The right answer of an exercise is the function of a plain page, and a mistake is an
+edit of its text. `judge.py` compares a learner's function with the right answer.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import numpy as np
 
-Function = Callable[..., Any]
+from npformer.learn.contents import Function, right
+from npformer.learn.programs import Edit, edited, program
+
+NUMBER = "{number}"
+TITLE = re.compile(r"(.+?)(?: \[([-\d. e]+)\])?")  # name [1e-6 1.0]
+EDIT = re.compile(r"(.+?) -> ?(.*)")
 _seeds = [0]  # the last one changes the numbers that `drawn` returns, unless it is 0
-
-
-class Undetermined(Exception):
-    """Raised if the answer depends on how a mistake is made, so that the case can neither show nor refute it."""
 
 
 class Slip(NamedTuple):
@@ -25,31 +30,42 @@ class Slip(NamedTuple):
 
     Parameters
     ----------
+    of : str, the function
     name : str
     sentence : str, the mistake and its correction
-    wrong : function with the mistake; it takes the arguments of the exercise, and may raise `Undetermined`
+    edits : changes of the text of the page's function
+    starts : if the sentence has a {number}, initial values of the search for the `number` that the edits read
+    """
+
+    of: str
+    name: str
+    sentence: str
+    edits: tuple[Edit, ...] = ()
+    starts: tuple[float, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The text of the function with the mistake."""
+        return edited(self.of, self.edits)
+
+    def wrong(self, name: str = "", **values: float) -> Function:
+        """Returns the function with the mistake, or another function that calls it."""
+        return program(name or self.of, {self.of: self.text}, **values)
+
+
+class Candidate(NamedTuple):
+    """A program that may give a learner's numbers.
+
+    Parameters
+    ----------
+    name : str, the mistake
+    sentence : str, the mistake and its correction
+    wrong : the program; it takes the arguments of the exercise
     """
 
     name: str
     sentence: str
     wrong: Function
-
-
-class Constant(NamedTuple):
-    """A mistake with a number that the learner's answers reveal, such as a wrong constant in a formula.
-
-    Parameters
-    ----------
-    name : str
-    sentence : str, the mistake with its {number}, and its correction
-    wrong : function of the number that returns the function with the mistake
-    starts : initial values of the search, one for each sign
-    """
-
-    name: str
-    sentence: str
-    wrong: Callable[[float], Function]
-    starts: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True)
@@ -58,24 +74,46 @@ class Exercise:
 
     Parameters
     ----------
-    name : str
-    right : the right function, which calls npformer's own
+    name : str, the function of a page
     cases : function without parameters that returns the arguments of each call, with the simplest numbers first
     hints : up to three, each more detailed than the previous one
-    slips : mistakes with their names
+    mistakes : a table of slips. Each has a line `name: sentence`, which may go on below, and an indented line
+        `old -> new` for each edit. If the sentence has a {number}, `name [1e-6 1.0]` gives initial values of a search
     values : names of the returned values, if there are several
-    optional : name of an argument that may be None; a mistake may be in only one of the two branches
-    constants : mistakes with numbers
+    optional : name of an argument that is True or has no tokens in some cases; a mistake may be in only one branch
     """
 
     name: str
-    right: Function
     cases: Callable[[], list[tuple[Any, ...]]]
     hints: tuple[str, ...]
-    slips: tuple[Slip, ...]
+    mistakes: str
     values: tuple[str, ...] = ()
     optional: str = ""
-    constants: tuple[Constant, ...] = ()
+
+    @property
+    def right(self) -> Function:
+        return right(self.name)
+
+    @cached_property
+    def slips(self) -> tuple[Slip, ...]:
+        return tuple(each for each in _read(self.name, self.mistakes) if not each.starts)
+
+    @cached_property
+    def constants(self) -> tuple[Slip, ...]:
+        """The mistakes with a number that the learner's answers reveal, such as a wrong constant in a formula."""
+        return tuple(each for each in _read(self.name, self.mistakes) if each.starts)
+
+
+def _read(of: str, table: str) -> Iterator[Slip]:
+    """Yields the slips in a table."""
+    for block in re.split(r"\n(?! )", dedent(table).strip("\n")):
+        first, *rest = (each.strip() for each in block.split("\n"))
+        title, said = first.split(": ", 1)
+        name, starts = TITLE.fullmatch(title).groups("")  # type: ignore[union-attr]
+        sentence = " ".join([said, *(each for each in rest if not EDIT.fullmatch(each))])
+        found = filter(None, map(EDIT.fullmatch, rest))
+        edits = tuple(Edit(*(text.replace(r"\n", "\n") for text in each.groups())) for each in found)
+        yield Slip(of, name, sentence, edits, tuple(map(float, starts.split())) or (1.0,) * (NUMBER in sentence))
 
 
 @dataclass(frozen=True)

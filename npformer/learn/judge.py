@@ -29,7 +29,8 @@ from npformer.learn.answers import (
     truth,
 )
 from npformer.learn.causes import cause
-from npformer.learn.exercise import Exercise, Function
+from npformer.learn.contents import Function
+from npformer.learn.exercise import Exercise
 from npformer.learn.shown import difference, shown_answer, shown_case, value_name
 from npformer.learn.widening import widening
 
@@ -38,6 +39,20 @@ LINE, MESSAGE = 150, 300  # characters of a learner's line and of a message to s
 PRINTED = 2**24  # bytes of output in a process; otherwise a loop that prints would fill the disk
 NARROW = "Use math.sqrt and float() for numbers, or end with .astype(x.dtype)."
 PASSED, UNWRITTEN, WRONG = "passed", "not yet written", "wrong"
+#: Function -> its parameters in the course of npformer 0.4, where these differ.
+OLDER = {
+    "linear": "x, weight, bias",
+    "layer_norm": "x, weight, bias, eps=1e-12",
+    "softmax": "x",
+    "causal_mask": "n_queries, n_keys",
+    "multi_head_attention": "x, n_heads, query, key, value, output, mask=None",
+    "encoder_layer": "x, n_heads, attention, attention_norm, ffn, ffn_norm",
+    "encoder": "x, n_heads, layers",
+    "classify": "ids, n_heads, weights",
+    "cross_entropy": "logits, target",
+    "linear_backward": "grad, x, weight",
+    "layer_norm_backward": "grad, x, weight, eps=1e-12",
+}
 
 
 @dataclass(frozen=True)
@@ -150,6 +165,9 @@ def _signature_problem(name: str, function: Any, expected: inspect.Signature) ->
     if named and (rest or len(placed) >= len(wanted)) and all(_takes(signature, len(call)) for call in calls):
         return ""
     got = short(f"{name}{signature}", MESSAGE)
+    if str(signature) == f"({OLDER.get(name)})":
+        advice = f"`npformer learn reset {name}` writes the new form, and keeps your code in a file of its own"
+        return f"{got} has the parameters of npformer 0.4; expected {name}{expected}. Change them, or {advice}."
     return f"The signature was changed: expected {name}{expected}, got {got}."
 
 

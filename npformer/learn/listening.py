@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.tree import flatten
-from npformer.taps import listen
 
 #: End of the name of a norm's weights -> end of the name of the stage that the norm reads.
 BEFORE = {"embeddings.norm": "embeddings.sum", "attention_norm": "attention_residual", "ffn_norm": "ffn_residual"}
@@ -47,7 +46,7 @@ class Listener:
             "scaled_dot_product_attention": self._attention,
             "combine_heads": self._named("{layer}attention.combined"),
             "gelu": self._named("{layer}ffn.activation"),
-            "pool": self._named("pooled"),
+            "relu": self._named("pooled"),
         }
         own = {name: getattr(module, name) for name in wrapped}
         try:
@@ -87,18 +86,11 @@ class Listener:
             self._keep(f"{self.layer}attention.{name}", array)
         self.attending = True
         try:
-            with listen(self._tapped):
-                answer = function(*args, **kwargs)
+            answer = function(*args, **kwargs)
         finally:
             self.attending = False
         self._keep(f"{self.layer}attention.context", answer)
         return answer
-
-    def _tapped(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Records the stages of npformer's attention if the learner's attention is not yet written."""
-        if name in ("scores", "weights"):
-            self._keep(f"{self.layer}attention.{name}", array)
-        return array
 
     def _named(self, stage: str) -> Callable[..., Any]:
         def around(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -65,7 +65,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     stages = learners_stages(learners_file(folder), unwritten, text)
     stages = {name: array for name, array in stages.items() if array.shape == right[name].shape}
     if "layers.0.attention.weights" not in stages:
-        why = "scaled_dot_product_attention has to call softmax, with all heads at once"
+        why = "masked_softmax has to call softmax, with all heads at once"
         raise NpformerError(f"learn look: your attention weights cannot be shown: {why}")
     yours = Trace("*", model.config)
     read = read_inputs(model, text)

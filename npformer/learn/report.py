@@ -129,7 +129,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _row(verdict: Verdict) -> list[str]:
-    lines = [f"  {verdict.name:30}{verdict.state}"]
+    lines = [f"  {f'{verdict.name} ':30}{verdict.state}"]
     if verdict.state != WRONG:
         return lines + [f"      {line}" for line in wrap(verdict.note, WIDTH - 6)]
     lines += [f"      {line}" for line in wrap(verdict.problem, WIDTH - 6)]

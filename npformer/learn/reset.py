@@ -10,13 +10,16 @@ from pathlib import Path
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.learn.checking import learners_file
+from npformer.learn.contents import definition, given_with
 from npformer.learn.source import Block, blocks, decoded, source_of
 from npformer.learn.start import exercise_of
-from npformer.learn.template import template
+from npformer.learn.template import empty
 
 
 def reset(name: str, folder: str | os.PathLike[str] = ".") -> Path:
-    """Puts a function back to its empty form, and keeps its code in a file of its own.
+    """Puts a function back to its empty form, and keeps its code in a file of its own. A missing function is added.
+
+    Definitions that the course gives in the same chapter are added too, if the file lacks them.
 
     Parameters
     ----------
@@ -26,12 +29,12 @@ def reset(name: str, folder: str | os.PathLike[str] = ".") -> Path:
     Returns
     -------
     Path
-        The file with the function's former code.
+        The file with the function's former code, or the learner's file if it had no such function.
 
     Raises
     ------
     NpformerError
-        The course has no such function, the file has none, or it cannot be read or written.
+        The course has no such function, or the file cannot be read or written.
 
     Examples
     --------
@@ -46,17 +49,19 @@ def reset(name: str, folder: str | os.PathLike[str] = ".") -> Path:
         text = decoded(data)
     except (SyntaxError, UnicodeDecodeError) as error:
         raise NpformerError(f"{file}: not Python: {error}") from None
-    found = [each for each in _statements(text) if each.name == name]
-    if not found:
-        raise NpformerError(f"{file}: no function {name}; `npformer learn start FOLDER` writes a file that has it")
-    [empty] = [each.text for each in _statements(template()) if each.name == name]
+    known = list(_statements(text))
+    found = [each for each in known if each.name == name]
     lines, kept = text.split("\n"), "\n\n\n".join(each.text for each in found)
     for each in reversed(found):
-        lines[each.first - 1 : each.last] = empty.split("\n") if each is found[0] else []
+        lines[each.first - 1 : each.last] = empty(name).split("\n") if each is found[0] else []
+    there = {each.name for each in known}
+    added = [*(definition(each) for each in given_with(name) if each not in there), *([] if found else [empty(name)])]
+    new = "\n\n\n".join(["\n".join(lines).rstrip("\n"), *added]) + "\n"
     copy = next(path for i in range(1, 10**6) if not (path := file.with_suffix(f".{name}.{i}.py")).exists())
-    _write(copy, kept + "\n", b"\r\n" in data)
-    _write(file, "\n".join(lines), b"\r\n" in data)
-    return copy
+    if found:
+        _write(copy, kept + "\n", b"\r\n" in data)
+    _write(file, new if added else "\n".join(lines), b"\r\n" in data)
+    return copy if found else file
 
 
 def _write(path: Path, text: str, returns: bool) -> None:

@@ -172,7 +172,9 @@ def is_stopped(pid: int) -> bool:
     """Returns whether a child process is stopped by a signal. macOS and Windows do not say so before Python 3.13."""
     if not hasattr(os, "waitid"):
         return False
-    return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    with suppress(ChildProcessError):  # it has just ended
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def _where(process: subprocess.Popen[bytes]) -> None:

@@ -42,7 +42,7 @@ def _first_wrong(parts: Mapping[str, Any], exact: Mapping[str, Any], true: Truth
 
 
 def value_name(values: Sequence[str], path: str) -> str:
-    """Names a returned value by its path: "1.query" becomes "gradients.query", "1.0" becomes "cache[0]"."""
+    """Names a returned value by its path: "1.query" becomes "gradients.query", "1.0" becomes "past[0]"."""
     if not values:
         return path
     first, *rest = path.split(".")

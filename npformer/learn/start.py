@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from pathlib import Path
 
@@ -10,9 +9,10 @@ from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder, written_whole
 from npformer.common.progress import note
-from npformer.learn import progress, right
+from npformer.learn import progress
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.checking import learners_file
+from npformer.learn.contents import definition
 from npformer.learn.exercise import Exercise
 from npformer.learn.template import FILE, template
 
@@ -83,7 +83,7 @@ def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
 
 
 def solution(name: str) -> str:
-    """Returns a right function in plain NumPy. It passes if it is pasted into the learner's file.
+    """Returns the function of npformer's page. It passes if it is pasted into the learner's file.
 
     Parameters
     ----------
@@ -100,11 +100,10 @@ def solution(name: str) -> str:
 
     Examples
     --------
-    >>> print(npformer.learn.solution("causal_mask"))
-    def causal_mask(n_queries, n_keys):
-        return np.tri(n_queries, n_keys, n_keys - n_queries, dtype=bool)
+    >>> print(npformer.learn.solution("linear").splitlines()[-1].strip())
+    return x @ weight + bias
     """
-    return inspect.getsource(getattr(right, exercise_of(name).name)).rstrip()
+    return definition(exercise_of(name).name)
 
 
 def exercise_of(name: str) -> Exercise:

@@ -15,15 +15,16 @@ from npformer.common.errors import NpformerError
 from npformer.common.extras import REPOSITORY
 from npformer.functions import softmax
 from npformer.interpret.study_inputs import read_inputs
-from npformer.learn.chapters.whole_gradient import tiny_weights
+from npformer.learn.chapters.answer import tiny_classifier
+from npformer.learn.contents import Function
 from npformer.loading import installed_from, load
 from npformer.model import Model
 
 TEXT = "I love ice cream"
 CLASSIFIER, WRITER = "distilbert-sst2", "gpt2-austen"
 PROMPT = "It is a truth universally acknowledged"
-WORDS = 24
-STEPS, RATE = 30, 0.5
+WORDS, NO_END = 24, -1  # tokens to write, and no token that ends the text
+STEPS, RATE, DECAY = 30, 0.05, 0.01
 NEAR = 1e-3  # tolerance for probabilities; float32 rounding in six layers changes them by less than 1e-5
 
 
@@ -50,7 +51,7 @@ def classify(module: Any) -> WholeRun:
     """Compares the learner's answer to TEXT with npformer's, both with the bundled classifier's weights."""
     model = load(CLASSIFIER)
     [text] = read_inputs(model, TEXT).texts
-    shares = softmax(np.asarray(module.classify(text.ids, model.config.n_heads, model.weights), np.float64))
+    shares = softmax(np.asarray(classified(module, model, text.ids), np.float64))
     right = softmax(model.run([text])[0]["logits"].astype(np.float64))
     best = int(shares.argmax())
     answer = f"{model.config.labels[best]}, {shares[best]:.2%}"
@@ -60,27 +61,35 @@ def classify(module: Any) -> WholeRun:
     return WholeRun("classify", False, f'Your file answers "{TEXT}" with {CLASSIFIER}: {answer}; expected {expected}.')
 
 
+def classified(module: Any, model: Model, ids: np.ndarray) -> np.ndarray:
+    """Returns the logits of the learner's classifier for the ids of a text, with the weights of a model."""
+    config, weights = model.config, model.weights
+    sizes = (np.arange(len(ids)), True, config.n_heads, module.gelu, config.eps)
+    x = module.distilbert(ids, *sizes, weights["embeddings"], weights["layers"])
+    logits: np.ndarray = module.classify(x, weights["pooler"], weights["head"])["logits"]
+    return logits
+
+
 def learn(module: Any) -> WholeRun:
-    """Runs gradient descent with the learner's gradients, to classify texts by whether they contain word 3."""
-    texts = [np.array(ids) for ids in ([1, 3, 2], [0, 2, 4], [3, 0], [4, 1, 1], [2, 2, 3, 0], [1, 4, 0, 2])]
-    weights, losses = tiny_weights(7, labels=2), []
-    for _ in range(STEPS):
-        total = 0.0
-        for ids in texts:
-            loss, grads = module.loss_and_gradients(ids, int(3 in ids), 2, weights)
-            total += float(loss)
-            weights = _descended(weights, grads, RATE / len(texts))
-        losses.append(total / len(texts))
+    """Trains a small model with the learner's gradients, to classify texts by whether they contain word 3."""
+    ids = np.array([[1, 3, 2, 0], [0, 2, 4, 1], [3, 0, 5, 5], [4, 1, 1, 2], [2, 2, 3, 0], [1, 4, 0, 2]])
+    module.gelu = _named("gelu", module.gelu)
+    weights = tiny_classifier(7, labels=2, n_layers=1)
+    _, losses = module.train(weights, ids, (ids == 3).any(axis=-1).astype(int), 2, STEPS, RATE, DECAY)
     fell = losses[-1] < losses[0] / 4
-    about = f"the loss of six texts falls from {losses[0]:.3f} to {losses[-1]:.3f} in {STEPS} rounds"
-    return WholeRun("learn", fell, f"Your file learns: {about}." if fell else f"Your file does not learn: {about}.")
+    about = f"the loss of six texts falls from {losses[0]:.3f} to {losses[-1]:.3f} in {STEPS} steps"
+    return WholeRun("learn", bool(fell), f"Your file {'learns' if fell else 'does not learn'}: {about}.")
 
 
-def _descended(weights: Any, grads: Any, rate: float) -> Any:
-    """Returns weights - rate * grads."""
-    if isinstance(weights, dict):
-        return {name: _descended(each, grads[name], rate) for name, each in weights.items()}
-    return (weights - rate * np.asarray(grads)).astype(weights.dtype)
+def _named(name: str, function: Function) -> Function:
+    """Returns a function with this name, by which its backward function is found. A lambda has another one."""
+
+    def named(x: np.ndarray) -> np.ndarray:
+        answer: np.ndarray = function(x)
+        return answer
+
+    named.__name__ = name
+    return named
 
 
 def write(module: Any) -> WholeRun:
@@ -91,11 +100,13 @@ def write(module: Any) -> WholeRun:
         missing = f"`git clone {REPOSITORY}`, and run the check in that folder, with your folder as --folder"
         return WholeRun("write", None, f"Your file could write now, but {WRITER} is only in the checkout: {missing}.")
     [text] = read_inputs(model, PROMPT).texts
-    ids, caches, draws, written = text.ids, None, np.random.default_rng(4), list[int]()
-    for _ in range(WORDS):
-        logits, caches = module.decoder_step(ids, model.config.n_heads, model.weights, caches)
-        written.append(int(module.sample(logits, 0.8, 0.9, float(draws.random()))))
-        ids = np.array(written[-1:])
+    config = model.config
+
+    def step(ids: np.ndarray, past: Any) -> Any:
+        return module.gpt2_step(ids, past, config.n_heads, module.gelu_tanh, config.eps, **model.weights)
+
+    past = module.no_past(config.n_layers, config.n_heads, config.d_head)
+    written = module.sample(step, text.ids, past, NO_END, WORDS, 0.8, 0.9, np.random.default_rng(4))
     said = " ".join((PROMPT + model.tokenizer.decode(written)).split())
     return WholeRun("write", True, f"Your file writes with {WRITER}: {said} ...")
 
@@ -109,4 +120,4 @@ def _writer() -> Model:
 #: Number of a chapter -> the run that becomes possible after it.
 RUNS: dict[int, Callable[[Any], WholeRun]] = {4: classify, 5: learn, 6: write}
 #: Number of a chapter -> the chapters with the functions of its run.
-NEEDS = {4: (1, 2, 3, 4), 5: (1, 2, 5), 6: (1, 2, 3, 6)}
+NEEDS = {4: (1, 2, 3, 4), 5: (1, 2, 3, 4, 5), 6: (1, 2, 3, 6)}

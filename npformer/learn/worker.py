@@ -8,6 +8,7 @@ inside NumPy. Each verdict is appended to a file as a line of JSON, so it surviv
 from __future__ import annotations
 
 import faulthandler
+import inspect
 import json
 import os
 import signal
@@ -17,7 +18,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from inspect import Signature
 from threading import Thread
 from types import ModuleType
@@ -28,8 +28,9 @@ import numpy as np
 from npformer.checkpoint.archive import save_arrays
 from npformer.common.errors import NpformerError
 from npformer.interpret.study_inputs import read_inputs
-from npformer.learn import exercise, right, whole
-from npformer.learn.chapters import CHAPTERS, EXERCISES
+from npformer.learn import exercise, whole
+from npformer.learn.chapters import CHAPTERS
+from npformer.learn.contents import GIVEN, definition, right
 from npformer.learn.exercise import Exercise
 from npformer.learn.judge import PASSED, PRINTED, WRONG, Judged, Verdict, judge, raised_at, said_of
 from npformer.learn.listening import Listener
@@ -98,6 +99,8 @@ def main() -> None:
         with within(LOADING, request.limit):
             found = loaded(request.file)
         tell(problem=found.problem, imports=found.imports, foreign=dict(found.foreign))
+        if found.module is not None:
+            _complete(found.module)
         if found.module is not None and request.stages:
             with within(LOOKING, request.run_limit):
                 _look(request, found.module)
@@ -107,6 +110,16 @@ def main() -> None:
     with suppress(OSError):
         sys.stdout.flush()
     os._exit(0)  # without waiting for threads that the file started
+
+
+def _complete(module: ModuleType) -> None:
+    """Adds the definitions that the course gives and the file lacks, or has with the parameters of an older version."""
+    for name in GIVEN:
+        given, ours = getattr(module, name, None), right(name)
+        if not inspect.isfunction(ours):
+            vars(module).setdefault(name, ours)
+        elif given is None or (inspect.isfunction(given) and inspect.signature(given) != inspect.signature(ours)):
+            exec(definition(name), vars(module))
 
 
 @contextmanager
@@ -159,23 +172,18 @@ def _run_of(run: Callable[[Any], whole.WholeRun], module: ModuleType, file: str)
 
 
 def _look(request: WorkerRequest, module: ModuleType) -> None:
-    """Writes the stages of the learner's classifier. npformer's functions replace unwritten ones.
+    """Writes the stages of the learner's classifier. The functions of the pages replace unwritten ones.
 
-    The replacements call the learner's functions for their own steps, so that the listener records those steps.
+    The replacements are executed in the learner's module, so that they call the learner's functions for their own
+    steps, and the listener records those steps.
     """
     for name in request.known:
-        setattr(module, name, getattr(right, name))
-    for name in EXERCISES:
-        setattr(right, name, partial(_called, module, name))
+        exec(definition(name), vars(module))
     model = load(whole.CLASSIFIER)
     listener, [text] = Listener(model.weights), read_inputs(model, request.text).texts
     with listener.listening(module):
-        module.classify(text.ids, model.config.n_heads, model.weights)
+        whole.classified(module, model, text.ids)
     save_arrays(request.stages, {name: array.astype(np.float32) for name, array in listener.stages.items()}, {})
-
-
-def _called(module: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
-    return getattr(module, name)(*args, **kwargs)
 
 
 def _judged(request: WorkerRequest, found: Loaded, tell: Tell, within: Within) -> dict[str, str]:
@@ -193,7 +201,7 @@ def _judged(request: WorkerRequest, found: Loaded, tell: Tell, within: Within) -
                     tell(began=f"{SEARCHING} {name}")
                     tell(explained=judged.with_cause().as_dict())
             if states.get(name) != PASSED:
-                setattr(module, name, getattr(right, name))
+                setattr(module, name, right(name))
     return states
 
 
@@ -201,7 +209,7 @@ def _judged_function(each: Exercise, found: Loaded, expected: Signature, file: s
     if each.name in found.broken:
         return Judged(each, Verdict(each.name, WRONG, "syntax", found.broken[each.name]))
     if not hasattr(found.module, each.name):
-        problem = f"The file has no function {each.name}: it was removed or renamed."
+        problem = f"The file has no function {each.name}. `npformer learn reset {each.name}` adds its empty form."
         return Judged(each, Verdict(each.name, WRONG, "missing", problem))
     judged = judge(each, getattr(found.module, each.name), expected, file)
     if not seed or judged.verdict.state != PASSED:

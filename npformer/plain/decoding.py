@@ -1,7 +1,8 @@
 """Decoding: texts token by token from a causal model, greedily, by sampling with top-p, and by beam search.
 
 `step(ids, past)` reads the new tokens ids (L,) and the KV cache `past`, the keys and values of all earlier tokens. It
-returns the logits of the next token, (V,), and the cache with the new tokens. For example, for a Llama:
+returns the logits of the next token, (V,), and the cache with the new tokens. `gpt2_step` with its sizes and weights is
+one. For a Llama:
 
     def step(ids, past):
         n_past = past[0][0].shape[-2]
@@ -12,7 +13,17 @@ returns the logits of the next token, (V,), and the cache with the new tokens. F
 
 import numpy as np
 
-from npformer.plain.formulas import softmax
+from npformer.plain.formulas import (
+    causal_mask,
+    combine_heads,
+    embedding,
+    feed_forward,
+    layer_norm,
+    linear,
+    scaled_dot_product_attention,
+    softmax,
+    split_heads,
+)
 
 
 def no_past(n_layers, n_kv_heads, d_head):
@@ -22,6 +33,44 @@ def no_past(n_layers, n_kv_heads, d_head):
     """
     empty = np.zeros((n_kv_heads, 0, d_head), np.float16)
     return [(empty, empty)] * n_layers
+
+
+def cached_attention(x, past, n_heads, query, key, value, output):
+    """Causal multi-head self-attention of new rows x (L, D), which also attend to the P tokens before them.
+
+    past: the keys and values of the earlier tokens, two (H, P, K). Returns (L, D), and two (H, P + L, K) of all tokens.
+    """
+    q, k, v = (split_heads(linear(x, **each), n_heads) for each in (query, key, value))  # (H, L, K)
+    keys, values = (np.concatenate([old, new], axis=-2) for old, new in zip(past, (k, v)))  # (H, P + L, K)
+    context = scaled_dot_product_attention(q, keys, values, causal_mask(q.shape[-2], keys.shape[-2]))
+    return linear(combine_heads(context), **output), (keys, values)
+
+
+def cached_gpt2_layer(x, past, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
+    """Y = X + SelfAttention(LayerNorm(X)); Z = Y + FFN(LayerNorm(Y)), for new rows x (L, D). Returns Z, and the cache.
+
+    Radford et al., 2019, section 2.3. `gpt2.py` has the layer without a cache.
+    """
+    attended, past = cached_attention(layer_norm(x, **attention_norm, eps=eps), past, n_heads, **attention)
+    y = x + attended
+    return y + feed_forward(layer_norm(y, **ffn_norm, eps=eps), activation, **ffn), past
+
+
+def gpt2_step(ids, past, n_heads, activation, eps, embeddings, layers, norm, head):
+    """Logits of the token after a text, (V,), from its last hidden state, and the next `past`: a pair for each layer.
+
+    ids (L,): the tokens after the P earlier ones, at positions P ... P + L - 1. The rows of two tables are added, then
+    come the layers, each with its pair of past, the last norm, and the head's output layer.
+    """
+    n_earlier = past[0][0].shape[-2]
+    positions = np.arange(n_earlier, n_earlier + len(ids))
+    x = embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"])
+    now = []
+    for layer, before in zip(layers, past):
+        x, after = cached_gpt2_layer(x, before, n_heads, activation, eps, **layer)
+        now.append(after)
+    logits = linear(layer_norm(x[-1], **norm, eps=eps), **head["output"])
+    return logits, now
 
 
 def greedy(step, ids, past, end_id, max_new_tokens):

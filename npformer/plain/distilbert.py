@@ -20,7 +20,7 @@ def embed(ids, positions, eps, token, position, norm):
 
 
 def distilbert(ids, positions, mask, n_heads, activation, eps, embeddings, layers):
-    """The hidden states of the last layer, ids (..., L), positions (L,) -> (..., L, D)."""
+    """The hidden states of the last layer: `embed`, then each layer. ids (..., L), positions (L,) -> (..., L, D)."""
     x = embed(ids, positions, eps, **embeddings)
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
@@ -28,7 +28,10 @@ def distilbert(ids, positions, mask, n_heads, activation, eps, embeddings, layer
 
 
 def classify(x, pooler, head):
-    """Logits of a text's labels from the hidden state of its first token, x (..., L, D) -> (..., C)."""
+    """Logits of a text's labels from the hidden state x_0 of its first token, x (..., L, D) -> {"logits": (..., C)}.
+
+    relu(x_0 W + b) with the pooler, then the head's output layer. Devlin et al., 2019, section 4.1.
+    """
     pooled = relu(linear(x[..., 0, :], **pooler))
     logits = linear(pooled, **head["output"])
     return {"logits": logits}

@@ -21,15 +21,12 @@ from npformer.plain.formulas import (
     encoder_layer,
     erf,
     feed_forward,
-    gelu,
-    gelu_tanh,
     layer_norm,
     linear,
     masked_softmax,
     multi_head_attention,
     relu,
     scaled_dot_product_attention,
-    silu,
     split_heads,
 )
 
@@ -90,8 +87,10 @@ def gelu_tanh_backward(grad, x):
     return grad * ((1 + t) + x * (1 - t**2) * slope) / 2
 
 
-#: Activation -> its backward function.
-BACKWARDS = {relu: relu_backward, silu: silu_backward, gelu: gelu_backward, gelu_tanh: gelu_tanh_backward}
+#: Name of an activation -> its backward function.
+BACKWARDS = {
+    "relu": relu_backward, "silu": silu_backward, "gelu": gelu_backward, "gelu_tanh": gelu_tanh_backward,
+}  # fmt: skip
 
 
 def softmax_backward(grad, y):
@@ -131,7 +130,7 @@ def feed_forward_backward(grad, x, activation, hidden, output):
     """dx and the gradients of the two linear layers, for `feed_forward`."""
     h = linear(x, **hidden)
     d_activated, d_output = linear_backward(grad, activation(h), **output)
-    dx, d_hidden = linear_backward(BACKWARDS[activation](d_activated, h), x, **hidden)
+    dx, d_hidden = linear_backward(BACKWARDS[activation.__name__](d_activated, h), x, **hidden)
     return dx, {"hidden": d_hidden, "output": d_output}
 
 

@@ -50,7 +50,7 @@ def gated_feed_forward_backward(grad, x, activation, gate, up, output):
     """dx and the gradients of the three linear layers. For y = a u, da = grad u and du = grad a."""
     g, u = linear(x, **gate), linear(x, **up)
     d_gated, d_output = linear_backward(grad, activation(g) * u, **output)
-    from_gate, d_gate = linear_backward(BACKWARDS[activation](d_gated * u, g), x, **gate)
+    from_gate, d_gate = linear_backward(BACKWARDS[activation.__name__](d_gated * u, g), x, **gate)
     from_up, d_up = linear_backward(d_gated * activation(g), x, **up)
     return from_gate + from_up, {"gate": d_gate, "up": d_up, "output": d_output}
 

@@ -8,28 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npformer.learn import right
 from npformer.learn.answers import Case, call, in_form_of, mapped, truth
 from npformer.learn.causes import _in_some_values, cause
 from npformer.learn.chapters import EXERCISES
-from npformer.learn.chapters.attention_gradients import _backward
-from npformer.learn.chapters.more_gradients import _mean, _norm
-from npformer.learn.chapters.whole_gradient import _gradients, _of_rows
 from npformer.learn.judge import judge
-from npformer.learn.right import (
+from npformer.learn.programs import Edit, edited, program
+from npformer.learn.shown import difference, value_name
+from npformer.learn.template import signatures
+from npformer.plain.decoding import gpt2_step
+from npformer.plain.formulas import (
     causal_mask,
     combine_heads,
     feed_forward,
-    gelu,
-    gelu_tanh,
     layer_norm,
     linear,
     multi_head_attention,
     scaled_dot_product_attention,
+    softmax,
     split_heads,
 )
-from npformer.learn.shown import difference, value_name
-from npformer.learn.template import signatures
+from npformer.plain.gradients import distilbert_backward
 
 
 def named(name: str, function: Callable[..., Any]) -> tuple[str, str]:
@@ -52,87 +50,90 @@ def as_float32(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.kind == "f" else array
 
 
-def decoder_layer(x: Any, n_heads: int, cache: Any, attention: Any, attention_norm: Any, ffn: Any, ffn_norm: Any,
-                  eps: float = 1e-5, *, mask: Any = causal_mask, axis: int = 1) -> Any:  # fmt: skip
-    n = layer_norm(x, **attention_norm, eps=eps)
-    q, k, v = (split_heads(linear(n, **attention[name]), n_heads) for name in ("query", "key", "value"))
-    if cache is not None:
-        k, v = (np.concatenate([old, new], axis) for old, new in zip(cache, (k, v), strict=True))
-    allowed = mask(q.shape[1], k.shape[1])
-    y = x + linear(combine_heads(scaled_dot_product_attention(q, k, v, allowed)), **attention["output"])
-    return y + feed_forward(layer_norm(y, **ffn_norm, eps=eps), gelu_tanh, **ffn), (k, v)
+def with_edits(name: str, *edits: str) -> Callable[..., Any]:
+    """The page's function with edits, given as old and new texts in turn."""
+    return program(name, {name: edited(name, [Edit(*each) for each in zip(edits[::2], edits[1::2], strict=True)])})
 
 
-def mask_without_a_cache(*args: Any) -> Any:
-    return decoder_layer(*args, mask=lambda n, m: causal_mask(n, m) if n == m else None)
+def extend(past: Any, *new: Any) -> Any:
+    return [np.concatenate(pair, axis=-2) for pair in zip(past, new, strict=True)]
+
+
+def cached_attention(x: Any, past: Any, n_heads: int, query: Any, key: Any, value: Any, output: Any, *,
+                     mask: Any = causal_mask, join: Any = extend, eps: float | None = None) -> Any:  # fmt: skip
+    q, k, v = (split_heads(linear(x, **each), n_heads) for each in (query, key, value))
+    keys, values = join(past, k, v)
+    context = scaled_dot_product_attention(q, keys, values, mask(q.shape[-2], keys.shape[-2]))
+    return linear(combine_heads(context), **output), (keys, values)
+
+
+def mask_without_a_past(*args: Any) -> Any:
+    return cached_attention(*args, mask=lambda n, m: causal_mask(n, m) if n == m else True)
 
 
 def joined_on_axis_0(*args: Any) -> Any:
-    return decoder_layer(*args, axis=0)
+    def join(past: Any, *new: Any) -> Any:
+        return [np.concatenate([a, b]) if a.size else b for a, b in zip(past, new, strict=True)]
+
+    return cached_attention(*args, join=join)
 
 
-def unmasked_with_another_eps(x: Any, h: int, cache: Any, a: Any, an: Any, f: Any, fn: Any, eps: float = 1e-12) -> Any:
-    return decoder_layer(x, h, cache, a, an, f, fn, eps, mask=lambda n, m: None)
+def unmasked_and_exchanged(x: Any, past: Any, n_heads: int, query: Any, key: Any, value: Any, output: Any) -> Any:
+    return cached_attention(x, past, n_heads, key, query, value, output, mask=lambda n, m: True)
 
 
-def unbiased_layer(x: Any, n_heads: int, attention: Any, attention_norm: Any, ffn: Any, ffn_norm: Any) -> Any:
+def unbiased_layer(
+    x: Any, mask: Any, n_heads: int, act: Any, eps: float, attention: Any, norm_1: Any, ffn: Any, norm_2: Any
+) -> Any:
     def norm(x: Any, weight: Any, bias: Any) -> Any:
-        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True, ddof=1) + 1e-12) * weight + bias
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True, ddof=1) + eps) * weight + bias
 
-    y = norm(x + multi_head_attention(x, n_heads, **attention), **attention_norm)
-    return norm(y + feed_forward(y, gelu, **ffn), **ffn_norm)
-
-
-def two_wrong_gradients(grad: Any, x: Any, weight: Any) -> Any:
-    return grad @ weight.T, grad.T @ x, grad.mean(0)
+    y = norm(x + multi_head_attention(x, x, mask, n_heads, **attention), **norm_1)
+    return norm(y + feed_forward(y, act, **ffn), **norm_2)
 
 
-def divided_too_often(grad: Any, q: Any, k: Any, v: Any) -> Any:
-    return _backward(grad, q, k, v, forward=-1, scale=-2)
+def flat(x: Any) -> Any:
+    return x.reshape(-1, x.shape[-1])
 
 
-def sum_and_a_constant(x: Any) -> Any:
-    y = np.exp(x - x.max(-1, keepdims=True))
-    return y / (y.sum(-1, keepdims=True) + 0.003)
+def two_wrong_gradients(grad: Any, x: Any, weight: Any, bias: Any = 0.0) -> Any:
+    return grad @ weight.T, {"weight": flat(grad).T @ flat(x), "bias": flat(grad).min(0)}
 
 
-def eps_of_my_own(x: Any, weight: Any, bias: Any, eps: float = 1e-12) -> Any:
+def right_gradients(grad: Any, x: Any, weight: Any, bias: Any = 0.0) -> Any:
+    return grad @ weight.T, {"weight": flat(x).T @ flat(grad), "bias": flat(grad).sum(0)}
+
+
+def factor(*args: Any) -> Any:
+    dx, grads = right_gradients(*args)
+    return dx, {**grads, "bias": grads["bias"] * 0.7}
+
+
+def transposed(grad: Any, x: Any, weight: Any, bias: Any = 0.0) -> Any:
+    dx, grads = right_gradients(grad, x, weight)
+    return dx.mT, grads
+
+
+def sum_and_a_constant(x: Any, axis: int = -1) -> Any:
+    y = np.exp(x - x.max(axis, keepdims=True))
+    return y / (y.sum(axis, keepdims=True) + 0.003)
+
+
+def eps_of_my_own(x: Any, weight: Any = 1.0, bias: Any = 0.0, eps: float = 1e-5) -> Any:
     return layer_norm(x, weight, bias, 3e-6)
 
 
-def last_term_divided(grad: Any, x: Any, weight: Any, eps: float = 1e-12) -> Any:
-    return _norm(grad, x, weight, eps, dx=lambda g, n, s: g - _mean(g) - n * _mean(g * n) / s)
+def sum_without_its_axis(x: Any, axis: int = -1) -> Any:
+    y = np.exp(x - x.max(axis, keepdims=True))
+    return y / y.sum(axis)
 
 
-def sum_without_its_axis(x: Any) -> Any:
-    y = np.exp(x - x.max(-1, keepdims=True))
-    return y / y.sum(-1)
+def infinity_times_the_mask(scores: Any, mask: Any) -> Any:
+    return softmax(scores + (1 - mask) * -np.inf)
 
 
-def infinity_times_the_mask(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    return right.softmax(scores if mask is None else scores + (1 - mask) * -np.inf) @ v
-
-
-def keys_and_values_without_the_norm(
-    x: Any, h: int, cache: Any, a: Any, an: Any, f: Any, fn: Any, eps: float = 1e-5
-) -> Any:
-    n = layer_norm(x, **an, eps=eps)
-    q, k, v = (split_heads(linear(each, **a[name]), h) for each, name in ((n, "query"), (x, "key"), (x, "value")))
-    if cache is not None:
-        k, v = (np.concatenate([old, new], 1) for old, new in zip(cache, (k, v), strict=True))
-    heads = scaled_dot_product_attention(q, k, v, causal_mask(q.shape[1], k.shape[1]))
-    y = x + linear(combine_heads(heads), **a["output"])
-    return y + feed_forward(layer_norm(y, **fn, eps=eps), gelu_tanh, **f), (k, v)
-
-
-def mean_over_the_tokens(ids: Any, target: int, n_heads: int, weights: Any) -> Any:
-    loss, grads = right.loss_and_gradients(ids, target, n_heads, weights)
-    return loss, mapped(lambda array: array / len(ids), grads)
-
-
-def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any) -> Any:
-    return _gradients(ids, target, n_heads, weights, skips=("attention",))
+def sum_over_the_labels(*args: Any) -> Any:
+    return mapped(lambda array: array / len(args[-1]["output"]["bias"]), distilbert_backward(*args))
 
 
 @pytest.mark.parametrize(
@@ -147,30 +148,30 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "layer_norm",
             eps_of_my_own,
-            "eps is 3e-06, regardless of the argument. Use the argument, which is 1e-12 by default.",
+            "eps is 3e-06, regardless of the argument. Use the argument, which is 1e-5 by default.",
             id="small constant",
         ),
         pytest.param(
             "linear_backward",
-            lambda grad, x, weight: (grad @ weight.T, x.T @ grad, grad.sum(0) * 0.7),
-            "dbias: 0.7 times the right numbers.",
+            factor,
+            "gradients.bias: 0.7 times the right numbers.",
             id="factor",
         ),
         pytest.param(
-            "decoder_layer",
-            lambda *args: mapped(lambda array: -array, decoder_layer(*args)),
-            "z, cache: the sign is wrong.",
+            "cached_attention",
+            lambda *args: mapped(lambda array: -array, cached_attention(*args)),
+            "rows, past: the sign is wrong.",
             id="sign",
         ),
         pytest.param(
-            "loss_and_gradients",
-            mean_over_the_tokens,
-            "gradients: the right numbers divided by ids.shape[0].",
+            "split_heads",
+            lambda x, n_heads: split_heads(x, n_heads) / n_heads,
+            "All numbers: the right numbers divided by n_heads.",
             id="size",
         ),
         pytest.param(
             "linear_backward",
-            lambda grad, x, weight: (weight @ grad.T, x.T @ grad, grad.sum(0)),
+            transposed,
             "dx: rows and columns are exchanged.",
             id="transposed",
         ),
@@ -181,40 +182,57 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
             id="keepdims",
         ),
         pytest.param(
-            "scaled_dot_product_attention",
+            "masked_softmax",
             infinity_times_the_mask,
-            "The mask is multiplied by infinity, and 0 times infinity is NaN. Use np.where(mask, scores, -np.inf).",
+            "The mask is multiplied by infinity, and 0 times infinity is NaN. Use np.where(mask, ...).",
             id="infinity",
         ),
         pytest.param(
-            "decoder_layer",
-            keys_and_values_without_the_norm,
-            "Keys and values are computed from X. They should be computed from Normalize(X), like the queries.",
+            "multi_head_attention",
+            with_edits(
+                "multi_head_attention",
+                "linear(source, **key)",
+                "linear(x, **key)",
+                "linear(source, **value)",
+                "linear(x, **value)",
+            ),
+            "Keys and values are computed from x. They should be computed from source.",
             id="operand",
         ),
         pytest.param(
             "layer_norm_backward",
-            last_term_divided,
+            with_edits(
+                "layer_norm_backward",
+                "(g - g.mean",
+                "g - g.mean",
+                "keepdims=True)) / s\n    return",
+                "keepdims=True) / s\n    return",
+            ),
             "Only the last term, n E[g n], is divided by the root. Divide the whole difference: put it in brackets.",
             id="brackets",
         ),
         pytest.param(
-            "loss_and_gradients",
-            norm_skipped_to_attention,
-            "The gradient does not go through layer_norm_backward on its way to attention. It does on its way to x.",
+            "encoder_layer_backward",
+            with_edits(
+                "encoder_layer_backward",
+                "multi_head_attention_backward(d_total,",
+                "multi_head_attention_backward(d_sum + through_ffn,",
+            ),
+            "The gradient does not go through the layer_norm_backward of the first norm on its way to attention. It does "
+            "on its way to x.",
             id="one of two ways",
         ),
         pytest.param(
-            "decoder_layer",
-            mask_without_a_cache,
-            "If cache is given: The tokens also attend to later tokens. Use causal_mask.",
+            "cached_attention",
+            mask_without_a_past,
+            "If past has tokens: The tokens also attend to later tokens. Use causal_mask.",
             id="branch",
         ),
         pytest.param(
-            "decoder_layer",
+            "cached_attention",
             joined_on_axis_0,
-            "The cached and the new keys are joined along the wrong axis. The arrays are (H, S, K) and (H, L, K), so "
-            "join them along axis 1, the tokens.",
+            "The old and the new keys are joined along the wrong axis. The arrays are (H, P, K) and (H, L, K), so join "
+            "them along axis -2, the tokens.",
             id="exception",
         ),
         pytest.param(
@@ -224,16 +242,16 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
             id="part",
         ),
         pytest.param(
-            "decoder_layer",
-            unmasked_with_another_eps,
-            "Two mistakes. First: The tokens also attend to later tokens. Use causal_mask. Second: eps is 1e-12 by "
-            "default. The default should be 1e-5, as in GPT-2.",
+            "cached_attention",
+            unmasked_and_exchanged,
+            "Two mistakes. First: The tokens also attend to later tokens. Use causal_mask. Second: The query and key "
+            "layers are exchanged.",
             id="pair",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "cross_entropy",
-            lambda logits, target: np.log(right.softmax(logits)[target]),
+            lambda logits, targets: np.log(np.take_along_axis(softmax(logits), targets[..., None], -1)).mean(),
             "Two mistakes. First: softmax rounds to 0 for a target far below the maximum, and its logarithm is -inf. "
             "Compute s - log(sum(exp(s))) with s = x - max(x) instead. Second: The minus sign is missing: this is log "
             "softmax.",
@@ -242,12 +260,20 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "linear_backward",
             two_wrong_gradients,
-            "dweight is grad^T x. It should be x^T grad. This explains your dweight, but not your dbias.",
+            "dW is grad^T x. It should be x^T grad. This explains your gradients.weight, but not your gradients.bias.",
             id="values",
         ),
         pytest.param(
-            "attention_backward",
-            divided_too_often,
+            "scaled_dot_product_attention_backward",
+            with_edits(
+                "scaled_dot_product_attention_backward",
+                "k.mT / math.sqrt(q.shape[-1])",
+                "k.mT / q.shape[-1]",
+                "d_products @ k",
+                "d_products @ k * 1.1",
+                "d_products.mT @ q",
+                "d_products.mT @ q * 1.3",
+            ),
             "The scores are divided by K before the softmax. They should be divided by its square root. This explains "
             "your dv, but not your dq, dk.",
             id="one value",
@@ -272,66 +298,59 @@ def off(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: mapped(lambda a: a * 1.001 if a.dtype.kind == "f" else a, function(*args))
 
 
-@pytest.mark.parametrize("function", [mask_without_a_cache, unmasked_with_another_eps])
+@pytest.mark.parametrize("function", [mask_without_a_past, unmasked_and_exchanged])
 @pytest.mark.slow
 def test_nearly_the_numbers_of_a_program_have_no_cause(function: Callable[..., Any]) -> None:
-    assert named("decoder_layer", off(function)) == ("", "")
+    assert named("cached_attention", off(function)) == ("", "")
 
 
 def test_nearly_the_numbers_of_a_step_have_no_cause() -> None:
     assert named("encoder_layer", off(unbiased_layer)) == ("", "")
 
 
-def every_row_of_half(ids: Any, target: int, n_heads: int, weights: Any) -> Any:
-    """No known mistake: each row of the logits gets half of its gradient."""
-    given = {"read": slice(None), "of_row": lambda logits: logits, "dlogits": lambda *args: _of_rows(*args) / 2}
-    return _gradients(ids, target, n_heads, weights, **given)  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 def test_a_value_that_is_always_0_shows_no_cause() -> None:
     """The gradient of key.bias is 0 up to rounding. Its rounding errors differ, but show no mistake."""
-    cases = cases_of("loss_and_gradients", every_row_of_half)
-    assert _in_some_values(EXERCISES["loss_and_gradients"], cases) == ("", "")
+    half = with_edits(
+        "multi_head_attention_backward", "linear_backward(grad, combined", "linear_backward(grad / 2, combined"
+    )
+    cases = cases_of("multi_head_attention_backward", half)
+    assert _in_some_values(EXERCISES["multi_head_attention_backward"], cases) == ("", "")
 
 
 def test_a_value_has_its_name() -> None:
-    assert value_name(EXERCISES["decoder_layer"].values, "1.0") == "cache[0]"
-    assert value_name(EXERCISES["loss_and_gradients"].values, "1.query.weight") == "gradients.query.weight"
+    assert value_name(EXERCISES["cached_attention"].values, "1.0") == "past[0]"
+    assert value_name(EXERCISES["multi_head_attention_backward"].values, "2.query.weight") == "gradients.query.weight"
     assert value_name((), "") == ""
 
 
 def test_the_largest_difference_is_named_by_its_value() -> None:
-    decoder_step = EXERCISES["decoder_step"]
-    true = truth(decoder_step.right, decoder_step.cases()[1])
-    logits, caches = mapped(np.copy, true.outcome.answer)
-    caches[1][0][1, 5, 1] += 9
-    assert difference((logits, caches), true, decoder_step.values).startswith(", most at caches[1][0][1, 5, 1]: yours ")
+    step = EXERCISES["gpt2_step"]
+    true = truth(step.right, step.cases()[1])
+    logits, past = mapped(np.copy, true.outcome.answer)
+    past[1][0][1, 5, 1] += 9
+    assert difference((logits, past), true, step.values).startswith(", most at past[1][0][1, 5, 1]: yours ")
 
 
-@pytest.mark.parametrize("is_in_set", [np.less, np.less_equal])
-def test_the_last_word_of_the_set_left_out_is_named_if_at_least_one_word_is_kept(is_in_set: Any) -> None:
-    """At top_p = 1, rounding decides whether all words are kept."""
+@pytest.mark.parametrize("least", [0, 1])
+def test_the_last_token_of_the_set_left_out_is_named_with_and_without_an_empty_set(least: int) -> None:
+    def top_p(logits: Any, p: float) -> Any:
+        probabilities = softmax(logits)
+        order = np.argsort(-probabilities)
+        kept = order[: max(least, int((np.cumsum(probabilities[order]) < p).sum()))]
+        found = np.zeros_like(probabilities)
+        found[kept] = probabilities[kept] / probabilities[kept].sum()
+        return found if len(kept) else found * np.float32(np.nan)
 
-    def sample(logits: Any, temperature: float, top_p: float, u: float) -> int:
-        p = right.softmax(logits / temperature)
-        order = np.argsort(-p)
-        kept = order[is_in_set(np.cumsum(p[order]), top_p)]
-        kept = kept if len(kept) else order[:1]
-        q = np.zeros_like(p)
-        q[kept] = p[kept] / p[kept].sum()
-        return int(np.argmax(np.cumsum(q) > u))
-
-    found = judge(EXERCISES["sample"], sample, signatures()["sample"], "mine.py").with_cause()
-    assert found.cause == "last word of the set left out"
+    found = judge(EXERCISES["top_p"], top_p, signatures()["top_p"], "mine.py").with_cause()
+    assert found.cause == "last token of the set left out"
 
 
 def test_a_changed_list_of_arrays_is_named_with_its_place() -> None:
-    def decoder_step(ids: Any, n_heads: int, weights: Any, caches: Any = None) -> Any:
-        given = caches and list(caches)
-        if caches:
-            caches[0] = tuple(2 * each for each in caches[0])
-        return right.decoder_step(ids, n_heads, weights, given)
+    def step(ids, past, n_heads, activation, eps, embeddings, layers, norm, head):  # type: ignore[no-untyped-def]
+        given = list(past)
+        past[0] = tuple(2 * each for each in past[0])
+        return gpt2_step(ids, given, n_heads, activation, eps, embeddings, layers, norm, head)
 
-    found = judge(EXERCISES["decoder_step"], decoder_step, signatures()["decoder_step"], "mine.py").with_cause()
-    assert found.sentence.startswith("It changes its argument caches, at 0.0. ")
+    found = judge(EXERCISES["gpt2_step"], step, signatures()["gpt2_step"], "mine.py").with_cause()
+    assert found.sentence.startswith("It changes its argument past, at 0.0. ")

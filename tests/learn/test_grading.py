@@ -16,8 +16,7 @@ import pytest
 
 from npformer.cli.main import main
 from npformer.common.errors import NpformerError
-from npformer.learn import Grade, grade, grading, right
-from npformer.learn import right as plain
+from npformer.learn import Grade, grade, grading
 from npformer.learn.chapters import CHAPTERS, EXERCISES
 from npformer.learn.exercise import seeded
 from npformer.learn.gradescope import gradescope
@@ -30,7 +29,7 @@ from tests.learn import loops
 from tests.learn.test_check import PLAIN
 
 ROOT = Path(__file__).parents[2]
-RIGHT = "from npformer.learn.right import *\n"
+RIGHT = "from npformer.plain.formulas import *\nfrom npformer.plain.distilbert import *\n"
 ENDS_ITS_PARENT = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n"
 
 
@@ -68,7 +67,7 @@ def rows(text: str) -> dict[str, dict[str, str]]:
 @pytest.mark.slow
 def test_the_command_grades_a_class(tmp_path: Path) -> None:
     """Ten submissions, of which some are missing, unreadable or hostile."""
-    slow = "def embeddings(ids, token_table, position_table, start=0):\n    while True:\n        pass\n"
+    slow = "def embed(ids, positions, eps, token, position, norm):\n    while True:\n        pass\n"
     files = {
         "ada.py": PLAIN,
         f"bob/{FILE}": template(),
@@ -92,9 +91,9 @@ def test_the_command_grades_a_class(tmp_path: Path) -> None:
         "ada": "4", "bob": "0", "'=cyd": "4", "dan": "0", "eve": "4", "fay": "0", "gus": "0", "hal": "0", "ian": "0",
         "jon": "0",
     }  # fmt: skip
-    assert found["eve"]["imports"] == "npformer.learn.right"
-    assert "linear: npformer.learn.right" in found["eve"]["foreign"]
-    assert found["gus"]["embeddings"] == "wrong"
+    assert found["eve"]["imports"] == "npformer.plain.distilbert npformer.plain.formulas"
+    assert "linear: npformer.plain.formulas" in found["eve"]["foreign"]
+    assert found["gus"]["embed"] == "wrong"
     assert "expected one file" in found["dan"]["problem"]
     assert "null bytes" in found["ian"]["problem"]
     assert len(found["jon"]["problem"]) < 1000
@@ -108,7 +107,7 @@ def test_the_command_grades_a_class(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_file_that_ends_its_parent_does_not_end_the_grading(tmp_path: Path) -> None:
-    files = {"ada.py": ENDS_ITS_PARENT, "bob.py": "def linear(x, weight, bias):\n    return x @ weight + bias\n"}
+    files = {"ada.py": ENDS_ITS_PARENT, "bob.py": "def linear(x, weight, bias=0.0):\n    return x @ weight + bias\n"}
     first, second = grade(submitted(tmp_path, files), chapter=1, limit=100.0, seconds=600.0, jobs=1)
     assert first.problem == f"The check was ended with exit code {-signal.SIGKILL}, perhaps by the file."
     assert (second.passed, second.report["total"]) == (1, 4)
@@ -189,17 +188,17 @@ def test_a_submission_without_the_file_has_results_too(tmp_path: Path, capsys: p
 )
 def test_right_solutions_pass_with_any_seed(seed: int) -> None:
     with seeded(seed):
-        for module in (right, plain, loops):
-            for name, exercise in EXERCISES.items():
-                verdict = judge(exercise, getattr(module, name), signatures()[name], str(module.__file__)).verdict
+        for name, exercise in EXERCISES.items():
+            for function in (exercise.right, getattr(loops, name)):
+                verdict = judge(exercise, function, signatures()[name], "").verdict
                 assert verdict.state == PASSED, verdict
 
 
 def test_answers_that_are_copied_into_a_file_fail_with_a_seed() -> None:
     linear = EXERCISES["linear"]
-    cases = {repr(args): right.linear(*args) for args in linear.cases()}
+    cases = {repr(args): linear.right(*args) for args in linear.cases()}
     module = ModuleType("mine")
-    module.linear = lambda x, weight, bias: cases.get(repr((x, weight, bias)), x)  # type: ignore[attr-defined]
+    module.linear = lambda *args: cases.get(repr(args), args[0])  # type: ignore[attr-defined]
     found = [_judged_function(linear, Loaded(module), signatures()["linear"], "", seed).verdict for seed in (0, 5)]
     assert [each.state for each in found] == [PASSED, "wrong"]
     assert found[1].problem.startswith("With other numbers (seed 5): ")

@@ -21,12 +21,12 @@ from tests.learn.test_check import EXERCISES, problems, signatures, written
 
 check = partial(npformer.learn.check, limit=100.0)
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
-LINEAR = "def linear(x, weight, bias):\n    return x @ weight + bias"
+LINEAR = "def linear(x, weight, bias=0.0):\n    return x @ weight + bias"
 
 
 @POSIX
 def test_a_stopped_process_is_ended_with_a_verdict(tmp_path: Path) -> None:
-    stop = "def layer_norm(x, weight, bias, eps=1e-12):\n    import os, signal\n"
+    stop = "def layer_norm(x, weight=1.0, bias=0.0, eps=1e-5):\n    import os, signal\n"
     stop += (
         f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n    os.kill(os.getpid(), signal.SIGSTOP)"
     )
@@ -40,28 +40,26 @@ def test_a_stopped_process_is_ended_with_a_verdict(tmp_path: Path) -> None:
 @POSIX
 def test_a_function_that_waits_is_ended_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "SHORTEST", 0.2)
-    wait = (
-        "def embeddings(ids, token_table, position_table, start=0):\n    import threading\n    threading.Event().wait()"
-    )
-    found = problems(npformer.learn.check(written(tmp_path, {"embeddings": wait}), chapter=1, limit=0.05))
-    assert "although it hardly computed. It was at line " in found["embeddings"]
-    assert "`threading.Event().wait()`" in found["embeddings"]
+    wait = "def embed(ids, positions, eps, token, position, norm):\n    import threading\n    threading.Event().wait()"
+    found = problems(npformer.learn.check(written(tmp_path, {"embed": wait}), chapter=1, limit=0.05))
+    assert "although it hardly computed. It was at line " in found["embed"]
+    assert "`threading.Event().wait()`" in found["embed"]
 
 
 @POSIX
 def test_copies_of_the_process_end_with_it(tmp_path: Path) -> None:
     """The copy reaches the next functions too. Its verdicts do not count, and it is ended."""
-    fork = "def embeddings(ids, token_table, position_table, start=0):\n    import os\n    while os.fork() == 0:\n"
-    fork += "        while True:\n            pass\n    return token_table[ids] + position_table[start + np.arange(len(ids))]"
-    report = check(written(tmp_path, {"embeddings": fork, "linear": LINEAR}), chapter=1)
-    assert report.passed_names == ["embeddings", "linear"]
+    fork = "def embed(ids, positions, eps, token, position, norm):\n    import os\n    while os.fork() == 0:\n"
+    fork += "        while True:\n            pass\n    return layer_norm(token['weight'][ids] + position['weight'][positions], **norm, eps=eps)"
+    report = check(written(tmp_path, {"embed": fork, "linear": LINEAR}), chapter=1)
+    assert report.passed_names == ["linear", "embed"]
 
 
 def test_a_copy_of_the_process_tells_nothing(tmp_path: Path) -> None:
     body = "    import os\n    os.fork()\n    return x @ weight + bias"
     if not hasattr(os, "fork"):
         pytest.skip("Windows has no fork")
-    report = check(written(tmp_path, {"linear": f"def linear(x, weight, bias):\n{body}"}), chapter=1)
+    report = check(written(tmp_path, {"linear": f"def linear(x, weight, bias=0.0):\n{body}"}), chapter=1)
     assert report.passed_names == ["linear"]
     assert problems(report) == {}
 
@@ -91,7 +89,7 @@ def test_an_exception_does_not_control_the_terminal() -> None:
 def test_a_flood_of_output_leaves_room_for_other_functions(tmp_path: Path) -> None:
     functions = {
         "gelu": "def gelu(x):\n    print('\\n' * 20_000_000)\n    return x",
-        "linear": "def linear(x, weight, bias):\n    print('short', flush=True)\n    return x @ weight + bias",
+        "linear": "def linear(x, weight, bias=0.0):\n    print('short', flush=True)\n    return x @ weight + bias",
     }
     report = check(written(tmp_path, functions), chapter=1)
     assert report.passed_names == ["linear"]
@@ -202,7 +200,7 @@ def test_results_that_the_file_wrote_are_left_out() -> None:
 
 def test_when_the_time_of_a_file_is_over_every_function_has_a_verdict() -> None:
     made = _Check(Path("mine.py"), [1], 5.0, 0, Time(40.0))
-    made._take(ended({"began": "embeddings"}, {"verdict": Verdict("embeddings", PASSED).as_dict()}))
+    made._take(ended({"began": "linear"}, {"verdict": Verdict("linear", PASSED).as_dict()}))
     assert made._stopped(ended({"began": "layer_norm"}, why=OVER))
     assert [each.kind for each in made.verdicts.values()] == ["", "time", "time", "time"]
 

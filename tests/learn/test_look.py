@@ -20,7 +20,7 @@ from tests.learn.test_check import PLAIN, written
     "unwritten",
     [
         pytest.param([], marks=pytest.mark.slow),
-        ["softmax", "scaled_dot_product_attention", "encoder_layer", "classify"],
+        ["softmax", "scaled_dot_product_attention", "encoder_layer", "distilbert"],
     ],
     ids=["complete", "in part"],
 )
@@ -44,10 +44,10 @@ def test_the_stages_are_those_of_the_model(unwritten: list[str], tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_page_has_the_learners_model_and_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The learner's layer is wrong, and pool is not yet written; attention in layer 0 is correct."""
+    """The learner's layer is wrong, and classify is not yet written; attention in layer 0 is correct."""
     wrong = "def feed_forward(x, activation, hidden, output):\n    return x"
-    unwritten = "def pool(x, weight, bias):\n    raise NotImplementedError"
-    folder = written(tmp_path, {"feed_forward": wrong, "pool": unwritten}, PLAIN)
+    unwritten = "def classify(x, pooler, head):\n    raise NotImplementedError"
+    folder = written(tmp_path, {"feed_forward": wrong, "classify": unwritten}, PLAIN)
     pages = []
     monkeypatch.setattr("npformer.learn.look", lambda folder: pages.append(look(folder)) or pages[-1])
     assert main(["learn", "look", "--folder", str(folder)]) == 0
@@ -65,16 +65,14 @@ def test_a_page_has_the_learners_model_and_the_right_one(tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_drawn_says_why(tmp_path: Path) -> None:
-    broken = "def encoder(x, n_heads, layers):\n    return x[100]"
+    broken = "def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):\n    return x[100]"
     with pytest.raises(
         NpformerError,
         match=r"your model cannot be run: IndexError: index 100 is out of bounds.*; `npformer learn check` shows",
     ):
-        look(written(tmp_path, {"encoder": broken}, PLAIN))
+        look(written(tmp_path, {"encoder_layer": broken}, PLAIN))
     silent = PLAIN.replace(
-        "return softmax(scores) @ v", "return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True) @ v"
+        "weights = masked_softmax(scores, mask)", "weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)"
     )
-    with pytest.raises(
-        NpformerError, match="attention weights cannot be shown: scaled_dot_product_attention has to call"
-    ):
+    with pytest.raises(NpformerError, match="attention weights cannot be shown: masked_softmax has to call"):
         look(written(tmp_path, {}, silent))

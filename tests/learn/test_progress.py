@@ -14,10 +14,10 @@ from npformer.cli.main import main
 from npformer.common.errors import NpformerError
 from npformer.learn import checking, progress, reset, start
 from npformer.learn.checking import learners_file
-from npformer.learn.template import FILE, template
+from npformer.learn.template import FILE, empty, template
 from tests.learn.test_check import PLAIN, written
 
-LINEAR = "def linear(x, weight, bias):\n    return x @ weight + bias"
+LINEAR = "def linear(x, weight, bias=0.0):\n    return x @ weight + bias"
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,16 @@ def test_reset_removes_second_definitions_and_keeps_line_ends(tmp_path: Path) ->
         names["linear"](1, 2, 3)
 
 
-def test_reset_of_a_missing_function(tmp_path: Path) -> None:
-    with pytest.raises(NpformerError, match="no function linear"):
-        reset("linear", written(tmp_path / "course", {}, "import math\n"))
+def test_reset_adds_a_missing_function_and_what_the_course_gives_with_it(tmp_path: Path) -> None:
+    folder = written(tmp_path / "course", {}, "import math\n\nimport numpy as np\n")
+    assert reset("linear", folder) == (folder / FILE).resolve()
+    text = (folder / FILE).read_text()
+    assert "erf = np.vectorize(" in text
+    assert text.endswith(f"\n\n\n{empty('linear')}\n")
+    assert main(["learn", "reset", "gelu", "--folder", str(folder)]) == 0
+    assert (folder / FILE).read_text().count("erf = ") == 1
+
+
+def test_reset_of_an_unknown_function(tmp_path: Path) -> None:
     with pytest.raises(NpformerError, match="the course has no function 'lienar'"):
         reset("lienar", tmp_path / "course")

@@ -341,3 +341,19 @@ def test_a_cache_gives_the_rows_of_the_whole_text(writer: Any) -> None:
     for first, end in ((0, 3), (3, 4), (4, 6)):
         logits, past = step(ids[first:end], past)
         np.testing.assert_allclose(logits, whole[end - 1], **TOLERANCE)
+
+
+def test_a_step_of_gpt2_gives_the_logits_of_the_whole_text() -> None:
+    """The page without a cache is `plain.gpt2`."""
+    model = model_of("gpt2", "causal-lm")
+    config, ids = model.config, np.array([5, 9, 4, 11, 7, 30])
+    whole = plain.run(model, ids).logits[0]
+    past = decoding.no_past(config.n_layers, config.n_heads, config.d_head)
+    for first, end in ((0, 3), (3, 4), (4, 6)):
+        sizes = (config.n_heads, formulas.gelu_tanh, config.eps)
+        logits, past = decoding.gpt2_step(ids[first:end], past, *sizes, **model.weights)
+        np.testing.assert_allclose(logits, whole[end - 1], **TOLERANCE)
+
+
+def test_cross_entropy_is_finite_for_a_target_of_probability_0() -> None:
+    assert training.cross_entropy(np.array([[1000.0, 0.0]]), np.array([1])) == 1000

@@ -1,0 +1,99 @@
+"""The contents of the course: functions of the plain pages. A page's function is the right answer of its exercise.
+
+`template.py` makes the learner's file from them, and `programs.py` makes programs with mistakes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+Function = Callable[..., Any]
+
+#: Title of a chapter -> the definitions that the learner's file gives, and the functions that the learner writes.
+CONTENTS = {
+    "From words to rows": (
+        "formulas.erf formulas.embedding",
+        "formulas.linear formulas.layer_norm formulas.gelu distilbert.embed",
+    ),
+    "Attention": (
+        "",
+        "formulas.softmax formulas.split_heads formulas.combine_heads formulas.causal_mask formulas.masked_softmax"
+        " formulas.scaled_dot_product_attention",
+    ),
+    "The encoder": (
+        "",
+        "formulas.multi_head_attention formulas.feed_forward formulas.encoder_layer formulas.encoder",
+    ),
+    "An answer": ("formulas.relu", "distilbert.distilbert distilbert.classify"),
+    "Learning": (
+        "gradients.flat gradients.relu_backward gradients.silu_backward gradients.gelu_backward"
+        " gradients.gelu_tanh_backward gradients.BACKWARDS gradients.feed_forward_backward gradients.stack_backward"
+        " gradients.embed_backward training.adamw training.tree_map training.adamw_of_all training.train",
+        "training.cross_entropy training.cross_entropy_backward gradients.linear_backward gradients.embedding_backward"
+        " gradients.layer_norm_backward gradients.softmax_backward gradients.scaled_dot_product_attention_backward"
+        " gradients.multi_head_attention_backward gradients.encoder_layer_backward gradients.distilbert_backward",
+    ),
+    "Writing": (
+        "decoding.no_past decoding.sample",
+        "formulas.gelu_tanh decoding.cached_attention decoding.cached_gpt2_layer decoding.gpt2_step decoding.top_p",
+    ),
+}
+#: Name of a definition -> its page.
+PAGES = {
+    name: page
+    for places in CONTENTS.values()
+    for page, _, name in (each.partition(".") for part in places for each in part.split())
+}
+
+
+def names(places: str) -> list[str]:
+    """The names of definitions, given with their pages."""
+    return [each.partition(".")[2] for each in places.split()]
+
+
+GIVEN = [name for given, _ in CONTENTS.values() for name in names(given)]
+LEARNT = [name for _, learnt in CONTENTS.values() for name in names(learnt)]
+
+
+def given_with(name: str) -> list[str]:
+    """The names of the definitions that the learner's file gives in the chapter of a function."""
+    return next(names(given) for given, learnt in CONTENTS.values() if name in names(learnt))
+
+
+def right(name: str) -> Function:
+    """The function of a page, which is the right answer of an exercise."""
+    function: Function = getattr(import_module(f"npformer.plain.{PAGES[name]}"), name)
+    return function
+
+
+@lru_cache(maxsize=128)
+def definition(name: str) -> str:
+    """The text of a definition on its page."""
+    return _definitions(PAGES[name])[name]
+
+
+@lru_cache(maxsize=16)
+def _definitions(page: str) -> dict[str, str]:
+    text = inspect.getsource(import_module(f"npformer.plain.{page}"))
+    lines, found = text.splitlines(), {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.Assign):
+            name = node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.targets[0])
+            found[name] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+    return found
+
+
+@lru_cache(maxsize=128)
+def split(name: str) -> tuple[str, str, str]:
+    """The signature of a page's function, its docstring, and its body, as lines of the page."""
+    text = definition(name)
+    [node] = ast.parse(text).body
+    assert isinstance(node, ast.FunctionDef)
+    lines, docstring = text.splitlines(), node.body[0]
+    first, last = docstring.lineno - 1, docstring.end_lineno
+    return "\n".join(lines[:first]), "\n".join(lines[first:last]), "\n".join(lines[last:])
