@@ -29,7 +29,7 @@ from npformer.plain.formulas import (
 def no_past(n_layers, n_kv_heads, d_head):
     """The cache before the first token of one text: a pair of empty arrays (G, 0, K) for each layer.
 
-    They are float16: joined with keys and values of any dtype, the result has that dtype.
+    They are float16: joined with keys and values of any NumPy float dtype, the result has that dtype.
     """
     empty = np.zeros((n_kv_heads, 0, d_head), np.float16)
     return [(empty, empty)] * n_layers
@@ -84,7 +84,7 @@ def greedy(step, ids, past, end_id, max_new_tokens):
 
 
 def top_p(logits, p):
-    """The probabilities of the fewest tokens that together have at least p, (V,) -> (V,).
+    """The probabilities of the fewest tokens that together have at least p, scaled to sum to 1; others are 0. (V,).
 
     Holtzman et al., 2020, The Curious Case of Neural Text Degeneration, section 3.1.
     >>> top_p(np.log([0.5, 0.3, 0.2]), 0.6).round(4).tolist()
@@ -109,7 +109,7 @@ def sample(step, ids, past, end_id, max_new_tokens, temperature, p, random):
 
 
 def beam_search(step, ids, past, end_id, max_new_tokens, n_beams):
-    """The n_beams best texts, best first: pairs of (sum of log p) / length and tokens.
+    """The n_beams best continuations, best first: pairs of (sum of log p) / length and the new tokens.
 
     Each step keeps the 2 n_beams best extensions of all beams. Those among the first n_beams that end are finished; the
     n_beams best of the others go on. The search never stops early. After the last step, every text counts as ended, so

@@ -1,8 +1,9 @@
 """DistilBERT: from token ids to the logits of its heads. Sanh et al., 2019, DistilBERT; Devlin et al., 2019, BERT.
 
-It differs from BERT in its embeddings, which have no token types, and in its pooler, which has ReLU instead of tanh.
-Positions are a table, learned or with the sinusoids of 2017. mask is (..., 1, 1, L), True for tokens and False for
-padding, or True for a text alone. From the ids of a text to the index of its label, with DistilBERT-base's sizes:
+It has the layers of BERT, half as many, without token types and without BERT's pooler (Sanh et al., section 3). Its
+classifier has a linear layer with ReLU before the output layer; the weights call that layer pooler. Positions are a
+table, learned or with the sinusoids of 2017. mask is (..., 1, 1, L), True for tokens and False for padding, or True for
+a text alone. From the ids of a text to the index of its label, with DistilBERT-base's sizes:
 
     x = distilbert(ids, np.arange(len(ids)), True, 12, gelu, 1e-12, weights["embeddings"], weights["layers"])
     logits = classify(x, weights["pooler"], weights["head"])["logits"]
@@ -30,7 +31,8 @@ def distilbert(ids, positions, mask, n_heads, activation, eps, embeddings, layer
 def classify(x, pooler, head):
     """Logits of a text's labels from the hidden state x_0 of its first token, x (..., L, D) -> {"logits": (..., C)}.
 
-    relu(x_0 W + b) with the pooler, then the head's output layer. Devlin et al., 2019, section 4.1.
+    relu(x_0 W + b) with the pooler, as in the released checkpoints, then the output layer of Devlin et al., 2019,
+    section 4.1.
     """
     pooled = relu(linear(x[..., 0, :], **pooler))
     logits = linear(pooled, **head["output"])

@@ -270,7 +270,8 @@ def rotate_first(x, cos, sin):
 def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
     """Multi-head self-attention with rotated queries and keys. x (..., L, D), angles those of `rotary_angles`.
 
-    Scores depend on the distance between query and key only. Su et al., 2021, RoFormer, equation 16.
+    Positions enter the scores only through the signed distance from query to key. Su et al., 2021, RoFormer,
+    equation 16.
     """
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
     query_rotated, key_rotated = (rotate(split_heads(each, n_heads), *angles) for each in (q, k))  # (..., H, L, K)

@@ -1,11 +1,13 @@
 """Gradients: the backward of each formula of an encoder, and the gradients of DistilBERT's classifier.
 
 A backward function takes grad, the gradient of the loss with respect to its function's result, and then the arguments
-of its function. It returns the gradient of x, and those of the weights in the form of the weights. It computes the
-intermediate values again from x. Rumelhart et al., 1986; Baydin et al., 2018, section 3.2. Exceptions:
+of its function. It returns the gradients of its arrays (x; q, k and v; x and source), and those of the weights in the
+form of the weights. It computes the intermediate values again. Rumelhart et al., 1986; Baydin et al., 2018, section
+3.2. Exceptions:
 
 - `softmax_backward` takes the result y instead of x, and `rotate_backward` (llama_gradients.py) neither.
-- `embedding_backward` returns no gradient of the ids.
+- `embed_backward` also takes the sum of the tables' rows, and `stack_backward` the stored input of each layer.
+- Functions that read ids return the gradients of weights only.
 - A linear layer without a bias gets the gradient of a bias of 0.
 
 dy is the gradient of y, N the number of rows in all texts of a batch.
@@ -75,7 +77,7 @@ def silu_backward(grad, x):
 
 
 def gelu_backward(grad, x):
-    """dx = grad (Phi(x) + x phi(x)), where phi is the density of the normal distribution."""
+    """dx = grad (Phi(x) + x phi(x)), where phi is the standard normal density."""
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     return (grad * ((1 + erf(x / math.sqrt(2))) / 2 + x * density)).astype(x.dtype)
 

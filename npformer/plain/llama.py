@@ -4,8 +4,10 @@ Touvron et al., 2023, LLaMA, section 2.2, and Llama 2, section 2.2. H heads of q
 `past` is the KV cache, the keys and values of P earlier tokens: in a layer, a pair of arrays (..., G, P, K), and in the
 model a list with a pair for each layer. At the start of a text, P is 0 (`decoding.no_past`). There are S = P + L keys.
 
-    ffn      {"gate": (D, F), "up": (D, F), "output": (F, D)}, linear layers
-    layers   [{"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm}, ...]
+    a norm       {"weight": (D,)}
+    attention    {"query": (D, H K), "key": (D, G K), "value": (D, G K), "output": (H K, D)}, linear layers
+    ffn          {"gate": (D, F), "up": (D, F), "output": (F, D)}, linear layers
+    layers       [{"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm}, ...]
 """
 
 import numpy as np
