@@ -17,7 +17,7 @@ from npformer.checkpoint.tree import to_torch
 from npformer.families import read_config, write_config
 from npformer.mechanisms import PartialRotary, Rotary, Window
 from tests.support import tiny
-from tests.support.planted_decoders import PLANTED, diagnosis
+from tests.support.planted_decoders import PHI3, diagnosis
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
@@ -53,11 +53,11 @@ def test_fused_rows_are_those_of_query_key_and_value_and_of_gate_and_up() -> Non
 
 @pytest.mark.parametrize(
     "planted",
-    [pytest.param(name, marks=() if name == "up and gate" else pytest.mark.slow) for name in PLANTED["phi3"]],
+    [pytest.param(name, marks=() if name == "up and gate" else pytest.mark.slow) for name in PHI3],
 )
 def test_a_mistake_of_a_port_is_named(planted: str) -> None:
     found = diagnosis(tiny.model("phi3", "causal-lm", mechanisms=MECHANISMS), planted, full=True)
-    assert PLANTED["phi3"][planted][0] in found, found
+    assert PHI3[planted][0] in found, found
 
 
 def test_a_checkpoint_with_its_own_code_loads_with_a_warning(tmp_path):

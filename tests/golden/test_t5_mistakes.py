@@ -53,10 +53,10 @@ PLANTED: dict[str, tuple[str, Plant]] = {
         edited((BIASED, "query_heads @ key_heads.mT / math.sqrt(query_heads.shape[-1]) + bias")),
     ),
     "decoder's buckets of both directions": (
-        "wrong buckets", edited(("biases(places, causal_buckets,", "biases(places, relative_buckets,"))
+        "wrong buckets", edited(("biases(text_positions, causal_buckets,", "biases(text_positions, relative_buckets,"))
     ),
     "encoder's buckets of one direction": (
-        "wrong buckets", edited(("biases(places, relative_buckets,", "biases(places, causal_buckets,"))
+        "wrong buckets", edited(("biases(text_positions, relative_buckets,", "biases(text_positions, causal_buckets,"))
     ),
     "max_distance 128": ("wrong buckets", inputs(lambda given: {"max_distance": 128})),
     "head not scaled": (
@@ -65,7 +65,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
     "bias across": (
         "relative bias in attention to the source",
         edited(
-            ("biases(places, causal_buckets,", "biases(np.arange(20), causal_buckets,"),
+            ("biases(text_positions, causal_buckets,", "biases(np.arange(20), causal_buckets,"),
             ("normed, normed, bias, mask,", "normed, normed, bias[:, : mask.shape[0], : mask.shape[0]], mask,"),
             ("source, 0, seen,", "source, bias[:, : mask.shape[0], : source.shape[-2]], seen,"),
         ),
@@ -84,7 +84,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
     ),
     "start token 1": (
         "wrong start token",
-        inputs(lambda given: {"target_ids": np.where(given["target_places"], given["target_ids"], 1)}),
+        inputs(lambda given: {"target_ids": np.where(given["target_text_positions"], given["target_ids"], 1)}),
     ),
     "1 + w": ("weight of RMSNorm misused", changed("norm.weight", lambda w: 1 + w)),
     "mean subtracted": (

@@ -180,7 +180,7 @@ def _batch(config: Any, texts: Iterable[Any]) -> dict[str, Any]:
         positions = padded_positions(ids, config.uncounted)
     batch = {
         "ids": ids, "token_type_ids": types, "seen": seen[:, None, None, :], "mask": seen[:, None, None, :],
-        "lengths": seen.sum(1), "places": places, "positions": positions, "pad_id": config.pad_id or 0,
+        "lengths": seen.sum(1), "text_positions": places, "positions": positions, "pad_id": config.pad_id or 0,
     }  # fmt: skip
     if not config.decoder:
         return batch
@@ -188,7 +188,7 @@ def _batch(config: Any, texts: Iterable[Any]) -> dict[str, Any]:
     read = shifted if targets[0] is None else _padded(config, targets)[0]
     places = np.arange(read.shape[1])
     return batch | {
-        "target_ids": read, "target_places": places, "target_positions": config.positions.first + places
+        "target_ids": read, "target_text_positions": places, "target_positions": config.positions.first + places
     }  # fmt: skip
 
 

@@ -189,8 +189,8 @@ KNOWN: dict[str, tuple[str, Plant]] = {
     "no positions": ("positions left out", changed("position.weight", np.zeros_like)),
     "from 1": ("positions off by one", positions(lambda given: given["positions"] + 1)),
     "from 2": ("positions off by one", positions(lambda given: given["positions"] + 2)),
-    "no offset": ("positions off by one", positions(lambda given: given["places"])),
-    "padding counted": ("wrong positions", positions(lambda given: given["places"] + given["pad_id"] + 1)),
+    "no offset": ("positions off by one", positions(lambda given: given["text_positions"])),
+    "padding counted": ("wrong positions", positions(lambda given: given["text_positions"] + given["pad_id"] + 1)),
     "restarting": (
         "wrong positions", positions(lambda given: given["positions"] - 2 * (given["token_type_ids"] == 1))
     ),
@@ -336,7 +336,7 @@ HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "half the positions": ((SCALE, "embeddings added twice"), times("position", 0.5)),
     "a tenth more tokens": ((SCALE,), times("embeddings.token", 1.1)),
     "last token unknown": (
-        ("wrong token ids",), inputs(lambda given: {"ids": np.where(given["places"] == 2, 1, given["ids"])})
+        ("wrong token ids",), inputs(lambda given: {"ids": np.where(given["text_positions"] == 2, 1, given["ids"])})
     ),
     "temperature 0.7": ((SCALE,), scores(f"{SCORES} / 0.7")),
     "clipped scores": ((), edited(("np.where(mask, scores,", "np.where(mask, scores.clip(-0.5, 0.5),"))),

@@ -47,7 +47,7 @@ def both(old: str, new: str) -> Plant:
 
 def rotated_in(layers: str) -> Plant:
     """Rotates with the angles of these layers, in the order of the page's layers."""
-    return edited(("zip(layers, past, rotations,", f"zip(layers, past, [rotations[i] for i in {layers}],"))
+    return edited(("zip(layers, rotations,", f"zip(layers, [rotations[i] for i in {layers}],"))
 
 
 def window(reach: str) -> Plant:
@@ -106,6 +106,22 @@ PHI3: dict[str, tuple[str, Plant]] = {
         ),
     ),
     "whole heads": WHOLE_HEADS,
+}
+#: Of texts longer than those in training, whose rotation is scaled.
+LONG_PHI3: dict[str, tuple[str, Plant]] = {
+    "no attention factor": (
+        "rotation scaled differently",
+        edited(("magnitude * np.cos(angles), magnitude * np.sin(angles)", "np.cos(angles), np.sin(angles)")),
+    ),
+    "short factors": (  # 1 and 1.5 for 3 and 12.5 in texts of more than 7 tokens
+        "rotation scaled differently",
+        edited(
+            (
+                "frequencies.astype(np.float64)",
+                "(frequencies * [3, 12.5 / 1.5] if len(positions) > 7 else frequencies).astype(np.float64)",
+            )
+        ),
+    ),
 }
 #: A port that does not rotate in layer 0 exports no rotated queries and keys.
 NOT_ROTATED = exported(lambda stages: dict.fromkeys(f"layers.0.attention.{name}_rotated" for name in ("query", "key")))
@@ -171,7 +187,7 @@ OLMO2: dict[str, tuple[str, Plant]] = {
         both("{0}_normed = rms_norm(linear(x, **{0}), **", "{0}_rotated = rotate(split_heads(linear(x, **{0}), {1}), *angles)\n"
              "    {0}_normed = rms_norm(combine_heads({0}_rotated), **")
         & both("{0}_rotated = rotate(split_heads({0}_normed, {1}), *angles)", "{0}_heads = split_heads({0}_normed, {1})")
-        & edited(("attention(query_rotated,", "attention(query_heads,"), ("past, key_rotated,", "past, key_heads,")),
+        & edited(("attention(query_rotated,", "attention(query_heads,"), ("[past[0], key_rotated]", "[past[0], key_heads]")),
     ),
     "norms of queries and keys exchanged": ("norms of queries and keys exchanged", swapped("query_norm", "key_norm")),
     "eps of 1e-6": ("wrong RMSNorm eps", edited((ROOT_MEAN_SQUARE, ROOT_MEAN_SQUARE.replace("eps", "1e-6")))),
@@ -250,7 +266,7 @@ GEMMA3: dict[str, tuple[str, Plant]] = {
              "    {0}_heads = {0}_normed = gemma_norm({0}_rotated, **")
         & edited(
             ("query_rotated, key_rotated = rotate(query_normed, *angles), rotate(key_normed, *angles)", "query_heads, key_heads = query_normed, key_normed"),
-            ("attention(query_rotated,", "attention(query_heads,"), ("past, key_rotated,", "past, key_heads,"),
+            ("attention(query_rotated,", "attention(query_heads,"), ("[past[0], key_rotated]", "[past[0], key_heads]"),
         ),
     ),
     "w for 1 + w in heads": ("1 + weight of RMSNorm misused", both("gemma_norm(" + HEADS, "rms_norm(" + HEADS)),
@@ -258,7 +274,7 @@ GEMMA3: dict[str, tuple[str, Plant]] = {
 }  # fmt: skip
 #: Family -> name of a planted mistake -> its name in the diagnosis, and the plant.
 PLANTED = {
-    "gpt_neox": GPT_NEOX, "phi3": PHI3, "smollm3": SMOLLM3, "olmo2": OLMO2, "bloom": BLOOM, "opt": OPT,
+    "gpt_neox": GPT_NEOX, "phi3": PHI3 | LONG_PHI3, "smollm3": SMOLLM3, "olmo2": OLMO2, "bloom": BLOOM, "opt": OPT,
     "gemma2": GEMMA2, "gemma3_text": GEMMA3,
 }  # fmt: skip
 

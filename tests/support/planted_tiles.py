@@ -56,7 +56,9 @@ def attended(new: str) -> Plant:
 
 def rule(new: str) -> Plant:
     """Replaces the causal mask by a rule for query i and key j."""
-    return causal("rule(*np.indices((n_queries, n_keys)))") & edited(added=f"def rule(i, j):\n    return {new}\n")
+    return causal("rule(*np.indices((n_queries, max(n_queries, n_keys))))") & edited(
+        added=f"def rule(i, j):\n    return {new}\n"
+    )
 
 
 PRODUCT, KEYS, ONLINE = (
