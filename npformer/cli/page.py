@@ -72,9 +72,10 @@ def _files(output: str) -> tuple[Path, Path]:
 def _ids(model: Any) -> list[int]:
     """The token ids of TEXT, or the first ids if the model has no tokenizer."""
     try:
-        return [int(each) for each in model.tokenizer.encode(TEXT).ids]
+        found = model.tokenizer.encode(TEXT)
     except NpformerError:
         return list(range(min(6, model.config.vocab_size)))
+    return [int(each) for each in getattr(found, "ids", found)]  # a translator's tokenizer returns a list
 
 
 def _write(text: str, path: str | Path | None) -> None:

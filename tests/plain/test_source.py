@@ -88,6 +88,14 @@ def test_the_command_writes_a_model_that_runs_without_npformer(tmp_path: Path) -
     np.testing.assert_allclose(logits, model(model.tokenizer.encode("I love ice cream").ids).logits[0], atol=1e-4)
 
 
+def test_the_command_writes_a_translator(tmp_path: Path) -> None:
+    """The text that the file answers has the ids of the translator's own tokenizer."""
+    code, output, errors = run("page", "-m", "en-de-multi30k", "--standalone", "-o", "model.py", cwd=tmp_path)
+    assert (code, errors, output.startswith("model.py, model.npz: ")) == (0, "", True)
+    ids = npformer.load("en-de-multi30k").tokenizer.encode("I love ice cream")
+    assert f"or {ids})" in (tmp_path / "model.py").read_text()
+
+
 @pytest.mark.parametrize("name", ["model.npz", "model.NPZ", "folder", "folder/", "", ".", "/dev/stdout", "no/model.py"])
 def test_an_output_that_cannot_be_written_leaves_no_file(name: str, tmp_path: Path) -> None:
     """A program named model.npz would replace its own weights."""
