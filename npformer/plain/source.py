@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
 from npformer.plain.pages import PACKAGE, functions_of, page, page_of, text_of
 from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, Call, Name, chosen
 
@@ -48,11 +50,18 @@ def source(model: Any, standalone: bool = False) -> str:
     -------
     str
 
+    Raises
+    ------
+    NpformerError
+        No page has this name, or model is not a loaded model.
+
     Examples
     --------
     >>> "def bert(" in npformer.plain.source("bert")
     True
     """
+    if not isinstance(model, str) and not hasattr(model, "config"):
+        raise NpformerError(f"source: expected the name of a page or a loaded model, got {shown(model)}")
     if standalone and not isinstance(model, str):
         return standalone_model(model)[0]
     name = _name(page(model) if isinstance(model, str) else page_of(model.config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,7 +125,8 @@ def test_a_file_of_weights_may_have_any_name(name: str) -> None:
     ("arguments", "message"),
     [
         (("page",), "expected the name of a family or -m MODEL"),
-        (("page", "lama"), "page: expected the name of a family or of a page"),
+        (("page", "lama"), "got 'lama'; did you mean 'llama'?"),
+        (("page", "llama", "-m", "gpt2-austen"), "expected a name or -m MODEL, got both, 'llama' and 'gpt2-austen'"),
         (("page", "-m", "distilbert-sst2", "--standalone"), "--output: expected a file"),
     ],
 )
@@ -146,6 +148,7 @@ def test_a_page_is_printed() -> None:
     [
         ("DistilBERT", "got 'DistilBERT'; write 'distilbert'"),
         ("llama_layer", "got 'llama_layer'; llama_layer is a function of the page llama"),
+        ("lama", r"got 'lama'; did you mean 'llama'\?"),
         ("nothing", "got 'nothing'"),
     ],
 )
@@ -171,3 +174,20 @@ def test_a_page_is_an_attribute_of_the_package() -> None:
     assert made.stdout == "gpt2_layer True\n"
     with pytest.raises(AttributeError, match=r"^module 'npformer\.plain' has no attribute 'nothing'$"):
         _ = npformer.plain.nothing
+
+
+def test_a_text_needs_a_name_or_a_loaded_model() -> None:
+    with pytest.raises(npformer.NpformerError, match=r"^source: expected the name of a page or a loaded model, got"):
+        source(npformer.gelu)
+
+
+@pytest.mark.parametrize("ids", [[5, -1], [5, 10**6], [5] * 10**4])
+@pytest.mark.parametrize(("model_type", "head"), [("distilbert", "sequence-classification"), ("marian", "translation")])
+def test_run_refuses_the_ids_that_the_model_refuses(model_type: str, head: str, ids: list[int]) -> None:
+    """NumPy would count the row of a negative id from the end of the table."""
+    model = model_of(model_type, head)
+    given = {"decoder_input_ids": [3]} if head == "translation" else {}
+    with pytest.raises(npformer.NpformerError, match=r"^input_ids: ") as expected:
+        model(ids, **given)
+    with pytest.raises(npformer.NpformerError, match=f"^{re.escape(str(expected.value))}$"):
+        npformer.plain.run(model, ids, **given)
