@@ -255,7 +255,9 @@ def _file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
     math = ["import math"] if re.search(r"\bmath\.", body) else []
     top = "\n".join(sorted([*math, *(each for each in imports if each.startswith("import "))]))
     top += "".join(f"\n{each}" for each in imports if each.startswith("from "))
-    return f'"""{docstring.strip()}\n"""\n\n{top}\n\nimport numpy as np\n\n{body}\n'.replace('"""\n\n\n\n', '"""\n\n')
+    blank = "\n" * (2 if body.startswith(("def ", "@")) else 1)
+    text = f'"""{docstring.strip()}\n"""\n\n{top}\n\nimport numpy as np\n{blank}{body}\n'
+    return text.replace('"""\n\n\n\n', '"""\n\n')
 
 
 def _add(place: Place, order: list[Place]) -> None:

@@ -35,6 +35,7 @@ def test_a_standalone_page_imports_only_numpy_and_runs(name: str, tmp_path: Path
     text = source(name, standalone=True)
     imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert {each.name for node in imported for each in node.names} <= {"numpy", "math"}
+    assert not re.search(r"^import numpy as np\n\n(def |@)", text, re.M)  # two blank lines
     scope = executed(text, tmp_path / "page.py")
     own = {each for each, value in vars(npformer.plain.page(name)).items() if inspect.isfunction(value)}
     assert own <= scope.keys() | {"encode"}  # of two functions with one name, that of the other page has a longer one
