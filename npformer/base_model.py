@@ -104,6 +104,10 @@ class BaseModel(Runner, Answering):
         """
         raise NotImplementedError
 
+    def check_inputs(self, inputs: Sequence[Any]) -> None:
+        """Checks that no input is empty or too long, and that its ids are in the vocabulary."""
+        raise NotImplementedError
+
     def backward(self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[Any]) -> dict[str, Any]:
         """Backward of a recorded `run`: the gradients of the weights. grads: the gradients of the packed answers."""
         raise NotImplementedError

@@ -112,7 +112,7 @@ def load(
         weights = unflatten(storage.writable(flatten(weights)))
     if not config.vocab_size or (config.decoder and config.head == "base"):
         raise NpformerError(
-            f"{folder}: a {config.torch_class} reads vectors, not token ids; npformer.checkpoint.load_folder returns "
+            f"{folder}: {config.torch_class} reads vectors, not token ids; npformer.checkpoint.load_folder returns "
             "its config and weights, for functions such as npformer.encoder and npformer.decoder"
         )
     if config.head == "translation":

@@ -115,9 +115,8 @@ class Model(GeneratingModel):
 
         With same_bits, their bits do not depend on the other texts or the number of threads.
         """
-        c = self.config
-        check_texts(texts, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.positions.first)
-        lengths = [len(text) for text in texts]
+        self.check_inputs(texts)
+        c, lengths = self.config, [len(text) for text in texts]
         some, rows_shared = lambda at: self._forward([texts[i] for i in at]), partial(self._forward, texts)
         answers = self.in_shards(lengths, some, None if c.decoder else rows_shared)
         expect_finite(answers)
@@ -127,9 +126,8 @@ class Model(GeneratingModel):
         """The same as `run`, with a step for each layer, so that a caller can do other work in between."""
         if listening():
             return self.run(texts)
-        c = self.config
-        check_texts(texts, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.positions.first)
-        groups = shards([len(text) for text in texts], self.threads)
+        self.check_inputs(texts)
+        c, groups = self.config, shards([len(text) for text in texts], self.threads)
         batches = [packed(c, [texts[i] for i in group]) for group in groups]
         filled = [batch.filled(kernel(self.dtype).rows(len(batch.ids))) for batch in batches]
         found = yield from self.together([forward_in_steps(self.weights, c, batch) for batch in filled])
@@ -138,6 +136,10 @@ class Model(GeneratingModel):
         answers = [by_index[index] for index in range(len(texts))]
         expect_finite(answers)
         return answers
+
+    def check_inputs(self, inputs: Sequence[Text]) -> None:
+        c = self.config
+        check_texts(inputs, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.positions.first)
 
     def resume(self, texts: Sequence[Text], layer: int, rows: np.ndarray) -> list[dict[str, np.ndarray]]:
         """Continues `run` at a layer, from the packed rows (T, D) that the layer reads."""
@@ -275,11 +277,7 @@ class Seq2Seq(GeneratingModel):
 
         Their bits do not depend on the other pairs or the threads, and are the same in the steps of `generate`.
         """
-        c, (sources, targets) = self.config, ([pair[side] for pair in pairs] for side in (0, 1))
-        check_texts(sources, c.max_length, c.vocab_size, first_position=-c.positions.first)
-        check_texts(
-            targets, c.max_length, c.decoder.vocab_size, name="decoder_input_ids", first_position=-c.positions.first
-        )
+        self.check_inputs(pairs)
 
         def work(indices: list[int]) -> list[dict[str, np.ndarray]]:
             source, target = (pack(texts) for texts in zip(*(pairs[i] for i in indices), strict=True))
@@ -291,6 +289,12 @@ class Seq2Seq(GeneratingModel):
         answers = self.in_shards([len(source) + len(target) for source, target in pairs], work)
         expect_finite(answers)
         return answers
+
+    def check_inputs(self, inputs: Sequence[tuple[Text, Text]]) -> None:
+        c, (sources, targets) = self.config, ([pair[side] for pair in inputs] for side in (0, 1))
+        first = -c.positions.first
+        check_texts(sources, c.max_length, c.vocab_size, first_position=first)
+        check_texts(targets, c.max_length, c.decoder.vocab_size, name="decoder_input_ids", first_position=first)
 
     def backward(
         self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[tuple[Text, Text]]

@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if (args.name is None) == (args.model is None):
+    if args.name is not None and args.model is not None:
+        raise NpformerError(f"page: expected a name or -m MODEL, got both, {shown(args.name)} and {shown(args.model)}")
+    if args.name is None and args.model is None:
         raise NpformerError(
             "page: expected the name of a family or -m MODEL; `npformer page formulas` prints an example"
         )
@@ -49,13 +51,14 @@ def run(args: argparse.Namespace) -> None:
     if args.output is None:
         raise NpformerError("--output: expected a file, beside which the weights are written, such as -o model.py")
     path, arrays = _files(args.output)
-    text, flat = standalone_model(model, _ids(model), arrays.name)
+    ids, meaning = _ids(model)
+    text, flat = standalone_model(model, ids, arrays.name)
     with written_whole(path) as program, written_whole(arrays) as weights:  # both or, after an error, neither
         program.write_text(text, encoding="utf-8")
         with weights.open("wb") as file:
             np.savez(file, **flat)  # type: ignore[arg-type]
     size = arrays.stat().st_size / 1e6
-    print(f"{path}, {arrays}: {size:.1f} MB; python {shlex.quote(str(path))} prints the answers for {TEXT!r}")
+    print(f"{path}, {arrays}: {size:.1f} MB; python {shlex.quote(str(path))} prints the answers for {meaning}")
 
 
 def _files(output: str) -> tuple[Path, Path]:
@@ -69,12 +72,14 @@ def _files(output: str) -> tuple[Path, Path]:
     return path, path.with_suffix(".npz")
 
 
-def _ids(model: Any) -> list[int]:
-    """The token ids of TEXT, or the first ids if the model has no tokenizer."""
+def _ids(model: Any) -> tuple[list[int], str]:
+    """The token ids of TEXT, or the first ids if the model has no tokenizer, and words that describe them."""
     try:
-        return [int(each) for each in model.tokenizer.encode(TEXT).ids]
+        found = model.tokenizer.encode(TEXT)
     except NpformerError:
-        return list(range(min(6, model.config.vocab_size)))
+        ids = list(range(min(6, model.config.vocab_size)))
+        return ids, f"the ids {' '.join(map(str, ids))}"
+    return [int(each) for each in getattr(found, "ids", found)], repr(TEXT)  # a translator's tokenizer returns a list
 
 
 def _write(text: str, path: str | Path | None) -> None:

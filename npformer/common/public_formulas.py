@@ -42,6 +42,7 @@ NUMBERS = ("eps", "axis", "magnitude", "theta", "heads", "past", "angles")
 REARRANGE = ("split_heads", "combine_heads", "embedding")
 #: Argument that formulas of pages do not have -> the line to write.
 INSTEAD = {
+    "layers": 'these are the weights of a model; write **model.weights["layers"][0] for one layer',
     "lengths": "x is one text (L, D), or a padded batch (B, L, D) with mask=npformer.padding_mask(lengths)",
     "source_lengths": "source is one text (S, D), or a batch (B, S, D)",
     "row_indices": "take the rows of the result: z[..., 0, :]",
@@ -103,8 +104,8 @@ _FORM_WITH_MASK = _FORM.replace(
 def converted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The result of a formula for array-likes. Raises NpformerError if it cannot compute with the arguments."""
     name, signature = function.__name__, inspect.signature(function)
-    for argument in kwargs.keys() - signature.parameters.keys():
-        if argument in INSTEAD:
+    for argument in INSTEAD:
+        if argument in kwargs and argument not in signature.parameters:
             raise NpformerError(f"{name}: no argument {argument!r}: {INSTEAD[argument]}")
     try:
         given = signature.bind(*args, **kwargs).arguments
@@ -211,7 +212,17 @@ def _explained(function: Callable[..., Any], values: Mapping[str, Any], error: E
         place = f"in {', '.join(_calls(error))}: "
     lines = (inspect.getdoc(failed) or "").partition(">>>")[0].splitlines()
     declared = " ".join([each for each in lines if "(" in each] or lines[:1])
-    return f"{function.__name__}: {place}got {_given(given)}: {said}{line}; expected {declared}"
+    return f"{function.__name__}: {place}got {_given(given)}: {said}{line or _line(given)}; expected {declared}"
+
+
+def _line(given: Mapping[str, Any]) -> str:
+    """The line to write for a mask (B, L) of padding and for shared heads of keys, from the formula that failed."""
+    scores, mask, q, k = (np.shape(given.get(name, 0.0)) for name in ("scores", "mask", "q", "k"))
+    if len(scores) == 4 and mask == (scores[0], scores[-1]):
+        return "; write mask[:, None, None, :] for a mask (B, L) of padding"
+    if len(q) > 2 and len(k) > 2 and q[-1] != k[-1]:
+        return "; if heads share keys and values, as in Llama, npformer.grouped_query_attention computes them"
+    return ""
 
 
 def _is_formula(frame: FrameType) -> bool:

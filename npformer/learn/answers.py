@@ -163,6 +163,8 @@ def determined(function: Function, args: tuple[Any, ...]) -> bool:
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:
     """Returns the paths at which a program with a known mistake returns the learner's values."""
     true, answer = truth(function, args), dict(leaves(outcome.answer))
+    if true.outcome.raised:
+        return set()
     return {
         path
         for path, exact in leaves(true.outcome.answer)

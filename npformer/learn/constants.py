@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.learn.answers import Case, call, leaves
+from npformer.learn.answers import Case, call, is_numeric, leaves
 from npformer.learn.exercise import Candidate, Exercise, Slip
 
 STEPS = 30
@@ -57,8 +57,10 @@ def _solved(constant: Slip, start: float, cases: list[Case]) -> float | None:
 
 
 def _differences(answer: Any, case: Case) -> np.ndarray | None:
-    """Returns an answer's numbers minus the learner's, or None if their structures differ."""
+    """Returns an answer's numbers minus the learner's, or None if their structures differ or one is no number."""
     ours, theirs = dict(leaves(answer)), dict(leaves(case.outcome.answer))
+    if not all(map(is_numeric, [*ours.values(), *theirs.values()])):
+        return None
     if ours.keys() != theirs.keys() or any(np.shape(ours[path]) != np.shape(theirs[path]) for path in ours):
         return None
     apart = [np.ravel(np.asarray(ours[path], np.float64) - np.asarray(theirs[path], np.float64)) for path in ours]

@@ -284,7 +284,8 @@ def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
 def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
     """Y = LayerNorm(X + SelfAttention(X)); Z = LayerNorm(Y + FFN(Y)). (..., L, D) -> (..., L, D). Section 3.1.
 
-    The sums in the brackets are attention_residual and ffn_residual. The top of this page has the form of the weights.
+    attention has the linear layers query, key, value and output, and ffn has hidden and output; attention_norm and
+    ffn_norm have weight and bias. The sums in the brackets are attention_residual and ffn_residual.
     """
     attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)
     y = layer_norm(attention_residual, **attention_norm, eps=eps)

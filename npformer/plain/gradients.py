@@ -48,7 +48,7 @@ def linear_backward(grad, x, weight, bias=0.0):
 
 
 def embedding_backward(grad, ids, weight):
-    """dE, (V, D): the gradient of each row of the table is the sum of grad (..., L, D) over the tokens that read it."""
+    """{"weight": dE}: row i of dE (V, D) is the sum of grad (..., L, D) over the tokens with id i, or zeros."""
     d_weight = np.zeros_like(weight)
     np.add.at(d_weight, np.broadcast_to(ids, grad.shape[:-1]), grad)
     return {"weight": d_weight}

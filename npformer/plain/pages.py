@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.checks import shown
+from npformer.common.checks import nearest, shown
 from npformer.common.errors import NpformerError
 from npformer.plain import heads
 from npformer.plain.sizes import bind
@@ -97,7 +97,7 @@ def text_of(name: str) -> str:
 
 
 def _page_with(name: str) -> str:
-    """The page that defines a function, or whose name differs in case only, for an error that names it."""
+    """The page that defines a function, or that has a similar name, for an error that names it."""
     if not isinstance(name, str):
         return ""
     if name.lower() in names():
@@ -105,7 +105,10 @@ def _page_with(name: str) -> str:
     modules = [import_module(PACKAGE + each) for each in names()]
     found = [each.__name__ for each in modules if getattr(vars(each).get(name), "__module__", "") == each.__name__]
     found = [each.rpartition(".")[2] for each in found]
-    return f"; {name} is a function of the page {' and of the page '.join(found)}" if found else ""
+    if found:
+        return f"; {name} is a function of the page {' and of the page '.join(found)}"
+    near = nearest(name.lower(), names())
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @lru_cache(maxsize=1)
@@ -145,6 +148,7 @@ def run(model: Any, *args: Any, **kwargs: Any) -> Any:
         """The model, computed by its page instead of the engine."""
 
         def run(self, texts: Any) -> list[dict[str, np.ndarray]]:
+            self.check_inputs(texts)
             return [answers(page_of(self.config), self.config, self.weights, text) for text in texts]
 
     reader = copy.copy(model)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
 from npformer.plain.pages import PACKAGE, functions_of, page, page_of, text_of
 from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, Call, Name, chosen
 
@@ -48,11 +50,18 @@ def source(model: Any, standalone: bool = False) -> str:
     -------
     str
 
+    Raises
+    ------
+    NpformerError
+        No page has this name, or model is not a loaded model.
+
     Examples
     --------
     >>> "def bert(" in npformer.plain.source("bert")
     True
     """
+    if not isinstance(model, str) and not hasattr(model, "config"):
+        raise NpformerError(f"source: expected the name of a page or a loaded model, got {shown(model)}")
     if standalone and not isinstance(model, str):
         return standalone_model(model)[0]
     name = _name(page(model) if isinstance(model, str) else page_of(model.config))
@@ -246,7 +255,9 @@ def _file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
     math = ["import math"] if re.search(r"\bmath\.", body) else []
     top = "\n".join(sorted([*math, *(each for each in imports if each.startswith("import "))]))
     top += "".join(f"\n{each}" for each in imports if each.startswith("from "))
-    return f'"""{docstring.strip()}\n"""\n\n{top}\n\nimport numpy as np\n\n{body}\n'.replace('"""\n\n\n\n', '"""\n\n')
+    blank = "\n" * (2 if body.startswith(("def ", "@")) else 1)
+    text = f'"""{docstring.strip()}\n"""\n\n{top}\n\nimport numpy as np\n{blank}{body}\n'
+    return text.replace('"""\n\n\n\n', '"""\n\n')
 
 
 def _add(place: Place, order: list[Place]) -> None:

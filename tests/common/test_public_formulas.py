@@ -292,6 +292,16 @@ def test_what_a_formula_cannot_compute_is_refused(call: Callable[[], Any], messa
             lambda: npformer.encoder_layer(X, **SIZES, **{**LAYER, "ffn": GATED}),
             "^encoder_layer: .* unexpected keyword argument 'gate'; npformer.gated_feed_forward computes",
         ),
+        (
+            lambda: npformer.encoder_layer(X, **SIZES, embeddings={}, layers=[LAYER], norm={}),
+            r"^encoder_layer: no argument 'layers': .*write \*\*model.weights\[\"layers\"\]\[0\] for one layer",
+        ),
+        (
+            lambda: npformer.encoder_layer(
+                np.stack([X, X]), np.ones((2, len(X)), bool), 1, npformer.gelu, 0.1, **LAYER
+            ),
+            r"^encoder_layer: .*; write mask\[:, None, None, :\] for a mask \(B, L\) of padding",
+        ),
     ],
 )
 def test_arguments_of_other_functions_are_answered(call: Callable[[], Any], message: str) -> None:
@@ -305,6 +315,11 @@ def test_the_layer_of_another_family_is_refused() -> None:
 
     layer = tiny.model("llama", "causal-lm", n_kv_heads=0).weights["layers"][0]
     with pytest.raises(NpformerError, match=r"ffn \{gate, up, output\}.*npformer.gated_feed_forward"):
+        npformer.encoder_layer(np.ones((3, 32)), npformer.causal_mask(3), 4, npformer.silu, 1e-6, **layer)
+    layer = tiny.model("llama", "causal-lm", n_kv_heads=2).weights["layers"][0]
+    with pytest.raises(
+        NpformerError, match=r"share keys and values, .* npformer.grouped_query_attention computes them"
+    ):
         npformer.encoder_layer(np.ones((3, 32)), npformer.causal_mask(3), 4, npformer.silu, 1e-6, **layer)
 
 

@@ -370,6 +370,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["check", "linear"], "linear is a function: `npformer learn check` checks all functions"),
         (["hint"], "learn hint: expected the name of a function"),
         (["hint", "lienar"], "the course has no function 'lienar'; did you mean linear?"),
+        (
+            ["hint", "embedding"],
+            "learn: embedding is complete in my_transformer.py; the course asks for other functions",
+        ),
         (["check", "--chapter", "9", "--folder", "."], "no such file"),
     ],
 )

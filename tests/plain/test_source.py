@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ def test_a_standalone_page_imports_only_numpy_and_runs(name: str, tmp_path: Path
     text = source(name, standalone=True)
     imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert {each.name for node in imported for each in node.names} <= {"numpy", "math"}
+    assert not re.search(r"^import numpy as np\n\n(def |@)", text, re.M)  # two blank lines
     scope = executed(text, tmp_path / "page.py")
     own = {each for each, value in vars(npformer.plain.page(name)).items() if inspect.isfunction(value)}
     assert own <= scope.keys() | {"encode"}  # of two functions with one name, that of the other page has a longer one
@@ -88,6 +90,14 @@ def test_the_command_writes_a_model_that_runs_without_npformer(tmp_path: Path) -
     np.testing.assert_allclose(logits, model(model.tokenizer.encode("I love ice cream").ids).logits[0], atol=1e-4)
 
 
+def test_the_command_writes_a_translator(tmp_path: Path) -> None:
+    """The text that the file answers has the ids of the translator's own tokenizer."""
+    code, output, errors = run("page", "-m", "en-de-multi30k", "--standalone", "-o", "model.py", cwd=tmp_path)
+    assert (code, errors, output.startswith("model.py, model.npz: ")) == (0, "", True)
+    ids = npformer.load("en-de-multi30k").tokenizer.encode("I love ice cream")
+    assert f"or {ids})" in (tmp_path / "model.py").read_text()
+
+
 @pytest.mark.parametrize("name", ["model.npz", "model.NPZ", "folder", "folder/", "", ".", "/dev/stdout", "no/model.py"])
 def test_an_output_that_cannot_be_written_leaves_no_file(name: str, tmp_path: Path) -> None:
     """A program named model.npz would replace its own weights."""
@@ -116,7 +126,8 @@ def test_a_file_of_weights_may_have_any_name(name: str) -> None:
     ("arguments", "message"),
     [
         (("page",), "expected the name of a family or -m MODEL"),
-        (("page", "lama"), "page: expected the name of a family or of a page"),
+        (("page", "lama"), "got 'lama'; did you mean 'llama'?"),
+        (("page", "llama", "-m", "gpt2-austen"), "expected a name or -m MODEL, got both, 'llama' and 'gpt2-austen'"),
         (("page", "-m", "distilbert-sst2", "--standalone"), "--output: expected a file"),
     ],
 )
@@ -138,6 +149,7 @@ def test_a_page_is_printed() -> None:
     [
         ("DistilBERT", "got 'DistilBERT'; write 'distilbert'"),
         ("llama_layer", "got 'llama_layer'; llama_layer is a function of the page llama"),
+        ("lama", r"got 'lama'; did you mean 'llama'\?"),
         ("nothing", "got 'nothing'"),
     ],
 )
@@ -163,3 +175,20 @@ def test_a_page_is_an_attribute_of_the_package() -> None:
     assert made.stdout == "gpt2_layer True\n"
     with pytest.raises(AttributeError, match=r"^module 'npformer\.plain' has no attribute 'nothing'$"):
         _ = npformer.plain.nothing
+
+
+def test_a_text_needs_a_name_or_a_loaded_model() -> None:
+    with pytest.raises(npformer.NpformerError, match=r"^source: expected the name of a page or a loaded model, got"):
+        source(npformer.gelu)
+
+
+@pytest.mark.parametrize("ids", [[5, -1], [5, 10**6], [5] * 10**4])
+@pytest.mark.parametrize(("model_type", "head"), [("distilbert", "sequence-classification"), ("marian", "translation")])
+def test_run_refuses_the_ids_that_the_model_refuses(model_type: str, head: str, ids: list[int]) -> None:
+    """NumPy would count the row of a negative id from the end of the table."""
+    model = model_of(model_type, head)
+    given = {"decoder_input_ids": [3]} if head == "translation" else {}
+    with pytest.raises(npformer.NpformerError, match=r"^input_ids: ") as expected:
+        model(ids, **given)
+    with pytest.raises(npformer.NpformerError, match=f"^{re.escape(str(expected.value))}$"):
+        npformer.plain.run(model, ids, **given)

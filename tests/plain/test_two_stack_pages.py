@@ -146,6 +146,7 @@ def test_a_model_from_a_folder_has_its_page(tmp_path: Path) -> None:
     assert source(model) == source("torch_nn") == run("page", "-m", str(DATA / "classifier"))[1]
     code, output, _ = run("page", "-m", str(DATA / "classifier"), "--standalone", "-o", "model.py", cwd=tmp_path)
     assert (code, output.startswith("model.py, model.npz: ")) == (0, True)
+    assert output.endswith("prints the answers for the ids 0 1 2 3 4 5\n")  # it has no tokenizer
 
 
 def test_the_page_of_2017_has_the_name_transformer() -> None:
