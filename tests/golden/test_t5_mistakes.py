@@ -80,7 +80,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
     ),
     "bias transposed": (
         "relative bias with the wrong sign",
-        edited(("np.moveaxis(weight[of_distances], -1, 0)", "np.moveaxis(weight[of_distances], -1, 0).mT")),
+        edited(("max_distance)], -1, 0)", "max_distance)], -1, 0).mT")),
     ),
     "start token 1": (
         "wrong start token",

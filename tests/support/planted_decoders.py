@@ -195,7 +195,7 @@ OLMO2: dict[str, tuple[str, Plant]] = {
         "mean subtracted in RMSNorm",
         both("rms_norm(linear(x, **{0})", "rms_norm(centred(linear(x, **{0}))") & edited(added=BY_HEADS),
     ),
-    "no last norm": ("RMSNorm left out", edited(("return rms_norm(x, **norm, eps=eps), now", "return x, now"))),
+    "no last norm": ("RMSNorm left out", edited(("return rms_norm(x, **norm, eps=eps), past", "return x, past"))),
     "the FFN reads the layer's input": (
         "the FFN reads the wrong stage", edited((FFN, FFN.replace("attention_residual", "x")))
     ),
