@@ -156,7 +156,7 @@ class Config(Answering):
     norm_first : norms before the blocks (pre-norm), not after them
     parallel : the blocks of a layer read the same rows, and their outputs are added together
     final_norm : an additional norm after the last layer
-    bias : linear layers and norms have a bias
+    bias : linear layers and norms have a bias; in Llama and the families like it, the linear layers of attention alone
     causal : a token attends to itself and to earlier tokens only
     pooling : the row that a head on texts reads: the first row, the last that is not padding, or the mean of all rows
     pooler : activation of the pooler, the layer between the first row of a text and the head

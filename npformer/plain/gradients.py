@@ -107,8 +107,7 @@ def softmax_backward(grad, y):
 def scaled_dot_product_attention_backward(grad, q, k, v, mask):
     """dq = dS k / sqrt(K), dk = dS^T q / sqrt(K), dv = P^T grad, for S = q k^T / sqrt(K) and P = softmax(S).
 
-    dP = grad v^T and dS = P (dP - sum(dP P)); weights is P and d_products is dS / sqrt(K). Dao et al., 2022,
-    FlashAttention, appendix B.2.
+    dP = grad v^T and dS = P (dP - sum(dP P)). Dao et al., 2022, FlashAttention, appendix B.2.
     """
     weights = masked_softmax(q @ k.mT / math.sqrt(q.shape[-1]), mask)
     d_products = softmax_backward(grad @ v.mT, weights) / math.sqrt(q.shape[-1])
