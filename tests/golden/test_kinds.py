@@ -229,7 +229,7 @@ def drop(y):
 
 
 def counted_padding(given: dict[str, Any]) -> dict[str, Any]:
-    places = given["places"] + given["pad_id"] + 1
+    places = given["text_positions"] + given["pad_id"] + 1
     return {"positions": np.where(given["seen"][:, 0, 0], given["positions"], places)}
 
 
