@@ -18,6 +18,7 @@ from npformer.golden.suite import cases, encoder_config
 from npformer.interpret.stages import of_model
 from npformer.plain import page
 from npformer.plain.formulas import rotate
+from npformer.plain.pages import names
 
 ROOT = Path(__file__).parent.parent
 GUIDE = ROOT / "docs" / "models"
@@ -41,6 +42,12 @@ def test_every_family_has_a_page_that_the_site_lists() -> None:
     assert described == tree.PARENTS.keys() == {path.stem for path in GUIDE.glob("*.md")} - {"index"}
     listed = re.findall(r"^(\w+)$", (GUIDE / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert listed == [name for name, _ in tree.in_order()]
+
+
+def test_every_page_is_listed_on_the_site() -> None:
+    text = (ROOT / "docs" / "reference" / "plain.md").read_text(encoding="utf-8")
+    shared = re.findall(r"^```\{page\} (\w+)$", text, flags=re.MULTILINE)
+    assert sorted([*shared, *tree.PARENTS]) == names()
 
 
 @pytest.mark.parametrize("name", tree.PARENTS)
