@@ -183,7 +183,7 @@ def of_docstrings() -> list[str]:
 def test_the_blocks_of_docstrings_run(environment, tmp_path):
     """Each block alone imports or makes all that it needs, except npformer."""
     found = of_docstrings()
-    assert len(found) >= 14
+    assert len(found) >= 13  # 14 with jinja2
     write = "import pyarrow.parquet; pyarrow.parquet.write_table(pyarrow.table({'review': ['ice']}), 'reviews.parquet')"
     files = [write] if any("reviews.parquet" in block for block in found) else []
     program = "import npformer\nnames = dict(globals())\n"
