@@ -13,9 +13,8 @@ import npformer
 from npformer import NpformerError
 from npformer.families import read_config, write_config
 from npformer.plain import pages, source
-from npformer.plain.source import standalone_model
-from tests.plain.test_source import executed
 from tests.support import sentence_folders, tiny
+from tests.support.one_file import answering
 
 IDS = [5, 6, 7, 8, 9]
 #: Columns 0 to 3 of the first row for IDS, from transformers 5.23 with torch 2.13 and the same weights.
@@ -105,10 +104,7 @@ def test_its_page_has_a_mask_that_hides_nothing(model_type: str, tmp_path: Path)
     assert "causal_mask" not in text
     rows = model([IDS]).last_hidden_state
     np.testing.assert_allclose(pages.run(model, [IDS]).last_hidden_state, rows, rtol=1e-11, atol=1e-12)
-    file, arrays = standalone_model(model, IDS)
-    np.savez(tmp_path / "model.npz", **arrays)
-    scope = executed(file, tmp_path / "model.py")
-    found = scope["answers"](scope["load"](), np.array(IDS))["last_hidden_state"]
+    found = answering(model, IDS, tmp_path)(IDS)["last_hidden_state"]
     np.testing.assert_allclose(found, rows[0], rtol=1e-11, atol=1e-12)
 
 

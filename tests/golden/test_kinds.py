@@ -21,7 +21,7 @@ from npformer.model import Model
 from tests.golden.test_mistakes import diagnosed, reference, stages
 from tests.support.edited_pages import Plant, edited, inputs, weights
 from tests.support.planted import GELU, MASKED, SCORES, gelu, scores
-from tests.support.planted_kinds import KINDS
+from tests.support.planted_kinds import KINDS, LAYER
 
 pytestmark = pytest.mark.numbers
 
@@ -167,8 +167,7 @@ def test_a_cause_that_would_change_a_right_stage_is_not_named() -> None:
     assert diagnosis.mistake == "values of another stage", str(diagnosis)
 
 
-OF_GPT2 = "def gpt2_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):"
-OF_BERT = OF_GPT2.replace("gpt2", "encoder")
+OF_GPT2 = LAYER.replace("encoder", "gpt2")
 PARALLEL = edited(("layer_norm(attention_residual, **ffn_norm", "layer_norm(x, **ffn_norm"))
 #: As hooks on torch modules record it: the input of the FFN's norm is the layer's input.
 READ_BY_BOTH = f"""
@@ -187,7 +186,7 @@ FFN_FIRST = f"""
     return attention_residual
 """
 FFN_FIRST_IN_BERT = f"""
-{OF_BERT}
+{LAYER}
     ffn_residual = x + feed_forward(x, activation, **ffn)
     z = layer_norm(ffn_residual, **ffn_norm, eps=eps)
     attention_residual = z + multi_head_attention(z, z, mask, n_heads, **attention)

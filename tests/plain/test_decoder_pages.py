@@ -18,12 +18,11 @@ from npformer.families import read_config, write_config
 from npformer.mechanisms import HeadNorm, PartialRotary, Rotary, RowNorm, SoftCap, Window, ZeroCentredHeadNorm
 from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Yarn
 from npformer.plain.sizes import SCALINGS, bind
-from npformer.plain.source import standalone_model
 from npformer.runtime.padding import unpadded
 from npformer.transformer import stages
 from tests.plain.test_pages import ODD, TEXTS, TOLERANCE, assert_same_stages, model_of
-from tests.plain.test_source import executed
 from tests.support import tiny, torch_values
+from tests.support.one_file import answering
 from tests.support.page_stages import Page
 
 BASE = 30.0  # with so low a base, the angles of a short text differ
@@ -279,11 +278,9 @@ def test_a_text_read_in_steps_has_the_rows_of_the_whole_text(
 @pytest.mark.parametrize(("model_type", "head", "fields"), ALL)
 def test_a_standalone_model_has_the_choice(model_type: str, head: str, fields: dict[str, Any], tmp_path: Path) -> None:
     model, ids = model_of(model_type, head, **fields), TEXTS[0]
-    text, arrays = standalone_model(model, ids)
-    np.savez(tmp_path / "model.npz", **arrays)
-    scope = executed(text, tmp_path / "model.py")
+    answers = answering(model, ids, tmp_path)
     for each in (ids, ids[:2]):  # the file computes texts of any length, not only that of the example
-        got = scope["answers"](scope["load"](), np.array(each))
+        got = answers(each)
         for name, expected in model(each).items():
             np.testing.assert_allclose(got[name], expected[0], err_msg=name, **TOLERANCE)
 

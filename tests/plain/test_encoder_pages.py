@@ -17,13 +17,12 @@ from npformer.plain import deberta, t5
 from npformer.plain.pages import functions_of
 from npformer.plain.roberta import padded_positions
 from npformer.plain.sizes import bind
-from npformer.plain.source import standalone_model
 from npformer.runtime.packing import Text
 from npformer.runtime.padding import unpadded
 from npformer.transformer import stages
 from tests.plain.test_pages import TEXTS, TOLERANCE, assert_same_stages, model_of, text_of
-from tests.plain.test_source import executed
 from tests.support import tiny, torch_values
+from tests.support.one_file import answering
 from tests.support.page_stages import Page
 
 ENCODERS = ("bert", "distilbert", "roberta", "albert", "electra", "mpnet", "deberta-v2", "modernbert", "nomic_bert")
@@ -99,10 +98,7 @@ def test_a_page_has_the_stages_of_a_choice(model_type: str, head: str, fields: d
 @pytest.mark.parametrize(("model_type", "head", "fields"), ENCODER_CHOICES, ids=said)
 def test_a_choice_in_one_file(model_type: str, head: str, fields: dict[str, Any], tmp_path: Path) -> None:
     model = model_of(model_type, head, **fields)
-    text, arrays = standalone_model(model, TEXTS[0])
-    np.savez(tmp_path / "model.npz", **arrays)
-    scope = executed(text, tmp_path / "model.py")
-    got = scope["answers"](scope["load"](), np.array(TEXTS[0]))
+    got = answering(model, TEXTS[0], tmp_path)(TEXTS[0])
     ids = [[TEXTS[0]]] if head == "multiple-choice" else TEXTS[0]
     for name, expected in model(ids).items():
         np.testing.assert_allclose(got[name].ravel(), expected.ravel(), err_msg=name, **TOLERANCE)

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +17,9 @@ from npformer.plain.pages import names
 from npformer.plain.source import source, standalone_model
 from tests.plain.test_pages import TEXTS, TOLERANCE, cases, model_of
 from tests.support.cli_runner import run
+from tests.support.one_file import answering, executed
 
 IDS = TEXTS[0]
-
-
-def executed(text: str, path: Path) -> dict[str, Any]:
-    """The names that a file defines. Its lines are no longer than those of npformer."""
-    assert max(map(len, text.splitlines())) <= 120
-    scope: dict[str, Any] = {"__name__": "a_page", "__file__": str(path)}
-    exec(compile(text, str(path), "exec"), scope)
-    return scope
 
 
 @pytest.mark.parametrize("name", names())
@@ -44,10 +36,7 @@ def test_a_standalone_page_imports_only_numpy_and_runs(name: str, tmp_path: Path
 @pytest.mark.parametrize(("model_type", "head"), cases())
 def test_a_standalone_model_gives_the_answers(model_type: str, head: str, tmp_path: Path) -> None:
     model = model_of(model_type, head)
-    text, arrays = standalone_model(model, IDS)
-    np.savez(tmp_path / "model.npz", **arrays)
-    scope = executed(text, tmp_path / "model.py")
-    got = scope["answers"](scope["load"](), np.array(IDS))
+    got = answering(model, IDS, tmp_path)(IDS)
     ids = [[IDS]] if head == "multiple-choice" else IDS
     targets = {"decoder_input_ids": [model.config.decoder.start_id]} if head == "translation" else {}
     for name, expected in model(ids, **targets).items():
@@ -61,14 +50,10 @@ def test_a_long_call_in_a_standalone_model_has_a_line_for_each_argument() -> Non
 
 def test_a_list_with_an_entry_for_each_of_many_layers_has_several_lines(tmp_path: Path) -> None:
     model = model_of("smollm3", "base", n_layers=30)
-    text, arrays = standalone_model(model, IDS)
-    np.savez(tmp_path / "model.npz", **arrays)
-    scope = executed(text, tmp_path / "model.py")
-    expected = model(IDS).last_hidden_state[0]
-    np.testing.assert_allclose(
-        scope["answers"](scope["load"](), np.array(IDS))["last_hidden_state"], expected, **TOLERANCE
-    )
-    assert len([name for name in arrays if name.startswith("sizes.")]) <= 2  # equal arrays are stored once
+    got = answering(model, IDS, tmp_path)(IDS)["last_hidden_state"]
+    np.testing.assert_allclose(got, model(IDS).last_hidden_state[0], **TOLERANCE)
+    with np.load(tmp_path / "model.npz") as arrays:
+        assert len([name for name in arrays.files if name.startswith("sizes.")]) <= 2  # equal arrays are stored once
 
 
 def test_a_tied_table_is_stored_once() -> None:

@@ -17,11 +17,11 @@ from npformer.families import FAMILIES, read_config, torch_nn, write_config
 from npformer.mechanisms import RelativeBias
 from npformer.plain import torch_nn as page
 from npformer.plain.sizes import ACTIVATIONS, chosen
-from npformer.plain.source import source, standalone_model
+from npformer.plain.source import source
 from tests.golden import seq2seq_cases as cases
 from tests.plain.test_pages import TEXTS, TOLERANCE, assert_same_stages, heads_of, model_of, text_of
-from tests.plain.test_source import executed
 from tests.support.cli_runner import run
+from tests.support.one_file import answering
 
 DATA = Path(__file__).parents[1] / "golden" / "seq2seq"
 #: Choices of torch's own modules.
@@ -90,12 +90,10 @@ def test_a_page_has_every_choice_of_a_config(model_type: str, head: str, fields:
 @pytest.mark.parametrize(("model_type", "head", "fields"), ALL)
 def test_a_standalone_model_has_the_choice(model_type: str, head: str, fields: dict[str, Any], tmp_path: Path) -> None:
     model, ids = model_of(model_type, head, **fields), TEXTS[0]
-    text, arrays = standalone_model(model, ids)
-    np.savez(tmp_path / "model.npz", **arrays)
-    scope = executed(text, tmp_path / "model.py")
+    answers = answering(model, ids, tmp_path)
     targets = {"decoder_input_ids": [model.config.decoder.start_id]} if head == "translation" else {}
     for each in (ids, ids[-2:]):  # the last token is the end token, which some heads read
-        got = scope["answers"](scope["load"](), np.array(each))
+        got = answers(each)
         for name, expected in model(each, **targets).items():
             np.testing.assert_allclose(got[name].ravel(), expected.ravel(), err_msg=name, **TOLERANCE)
 

@@ -24,7 +24,7 @@ from npformer.common.halves import half
 from npformer.golden import Golden
 from npformer.golden.mistakes.precision import tf32
 from npformer.plain.formulas import softmax
-from npformer.plain.pages import functions_of, page
+from npformer.plain.pages import functions_of, page_of
 from npformer.plain.roberta import padded_positions
 from npformer.plain.sizes import bind
 from npformer.plain.source import standalone_model
@@ -45,10 +45,10 @@ class Plant:
 
     edits : pairs of a text that occurs once in the page, and its replacement
     added : source of functions that replace those of the same names, or that edits call
-    weights : flat weights -> those that change
-    inputs : the arguments of the page that depend on the texts -> those that change
-    stage : name and value of a stage -> the value with which the page continues
-    exported : stages -> those that change in the export alone; None for a stage that is not exported
+    weights : functions that get the weights by flat name, and return the new values of some
+    inputs : functions that get the arguments that depend on the texts, and return the new values of some
+    stage : functions that get the name and value of a stage, and return the value with which the page continues
+    exported : functions that get the stages, and return the values to export for some; None exports no value
     """
 
     edits: tuple[tuple[str, str], ...] = ()
@@ -120,7 +120,7 @@ class _Edited(Stages):
 
     def run(self, tree: Any, text: Any, batch: Mapping[str, Any]) -> Arrays:
         """The stages for a padded batch, or for a text if the batch is empty."""
-        functions = functions_of(page(self.model.config.model_type), self.model.config, tree)
+        functions = functions_of(page_of(self.model.config), self.model.config, tree)
         rows, head = (bind(each, self.model.config, tree, text) for each in functions)
         given = {**rows.keywords, **head.keywords, **batch}
         for change in self.plant.inputs:

@@ -1,0 +1,27 @@
+"""Models as one file, as `npformer page -m MODEL --standalone` writes them, executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npformer.plain.source import standalone_model
+
+
+def executed(text: str, path: Path) -> dict[str, Any]:
+    """The names that a file defines. Its lines are no longer than those of npformer."""
+    assert max(map(len, text.splitlines())) <= 120
+    scope: dict[str, Any] = {"__name__": "a_page", "__file__": str(path)}
+    exec(compile(text, str(path), "exec"), scope)
+    return scope
+
+
+def answering(model: Any, ids: list[int], folder: Path) -> Callable[[list[int]], dict[str, np.ndarray]]:
+    """The function from ids to answers of a model's file, model.py, with its arrays in model.npz in this folder."""
+    text, arrays = standalone_model(model, ids)
+    np.savez(folder / "model.npz", **arrays)
+    scope = executed(text, folder / "model.py")
+    return lambda given: scope["answers"](scope["load"](), np.array(given))
