@@ -159,7 +159,8 @@ def _in_some_cases(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]
     for where, condition in _conditions(exercise, cases):
         inside = [case for case in cases if condition(case.args)]
         for slip in exercise.slips if len(inside) < len(cases) else ():
-            if _fits(slip.wrong(), inside) and all(determined(slip.wrong(), case.args) for case in inside):
+            wrong = slip.wrong()
+            if _fits(wrong, inside) and all(determined(wrong, case.args) for case in inside):
                 return slip.name, f"{where}: {slip.sentence}"
     return "", ""
 
@@ -174,10 +175,9 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
     wrong = [case.wrong_values() for case in cases]
     everywhere = [path for path in dict.fromkeys(path for each in wrong for path in each) if not _only_0(cases, path)]
     for slip in exercise.slips:
-        fits = [fitting(slip.wrong(), case.args, case.outcome) for case in cases]
-        found = [
-            path for path in everywhere if all(path in each for each in fits) and _changes(slip.wrong(), cases, path)
-        ]
+        mistaken = slip.wrong()
+        fits = [fitting(mistaken, case.args, case.outcome) for case in cases]
+        found = [path for path in everywhere if all(path in each for each in fits) and _changes(mistaken, cases, path)]
         harmless = all(
             path in fit or path in bad
             for case, fit, bad in zip(cases, fits, wrong, strict=True)

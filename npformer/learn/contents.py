@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
+
+from npformer.plain.source import contents
 
 Function = Callable[..., Any]
 
@@ -71,21 +72,9 @@ def right(name: str) -> Function:
     return function
 
 
-@lru_cache(maxsize=128)
 def definition(name: str) -> str:
-    """The text of a definition on its page."""
-    return _definitions(PAGES[name])[name]
-
-
-@lru_cache(maxsize=16)
-def _definitions(page: str) -> dict[str, str]:
-    text = inspect.getsource(import_module(f"npformer.plain.{page}"))
-    lines, found = text.splitlines(), {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef | ast.Assign):
-            name = node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.targets[0])
-            found[name] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-    return found
+    """The text of a definition on its page, with the comment above it."""
+    return contents(PAGES[name]).definitions[name].rstrip()
 
 
 @lru_cache(maxsize=128)

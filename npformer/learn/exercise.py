@@ -95,13 +95,17 @@ class Exercise:
         return right(self.name)
 
     @cached_property
-    def slips(self) -> tuple[Slip, ...]:
-        return tuple(each for each in _read(self.name, self.mistakes) if not each.starts)
+    def _table(self) -> list[Slip]:
+        return list(_read(self.name, self.mistakes))
 
-    @cached_property
-    def constants(self) -> tuple[Slip, ...]:
+    @property
+    def slips(self) -> list[Slip]:
+        return [each for each in self._table if not each.starts]
+
+    @property
+    def constants(self) -> list[Slip]:
         """The mistakes with a number that the learner's answers reveal, such as a wrong constant in a formula."""
-        return tuple(each for each in _read(self.name, self.mistakes) if each.starts)
+        return [each for each in self._table if each.starts]
 
 
 def _read(of: str, table: str) -> Iterator[Slip]:

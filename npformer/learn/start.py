@@ -12,7 +12,7 @@ from npformer.common.progress import note
 from npformer.learn import progress
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.checking import learners_file
-from npformer.learn.contents import CONTENTS, definition, names
+from npformer.learn.contents import GIVEN, definition
 from npformer.learn.exercise import Exercise
 from npformer.learn.template import FILE, template
 
@@ -107,7 +107,7 @@ def solution(name: str) -> str:
 
 
 def exercise_of(name: str) -> Exercise:
-    if any(name in names(given) for given, _ in CONTENTS.values()):
+    if name in GIVEN:
         raise NpformerError(f"learn: {name} is complete in {FILE}; the course asks for other functions")
     if name not in EXERCISES:
         near = nearest(name, EXERCISES)

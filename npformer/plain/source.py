@@ -67,7 +67,7 @@ def source(model: Any, standalone: bool = False) -> str:
     name = _name(page(model) if isinstance(model, str) else page_of(model.config))
     if not standalone:
         return text_of(name)
-    return _file(_contents(name).docstring, [(name, each) for each in _contents(name).definitions])
+    return _file(contents(name).docstring, [(name, each) for each in contents(name).definitions])
 
 
 def standalone_model(
@@ -97,7 +97,7 @@ def standalone_model(
         main = re.sub(r"(def answers\(weights, ids), target_ids=.*\):", r"\1):", main)
     wanted = [(each.__module__.removeprefix(PACKAGE), each.__name__) for each in (*functions, *file.used)]
     docstring = (
-        f"{_contents(_name(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
+        f"{contents(_name(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
     )
     return f"{_file(docstring, wanted, 'import sys', 'from pathlib import Path')}\n\n{main}", flat
 
@@ -244,7 +244,7 @@ def _file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
     names = [name for _, name in order]
     texts = []
     for place in order:
-        here = _contents(place[0])
+        here = contents(place[0])
         renamed = {
             name: f"{other[0]}_{other[1]}"
             for name, other in {**{each: (place[0], each) for each in here.definitions}, **here.imported}.items()
@@ -265,7 +265,7 @@ def _add(place: Place, order: list[Place]) -> None:
     if place in order:
         return
     name, defined = place
-    here = _contents(name)
+    here = contents(name)
     for used in sorted(_names(here.definitions[defined]) - {defined}):
         if used in here.definitions:
             _add((name, used), order)
@@ -299,7 +299,8 @@ def _name(module: Any) -> str:
 
 
 @lru_cache(maxsize=64)
-def _contents(name: str) -> Contents:
+def contents(name: str) -> Contents:
+    """The contents of a page, by its name."""
     text = text_of(name)
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     definitions: dict[str, str] = {}
