@@ -1,7 +1,7 @@
 """The fields of config.json that a family reads, and what each changes, found by trying other values.
 
-The fields are those that the family's code names, that it writes, and that its published checkpoints have. A field's
-effect is the difference between the `Config` with its value and with another. It is independent of Sphinx, for tests.
+The fields are named in the family's code, in the files that it writes, or in its published checkpoints. The effect of
+a field is the difference that another value makes to the `Config`. The module is independent of Sphinx, for tests.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _read(data: Mapping[str, Any]) -> Config | None:
 
 
 def others(value: Any, known: Any) -> list[Any]:
-    """Returns values to try in place of a value. known: the value in a checkpoint."""
+    """Returns other values for a field. known: its value in a checkpoint."""
     if isinstance(value, bool) or isinstance(known, bool):
         return [not value]
     if isinstance(value, str):

@@ -2,7 +2,7 @@
 
 Both are generated: the text, the difference to the parent and the lines of stages from the pages of `npformer.plain`,
 the tables from the families, the conformance suite, the published checkpoints and the known mistakes of ports. The
-body of `{model}` is what no table says, such as the reason for a change.
+body of `{model}` says the rest, such as the reason for a change.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from markdown import Generated, code, directive, table
 from page_differences import differences, marked, page_of, unused
 from page_source import address, lines_of_stages, listing
 from sphinx.application import Sphinx
-from stage_tables import anchor, merged
-from stage_tables import drawing as layer_drawing
+from stage_tables import drawings, merged, named, shape
 from tables import literal
 from tables import rows as fields_of
 from weight_tables import of_config
@@ -72,7 +71,7 @@ def difference(name: str, above: str) -> Iterable[str]:
     """Returns the difference of a page to that of its parent, function by function."""
     child, parent, titled = page(name), page(above), title(above, inside=True)
     yield f"## What differs from {titled}"
-    yield f"The functions of this page that [{titled}]({above}.md) lacks, against those that they replace."
+    yield f"The functions that [{titled}]({above}.md) lacks, compared with the functions that they replace."
     yield ""
     for each, other, lines in differences(child, parent):
         place = "" if page_of(each) == name else f" of `{page_of(each)}.py`"
@@ -96,18 +95,14 @@ def stages(name: str) -> Iterable[str]:
     yield "## A layer"
     yield "Each box is a stage of golden files and traces, and links to its line below."
     yield ""
-    for stack in ("", "encoder.", "decoder."):
-        layer = {each: stage for each, stage in found.items() if each.startswith(f"{stack}layers.1.")}
-        if layer:
-            yield from layer_drawing(name, f"{stack}layers.1.", layer)
+    yield from drawings(name, found)
     yield "## Stages"
     rows = []
     for pattern, each in merged(found).items():
         stage = each.name if each.name in lines else each.name.replace("embeddings.sum", "embeddings.token")
         place = lines.get(stage)
         line = f'<a href="{address(*place)}">{place[0]}.py:{place[1]}</a>' if place else ""
-        shape = " or ".join(map(code, each.shape.split(" or ")))
-        rows.append((f'<span id="{anchor(name, pattern)}"></span>`{pattern}`', line, shape, code(each.formula)))
+        rows.append((named(name, pattern), line, shape(each), code(each.formula)))
     yield from table(("stage", "line", "shape", "formula"), rows)
 
 
@@ -171,7 +166,7 @@ def _class(name: str) -> Any:
 
 
 def mistakes(name: str) -> Iterable[str]:
-    """Returns the mistakes of ports that this family's parts make possible, first those that its parent's do not."""
+    """Returns the mistakes that ports of this family can make. The parent's come last."""
     mine, above = _mistakes(name), PARENTS[name]
     inherited = {each.name for each in _mistakes(above)} if above else set()
     yield "## What ports get wrong"
@@ -232,10 +227,10 @@ def families() -> Iterable[str]:
 
 
 def changes(name: str) -> str:
-    """Returns what the docstring of a page says that the family is, and that it changes."""
+    """Returns the sentences of a page's docstring that describe the family and its changes."""
     sentences = re.findall(r"\S.*?\.(?=\s|$)", " ".join((page(name).__doc__ or "").split()))
     differs = [each for each in sentences if re.match("(It|They|The code) differs?|BERT differs", each)]
-    return literal(" ".join([f"{first_line(name)[1]}.".capitalize() if False else f"{first_line(name)[1]}.", *differs]))
+    return literal(" ".join([f"{first_line(name)[1]}.", *differs]))
 
 
 def check(app: Sphinx) -> None:

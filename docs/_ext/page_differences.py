@@ -19,8 +19,9 @@ from itertools import groupby
 from types import ModuleType
 from typing import Any
 
+from npformer.plain.pages import PACKAGE
+
 Function = Callable[..., Any]
-PLAIN = "npformer.plain."
 #: Purpose of a function -> parameters that it has. The first purpose that fits counts.
 PURPOSES = {
     "decoder layer": {"cross_attention", "ffn"},
@@ -38,7 +39,7 @@ PURPOSES = {
 
 
 def functions(module: ModuleType) -> list[Function]:
-    """Returns the functions of a page and those that they call, callers first, beginning with the model."""
+    """Returns the functions of a page and all that they call. The model comes first, and callers precede callees."""
     options = [each for choice in getattr(module, "CHOICES", {}).values() for each in choice.values()]
     defined = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
     found: list[Function] = []
@@ -60,7 +61,7 @@ def called(function: Function) -> list[Function]:
     inner = inspect.unwrap(function)
     names = [node.id for node in ast.walk(_tree(inner)) if isinstance(node, ast.Name)]
     used = [inner.__globals__.get(name) for name in dict.fromkeys(names)]
-    return [each for each in used if callable(each) and str(getattr(each, "__module__", "")).startswith(PLAIN)]
+    return [each for each in used if callable(each) and str(getattr(each, "__module__", "")).startswith(PACKAGE)]
 
 
 @cache
@@ -109,7 +110,7 @@ def _replaced(function: Function, own: list[Function], inherited: list[Function]
 
 
 def page_of(function: Function) -> str:
-    return str(function.__module__).removeprefix(PLAIN)
+    return str(function.__module__).removeprefix(PACKAGE)
 
 
 def _likeness(function: Function, other: Function) -> float:

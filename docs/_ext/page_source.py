@@ -27,10 +27,9 @@ from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tree import own_to_tree
 from npformer.config import Config
 from npformer.plain import source
-from npformer.plain.pages import names
+from npformer.plain.pages import PACKAGE, names
 from tests.support.page_stages import Page
 
-PLAIN = "npformer.plain."
 #: The repository on GitHub, and here.
 GITHUB, ROOT = "https://github.com/npformer/npformer/blob/main/", Path(__file__).parents[2]
 Line = tuple[str, int]  # a page and the number of a line
@@ -64,9 +63,9 @@ def address(name: str, line: int) -> str:
 def _definitions(name: str) -> dict[str, Line]:
     """Returns where each function that a page imports from another page is defined."""
     found = {}
-    for key, each in vars(import_module(PLAIN + name)).items():
-        of = str(getattr(each, "__module__", "")).removeprefix(PLAIN)
-        if callable(each) and of != name and str(getattr(each, "__module__", "")).startswith(PLAIN):
+    for key, each in vars(import_module(PACKAGE + name)).items():
+        of = str(getattr(each, "__module__", "")).removeprefix(PACKAGE)
+        if callable(each) and of != name and str(getattr(each, "__module__", "")).startswith(PACKAGE):
             found[key] = of, inspect.getsourcelines(inspect.unwrap(each))[1]
     return found
 
@@ -83,8 +82,8 @@ def source_of(domain: str, info: Mapping[str, str]) -> str | None:
         module, line = found.__module__, inspect.getsourcelines(found)[1]
     except (AttributeError, OSError, TypeError):
         return None  # a constant, or a property
-    if module.startswith(PLAIN) and module.removeprefix(PLAIN) in names():
-        return address(module.removeprefix(PLAIN), line)
+    if module.startswith(PACKAGE) and module.removeprefix(PACKAGE) in names():
+        return address(module.removeprefix(PACKAGE), line)
     path = Path(inspect.getsourcefile(found) or "").relative_to(ROOT)
     return f"{GITHUB}{path.as_posix()}#L{line}"
 

@@ -28,16 +28,13 @@ HOOK = re.compile(r"(?<=blocks\.)\d+(?=\.)")
 def stages(case: str) -> Iterable[str]:
     config = next(each.config for each in cases() if each.name == case)
     found = of_model(config)
-    for stack in ("", "encoder.", "decoder."):
-        layer = {name: each for name, each in found.items() if name.startswith(f"{stack}layers.1.")}
-        if layer:
-            yield from drawing(case, f"{stack}layers.1.", layer)
+    yield from drawings(case, found)
     yield from table(
         ("stage", "shape", "formula", "computed by", "in TransformerLens"),
         (
             (
-                f'<span id="{anchor(case, name)}"></span>`{name}`',
-                " or ".join(map(code, each.shape.split(" or "))),
+                named(case, name),
+                shape(each),
                 code(each.formula),
                 source(each.function),
                 code(each.hook) if each.hook else "",
@@ -69,8 +66,25 @@ def source(function: str) -> str:
     return f"[`{name}`]({GITHUB}{defined.replace('.', '/')}.py)"
 
 
+def named(case: str, name: str) -> str:
+    """Returns the name of a stage for the first cell of its row, to which its box links."""
+    return f'<span id="{anchor(case, name)}"></span>`{name}`'
+
+
+def shape(stage: Stage) -> str:
+    return " or ".join(map(code, stage.shape.split(" or ")))
+
+
 def anchor(case: str, name: str) -> str:
     return f"{case}-{re.sub(r'[^a-z0-9]+', '-', LAYER.sub('any', name).replace('*', 'any').lower())}"
+
+
+def drawings(case: str, found: Mapping[str, Stage]) -> Iterable[str]:
+    """Draws a layer of each stack of a model."""
+    for stack in ("", "encoder.", "decoder."):
+        layer = {name: each for name, each in found.items() if name.startswith(f"{stack}layers.1.")}
+        if layer:
+            yield from drawing(case, f"{stack}layers.1.", layer)
 
 
 def drawing(case: str, scope: str, layer: Mapping[str, Stage]) -> Iterable[str]:
