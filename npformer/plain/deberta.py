@@ -111,9 +111,8 @@ def deberta_layer(x, table, rows, forms, mask, n_heads, activation, eps, attenti
 def convolve(x, text_positions, mask, activation, weight, bias):
     """act(b + sum_s x_(i + s) W_s), s = -(n - 1) / 2 ... (n - 1) / 2. (..., L, D), weight (n D, D) -> (..., L, D).
 
-    A matrix of 0 and 1 for each s picks row i + s, or zeros if that is padding or outside the text. combine_heads joins
-    the n rows that each token gets to one row, as it joins heads. The published code of version 2, which calls it nGram
-    induced input encoding.
+    For each s, a matrix of 0 and 1 picks row i + s, or zeros for padding and outside the text. combine_heads joins the
+    n rows of a token, as it joins heads. Called nGram induced input encoding in the published code of version 2.
     """
     n = len(weight) // x.shape[-1]
     steps = np.arange(n)[:, None, None] - n // 2

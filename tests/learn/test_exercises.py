@@ -38,7 +38,7 @@ LONG = (
     "cached_gpt2_layer",
     "gpt2_step",
 )
-#: Functions with so many mistakes that a search through all pairs takes its whole time.
+#: Functions with many mistakes: the search through all pairs runs into its time limit.
 SEARCHED = ("layer_norm", "softmax", "embed", "layer_norm_backward", "scaled_dot_product_attention",
             "scaled_dot_product_attention_backward")  # fmt: skip
 
