@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
 from npformer.interpret.traces import Trace, trace
 from npformer.loading import load
 from npformer.model import Model

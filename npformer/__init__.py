@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from npformer.common.errors import NpformerError, NpformerWarning
     from npformer.common.limits import Limits
     from npformer.config import Config
-    from npformer.decoder_layers import shift_right
-    from npformer.functions import cross_entropy, log_softmax
+    from npformer.engine.decoder_layers import shift_right
+    from npformer.engine.functions import cross_entropy, log_softmax
+    from npformer.engine.masks import padding_mask
+    from npformer.engine.runtime.packing import Text
+    from npformer.engine.taps import scope, tap
     from npformer.generation.likelihood import perplexity
     from npformer.interpret.direct_attribution import logit_attribution
     from npformer.interpret.edits import edit
     from npformer.interpret.patching import ablate_heads, patch
     from npformer.interpret.traces import Trace, trace
     from npformer.loading import load
-    from npformer.masks import padding_mask
     from npformer.model import Model
     from npformer.plain.formulas import (
         causal_mask,
@@ -60,8 +62,6 @@ if TYPE_CHECKING:
     from npformer.plain.llama import grouped_query_attention
     from npformer.plain.rotary import rotary_frequencies
     from npformer.plain.transformer import decoder, decoder_layer, sinusoidal_positions
-    from npformer.runtime.packing import Text
-    from npformer.taps import scope, tap
     from npformer.tasks.typed_pipeline import pipeline
     from npformer.tasks.vector_search import search
     from npformer.text.inputs import Pair
@@ -131,21 +131,21 @@ _NAMES = {
     "plain.llama": "grouped_query_attention",
     "plain.rotary": "rotary_frequencies",
     "plain.transformer": "decoder decoder_layer sinusoidal_positions",
-    "runtime.packing": "Text",
+    "engine.runtime.packing": "Text",
     "config": "Config",
-    "decoder_layers": "shift_right",
+    "engine.decoder_layers": "shift_right",
     "interpret.edits": "edit",
     "interpret.direct_attribution": "logit_attribution",
     "interpret.patching": "ablate_heads patch",
     "common.errors": "NpformerError NpformerWarning",
-    "functions": "cross_entropy log_softmax",
+    "engine.functions": "cross_entropy log_softmax",
     "loading": "load",
     "common.limits": "Limits",
-    "masks": "padding_mask",
+    "engine.masks": "padding_mask",
     "model": "Model",
     "generation.likelihood": "perplexity",
     "tasks.vector_search": "search",
-    "taps": "scope tap",
+    "engine.taps": "scope tap",
     "text.inputs": "Pair",
     "tasks.pipelines": "pipeline",
     "interpret.traces": "Trace trace",

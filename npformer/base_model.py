@@ -18,10 +18,13 @@ from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.common.other_libraries import MODEL, Answering
 from npformer.config import Config
-from npformer.runtime.mapped import MappedFile, mapped_files
-from npformer.runtime.runner import Runner
-from npformer.tape import Stages
-from npformer.taps import listening
+from npformer.engine.parts import Parts
+from npformer.engine.runtime.mapped import MappedFile, mapped_files
+from npformer.engine.runtime.packing import Batch, Text, pack
+from npformer.engine.runtime.runner import Runner
+from npformer.engine.tape import Stages
+from npformer.engine.taps import listening
+from npformer.families import parts_of
 
 
 def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
@@ -39,6 +42,11 @@ def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text")
                     f"{of} {index}: {name}: not finite, because an intermediate number is too large for {array.dtype} "
                     "or the weights are damaged; npformer.trace shows the first stage that is not finite"
                 )
+
+
+def packed(config: Config, texts: Sequence[Text]) -> Batch:
+    """Packs texts into a batch for a model with this config."""
+    return pack(texts, config.uncounted, last=config.pooling == "last", padding=config.pad_id)
 
 
 class BaseModel(Runner, Answering):
@@ -73,6 +81,11 @@ class BaseModel(Runner, Answering):
     def _files(self) -> list[MappedFile]:
         """The memory-mapped files of the weights."""
         return mapped_files(self.weights)
+
+    @property
+    def parts(self) -> Parts:
+        """The embeddings, layers and head, which its family builds from the config."""
+        return parts_of(self.config)
 
     @property
     def dtype(self) -> np.dtype:

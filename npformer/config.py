@@ -140,7 +140,7 @@ class Config(Answering):
     n_token_types : rows of the token type table; 0 means no table
     d_embedding : width of the tables, which a projection widens to d_model; 0 means d_model, without a projection
     positions : `Positions`, the table of absolute positions
-    mechanisms : how attention depends on positions: instances of the classes in `npformer.mechanisms`
+    mechanisms : how attention depends on positions: instances of the classes in `npformer.engine.mechanisms`
     local : `Local`, layers with their own mechanisms
     sharing : `Sharing`, groups of layers that share weights; None means that every layer has its own weights
     convolution : `InputConvolution` of the embeddings; None means no convolution

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
-from npformer.runtime.packing import Text
-from npformer.runtime.padding import as_padded, unpadded
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.padding import as_padded, unpadded
 
 if TYPE_CHECKING:
     from npformer.generation import Hypothesis

@@ -23,8 +23,8 @@ from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.common.extras import REPOSITORY
 from npformer.common.limits import LIMITS, Limits
+from npformer.engine.runtime.threads import num_threads, thread_count, wants_same_bits
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.threads import num_threads, thread_count, wants_same_bits
 
 #: The bundled models. A checkout has all of them. An installed package has only the first, or none if it was built
 #: with NPFORMER_DEMO=0.

@@ -1,7 +1,7 @@
 """Models that map token ids to answers: `Model`, a stack of layers with a head, and `Seq2Seq`, an encoder-decoder.
 
-`transformer.py` has the computation, `runtime/runner.py` distributes it over cores, and `generation/` generates tokens.
-`tasks/` maps texts to results.
+`engine/transformer.py` has the computation, `engine/runtime/runner.py` distributes it over cores, and `generation/`
+generates tokens. `tasks/` maps texts to results.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npformer.base_model import expect_finite
+from npformer.base_model import expect_finite, packed
 from npformer.common.errors import NpformerError
 from npformer.common.other_libraries import answering
 from npformer.config import POOLED_HEADS, Config
-from npformer.decoder_layers import shift_right
-from npformer.functions import IGNORE_INDEX
+from npformer.engine.decoder_layers import shift_right
+from npformer.engine.functions import IGNORE_INDEX
+from npformer.engine.runtime.output import Output
+from npformer.engine.runtime.packing import Batch, Text, pack, shards
+from npformer.engine.runtime.padding import as_padded, check_texts, padded, unpadded
+from npformer.engine.runtime.products import kernel
+from npformer.engine.runtime.steps import Steps
+from npformer.engine.runtime.threads import run_row_parallel
+from npformer.engine.tape import Stages
+from npformer.engine.taps import listening
+from npformer.engine.transformer import backward, forward, forward_in_steps, transformer, transformer_backward
 from npformer.generating_model import GeneratingModel
-from npformer.runtime.output import Output
-from npformer.runtime.packing import Batch, Text, pack, shards
-from npformer.runtime.padding import as_padded, check_texts, padded, unpadded
-from npformer.runtime.products import kernel
-from npformer.runtime.steps import Steps
-from npformer.runtime.threads import run_row_parallel
-from npformer.tape import Stages
-from npformer.taps import listening
-from npformer.transformer import backward, forward, forward_in_steps, packed, transformer, transformer_backward
 
 if TYPE_CHECKING:
     from npformer.text.translation_tokenizer import TranslationTokenizer
@@ -130,7 +130,7 @@ class Model(GeneratingModel):
         c, groups = self.config, shards([len(text) for text in texts], self.threads)
         batches = [packed(c, [texts[i] for i in group]) for group in groups]
         filled = [batch.filled(kernel(self.dtype).rows(len(batch.ids))) for batch in batches]
-        found = yield from self.together([forward_in_steps(self.weights, c, batch) for batch in filled])
+        found = yield from self.together([forward_in_steps(self.weights, self.parts, batch) for batch in filled])
         split = [self._split(batch, answers) for batch, answers in zip(batches, found, strict=True)]
         by_index = dict(zip(chain(*groups), chain(*split), strict=True))
         answers = [by_index[index] for index in range(len(texts))]
@@ -149,7 +149,7 @@ class Model(GeneratingModel):
         return answers
 
     def backward(self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[Text]) -> dict[str, Any]:
-        return backward(grads, stages, self.weights, self.config, packed(self.config, inputs))
+        return backward(grads, stages, self.weights, self.parts, packed(self.config, inputs))
 
     def _forward(
         self, texts: Sequence[Text], threads: int = 1, resumed: tuple[int, np.ndarray] | None = None
@@ -158,13 +158,13 @@ class Model(GeneratingModel):
         batch = packed(self.config, texts)
         if threads > 1:
             pieces = batch.pieces(threads)
-            found = run_row_parallel([partial(forward, self.weights, self.config, piece) for piece in pieces])
+            found = run_row_parallel([partial(forward, self.weights, self.parts, piece) for piece in pieces])
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif resumed or listening():
-            answers = forward(self.weights, self.config, batch, all_rows=True, resumed=resumed)
+            answers = forward(self.weights, self.parts, batch, all_rows=True, resumed=resumed)
         else:  # add the padding rows of products once for the whole batch, not in each product
             filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
-            answers = forward(self.weights, self.config, filled)
+            answers = forward(self.weights, self.parts, filled)
         return self._split(batch, answers)
 
     def _split(self, batch: Batch, answers: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
@@ -281,7 +281,7 @@ class Seq2Seq(GeneratingModel):
 
         def work(indices: list[int]) -> list[dict[str, np.ndarray]]:
             source, target = (pack(texts) for texts in zip(*(pairs[i] for i in indices), strict=True))
-            answers = transformer(self.weights, self.config, source, target)
+            answers = transformer(self.weights, self.parts, source, target)
             logits = target.split(answers["logits"])
             states = source.split(answers["encoder_last_hidden_state"])
             return [{"logits": a, "encoder_last_hidden_state": b} for a, b in zip(logits, states, strict=True)]
@@ -303,7 +303,7 @@ class Seq2Seq(GeneratingModel):
         if np.any(grads["encoder_last_hidden_state"]):
             raise NpformerError("grads: expected a gradient of the logits only, got one of the encoder's output")
         source, target = (pack(texts) for texts in zip(*inputs, strict=True))
-        return transformer_backward(grads, stages, self.weights, self.config, source, target)
+        return transformer_backward(grads, stages, self.weights, self.parts, source, target)
 
     def encode(self, sources: Sequence[Text]) -> list[np.ndarray]:
         """The encoder's output (S, D) for each source. Its bits do not depend on the other sources."""

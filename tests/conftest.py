@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from npformer.runtime.threads import blas_libraries, single_blas_thread
+from npformer.engine.runtime.threads import blas_libraries, single_blas_thread
 from tests.support import absent_models, kernels
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from npformer.activations import gelu, gelu_tanh, silu
+from npformer.engine.activations import gelu, gelu_tanh, silu
 from tests.support import torch_values
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]

@@ -13,9 +13,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from npformer.blocks import Attention, Convolution, CrossAttention, FeedForward, Gated, Normed
 from npformer.checkpoint import flatten, load_folder
-from npformer.descriptions.mistake import Mistake
+from npformer.engine.blocks import Attention, Convolution, CrossAttention, FeedForward, Gated, Normed
+from npformer.engine.descriptions.mistake import Mistake
+from npformer.engine.mechanisms import Causal, Disentangled, HeadNorm, RelativeBias, Rotary, RowNorm, SoftCap, Window
+from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.norms.root_mean_square import RMSNorm
+from npformer.engine.norms.zero_centred import MISUSED
+from npformer.engine.output_heads.capped_logits import CappedLogits
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.padding import unpadded
+from npformer.engine.taps import listen
 from npformer.families import distinct_encoders, encoders
 from npformer.families.bart import BART
 from npformer.families.t5 import T5
@@ -24,15 +32,7 @@ from npformer.golden.mistakes import ANYWHERE, of_model
 from npformer.golden.port import Port
 from npformer.interpret import stages
 from npformer.interpret.text_parts import is_input
-from npformer.mechanisms import Causal, Disentangled, HeadNorm, RelativeBias, Rotary, RowNorm, SoftCap, Window
 from npformer.model import Model
-from npformer.norms.layernorm import LayerNorm
-from npformer.norms.root_mean_square import RMSNorm
-from npformer.norms.zero_centred import MISUSED
-from npformer.output_heads.capped_logits import CappedLogits
-from npformer.runtime.packing import Text
-from npformer.runtime.padding import unpadded
-from npformer.taps import listen
 from tests.golden.texts import TEXTS
 from tests.support import torch_values
 from tests.support.bits import alike

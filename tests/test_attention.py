@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npformer
-from npformer import attention
-from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
-from npformer.blocks import Attention, Rows
-from npformer.blocks.attention import self_attention
 from npformer.common.errors import NpformerError
-from npformer.functions import linear
-from npformer.masks import causal_mask, padding_mask
-from npformer.mechanisms import Causal, Window
-from npformer.runtime.packing import equal_runs
-from npformer.runtime.threads import single_blas_thread
-from npformer.taps import listen
+from npformer.engine import attention
+from npformer.engine.attention import combine_heads, scaled_dot_product_attention, split_heads
+from npformer.engine.blocks import Attention, Rows
+from npformer.engine.blocks.attention import self_attention
+from npformer.engine.functions import linear
+from npformer.engine.masks import causal_mask, padding_mask
+from npformer.engine.mechanisms import Causal, Window
+from npformer.engine.runtime.packing import equal_runs
+from npformer.engine.runtime.threads import single_blas_thread
+from npformer.engine.taps import listen
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal

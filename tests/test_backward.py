@@ -16,24 +16,29 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from npformer import activations, functions
-from npformer.attention import masked_attention, scaled_dot_product_attention, scaled_dot_product_attention_backward
-from npformer.blocks import Rows
 from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tied import PROJECTION, TOKENS, ties
-from npformer.encoder_layers import encoder, layer_of
-from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
+from npformer.engine import activations, functions
+from npformer.engine.attention import (
+    masked_attention,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_backward,
+)
+from npformer.engine.blocks import Rows
+from npformer.engine.encoder_layers import encoder, layer_of
+from npformer.engine.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
+from npformer.engine.layers.stack import Stack
+from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.runtime.packing import Text, pack
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import backward, forward
+from npformer.families import parts_of
 from npformer.interpret.text_parts import is_input
-from npformer.layers.stack import Stack
-from npformer.norms.layernorm import LayerNorm
-from npformer.runtime.packing import Text, pack
-from npformer.tape import Recording
-from npformer.taps import listen
 from npformer.training import Example, HeadLoss, Trainable, initialize, losses
 from npformer.training.batch_gradients import gradients
 from npformer.training.losses import TranslationLoss
-from npformer.transformer import backward, forward
 from tests.golden import gradients as given
 from tests.support import tiny, torch_values
 from tests.support.seq2seq_models import golden_model
@@ -142,9 +147,9 @@ def model_gradients(case: str, dtype: str) -> dict[str, np.ndarray]:
     if config.head == "base":
         batch, recording = pack(texts), Recording()
         with listen(recording):
-            forward(tree, config, batch)
+            forward(tree, parts_of(config), batch)
         grads = {name: wave.astype(dtype) for name, wave in given.weights_of_answers(config).items()}
-        return flat(backward(grads, recording.stages, tree, config, batch), tree, tied=False)
+        return flat(backward(grads, recording.stages, tree, parts_of(config), batch), tree, tied=False)
     if config.head == "multiple-choice":
         texts = [list(pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
     examples = [Example(text, target) for text, target in zip(texts, targets, strict=True)]
@@ -188,10 +193,10 @@ def test_finite_differences_of_models(head: str) -> None:
     model = tiny.model("bert", head, dtype=np.float64, n_layers=1)
     random, batch, recording = np.random.default_rng(0), pack(given.texts(model.config)), Recording()
     with listen(recording):
-        answers = forward(model.weights, model.config, batch)
+        answers = forward(model.weights, model.parts, batch)
     grads = {name: random.standard_normal(answer.shape) for name, answer in answers.items()}
     tied, arrays = bool(ties(model.config)), layout.flatten(dict(model.weights))
-    found = flat(backward(grads, recording.stages, model.weights, model.config, batch), model.weights, tied)
+    found = flat(backward(grads, recording.stages, model.weights, model.parts, batch), model.weights, tied)
     for name, grad in found.items():
         direction = random.standard_normal(grad.shape)
         direction /= np.linalg.norm(direction)
@@ -200,7 +205,7 @@ def test_finite_differences_of_models(head: str) -> None:
             moved = {**arrays, name: arrays[name] + step * direction}
             if tied:
                 moved[PROJECTION] = moved[TOKENS].T
-            answers = forward(layout.unflatten(moved), model.config, batch)
+            answers = forward(layout.unflatten(moved), model.parts, batch)
             return sum(float((answers[each] * grads[each]).sum()) for each in answers)
 
         error = abs(numerical(loss, 3e-3) - (grad * direction).sum())
@@ -216,9 +221,9 @@ def test_a_whole_last_layer_has_the_gradients_of_its_first_rows(kind: str, head:
     for whole in (False, True):
         recording = Recording()
         with listen(recording):
-            answers = forward(model.weights, model.config, batch, whole)
+            answers = forward(model.weights, model.parts, batch, whole)
         grads = {"logits": np.cos(np.arange(answers["logits"].size)).reshape(answers["logits"].shape)}
-        tree = backward(grads, recording.stages, model.weights, model.config, batch)
+        tree = backward(grads, recording.stages, model.weights, model.parts, batch)
         found.append(flat(tree, model.weights, tied=False))
     for name, grad in found[0].items():
         assert np.abs(found[1][name] - grad).max() <= CLOSE * max(1, np.abs(grad).max()), name
@@ -323,8 +328,8 @@ def test_every_stage_has_a_gradient() -> None:
         return array
 
     with listen(hear), listen(recording):
-        answers = forward(model.weights, model.config, batch)
-    backward({"logits": np.ones_like(answers["logits"])}, recording.stages, model.weights, model.config, batch)
+        answers = forward(model.weights, model.parts, batch)
+    backward({"logits": np.ones_like(answers["logits"])}, recording.stages, model.weights, model.parts, batch)
     stages = [name for name in heard if not is_input(name)]
     assert sorted(recording.gradients) == sorted(name for name in stages if name not in ("pooler", "pooled"))
     for name, grads in recording.gradients.items():

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from npformer.common.errors import NpformerError
+from npformer.engine.mechanisms import Rotary
 from npformer.families import FAMILIES, read_config, unread_code
-from npformer.mechanisms import Rotary
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPT = runpy.run_path(str(EXAMPLES / "checkpoints.py"))

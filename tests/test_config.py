@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import npformer
-from npformer import mechanisms
 from npformer.common.errors import NpformerError
 from npformer.common.limits import Limits
 from npformer.config import Config, Decoder, InputConvolution, Local, Positions, Sharing
+from npformer.engine import mechanisms
+from npformer.engine.mechanisms import Disentangled, RelativeBias, Rotary, Window
 from npformer.families import FAMILIES, encoders, family_of, ignored, read_config, write_config
 from npformer.families.unsupported import MISSING
-from npformer.mechanisms import Disentangled, RelativeBias, Rotary, Window
 
 ARCHITECTURES = json.loads((Path(__file__).parent / "golden/checkpoints/architectures.json").read_text())
 DISTILBERT = ARCHITECTURES["DistilBertForSequenceClassification"]["config"]

@@ -15,24 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from npformer.activations import ACTIVATIONS
-from npformer.attention import masked_attention
-from npformer.blocks import Rows
-from npformer.blocks.attention import EVERY_KEY
 from npformer.checkpoint import flatten, load_folder, unflatten
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.decoder_layers import decoder, decoder_layer_of, shift_right
-from npformer.embeddings import sinusoidal_positions
-from npformer.encoder_layers import encoder
+from npformer.engine.activations import ACTIVATIONS
+from npformer.engine.attention import masked_attention
+from npformer.engine.blocks import Rows
+from npformer.engine.blocks.attention import EVERY_KEY
+from npformer.engine.decoder_layers import decoder, decoder_layer_of, shift_right
+from npformer.engine.embeddings import sinusoidal_positions
+from npformer.engine.encoder_layers import encoder
+from npformer.engine.layers.stack import Stack
+from npformer.engine.masks import causal_mask
+from npformer.engine.mechanisms import Causal
+from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.runtime.packing import Text, pack
+from npformer.engine.runtime.sums import TERMS
+from npformer.engine.taps import listen, scope
 from npformer.generation.kv_cache import KVCache
-from npformer.layers.stack import Stack
-from npformer.masks import causal_mask
-from npformer.mechanisms import Causal
-from npformer.norms.layernorm import LayerNorm
-from npformer.runtime.packing import Text, pack
-from npformer.runtime.sums import TERMS
-from npformer.taps import listen, scope
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
 from tests.support.seq2seq_models import random_model

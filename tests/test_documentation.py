@@ -310,11 +310,12 @@ def test_the_maths_is_named_in_order_with_its_lines() -> None:
     named = re.findall(r"^\| \[`([\w/]+)\.py`\]\(\S+\) \| (\d+) \|", page, flags=re.MULTILINE)
     assert len(named) == 9
     for place, (name, lines) in enumerate(named):
-        source = (ROOT / "npformer" / f"{name}.py").read_text(encoding="utf-8")
+        source = (ROOT / "npformer" / "engine" / f"{name}.py").read_text(encoding="utf-8")
         assert abs(len(source.splitlines()) - int(lines)) <= 0.1 * int(lines), name
         later = [other.replace("/", ".") for other, _ in named[place + 1 :]]
         assert (
-            not re.findall(rf"^from npformer\.({'|'.join(later)}) import", source, flags=re.MULTILINE) or not later
+            not re.findall(rf"^from npformer\.engine\.({'|'.join(later)}) import", source, flags=re.MULTILINE)
+            or not later
         ), name
 
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer.activations import gelu, relu
-from npformer.blocks.attention import self_attention
-from npformer.blocks.ffn import feed_forward
 from npformer.checkpoint import load_folder
 from npformer.common.errors import NpformerError
-from npformer.embeddings import embeddings, sinusoidal_positions
-from npformer.encoder_layers import encoder, encoder_layer
-from npformer.functions import layer_norm, linear
-from npformer.norms.layernorm import LayerNorm
+from npformer.engine.activations import gelu, relu
+from npformer.engine.blocks.attention import self_attention
+from npformer.engine.blocks.ffn import feed_forward
+from npformer.engine.embeddings import embeddings, sinusoidal_positions
+from npformer.engine.encoder_layers import encoder, encoder_layer
+from npformer.engine.functions import layer_norm, linear
+from npformer.engine.norms.layernorm import LayerNorm
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal

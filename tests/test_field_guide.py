@@ -143,7 +143,7 @@ def test_the_maths_has_every_function_with_a_formula_above_those_that_call_it() 
     [
         ("softmax", r"\.\./reference/plain\.html#formulas-L\d+"),
         ("grouped_query_attention", r"\.\./models/llama\.html#llama-L\d+"),
-        ("cross_entropy", r"https://github\.com/npformer/npformer/blob/main/npformer/functions\.py#L\d+"),
+        ("cross_entropy", r"https://github\.com/npformer/npformer/blob/main/npformer/engine/functions\.py#L\d+"),
         ("Model.__call__", r"https://github\.com/npformer/npformer/blob/main/npformer/model\.py#L\d+"),
     ],
 )

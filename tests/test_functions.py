@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npformer
-from npformer import activations, functions
-from npformer.activations import gelu, gelu_tanh, relu, silu, tanh
 from npformer.common.errors import NpformerError
-from npformer.functions import (
+from npformer.engine import activations, functions
+from npformer.engine.activations import gelu, gelu_tanh, relu, silu, tanh
+from npformer.engine.functions import (
     cross_entropy,
     embedding,
     layer_norm,

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError
-from npformer.blocks import Attention, Rows
+from npformer.base_model import packed
 from npformer.checkpoint.tree import flatten, unflatten
 from npformer.config import InputConvolution, Local
-from npformer.descriptions.weight_group import Group, linear, table
-from npformer.families import FAMILIES, parts_of
-from npformer.functions import SparseRows, rms_norm
-from npformer.interpret.traces import trace
-from npformer.mechanisms import (
+from npformer.engine.blocks import Attention, Rows
+from npformer.engine.descriptions.weight_group import Group, linear, table
+from npformer.engine.functions import SparseRows, rms_norm
+from npformer.engine.mechanisms import (
     Alibi,
     Causal,
     Disentangled,
@@ -28,15 +27,17 @@ from npformer.mechanisms import (
     SoftCap,
     Window,
 )
-from npformer.mechanisms.distances import at_distances
-from npformer.mechanisms.relative_bias import relative_bias
-from npformer.mechanisms.rotary import rotary_angles, rotate
-from npformer.mechanisms.rotary_scaling import Yarn
-from npformer.runtime.packing import Text
-from npformer.runtime.threads import single_blas_thread
-from npformer.tape import Recording
-from npformer.taps import listen
-from npformer.transformer import encode, encode_backward, last_rows, packed
+from npformer.engine.mechanisms.distances import at_distances
+from npformer.engine.mechanisms.relative_bias import relative_bias
+from npformer.engine.mechanisms.rotary import rotary_angles, rotate
+from npformer.engine.mechanisms.rotary_scaling import Yarn
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.threads import single_blas_thread
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import encode, encode_backward, last_rows
+from npformer.families import FAMILIES, parts_of
+from npformer.interpret.traces import trace
 from tests.support import tiny
 from tests.support.mechanisms import Added, with_mechanisms
 
@@ -173,11 +174,11 @@ def test_gradients_are_finite_differences(name: str, rows: str) -> None:
     indices = batch.read if rows == "read" else None
     recording = Recording()
     with single_blas_thread(), listen(recording):
-        y = encode(weights, config, batch, indices)
-    np.testing.assert_array_equal(last_rows(recording.stages, config), y)
+        y = encode(weights, parts_of(config), batch, indices)
+    np.testing.assert_array_equal(last_rows(recording.stages, parts_of(config)), y)
     random = np.random.default_rng(1)
     grad = random.standard_normal(y.shape)
-    tree = flatten(encode_backward(grad.copy(), recording.stages, weights, config, batch, indices))
+    tree = flatten(encode_backward(grad.copy(), recording.stages, weights, parts_of(config), batch, indices))
     flat = flatten(weights)
     shared = ("relative_bias.weight", "distances.weight", "distances_norm.weight")
     for each in (
@@ -201,7 +202,7 @@ def test_gradients_are_finite_differences(name: str, rows: str) -> None:
         def loss(step: float, each: str = each, direction: np.ndarray = direction) -> float:
             moved = unflatten({**flat, each: flat[each] + step * direction})
             with single_blas_thread():
-                return float((encode(moved, config, batch, indices) * grad).sum())
+                return float((encode(moved, parts_of(config), batch, indices) * grad).sum())
 
         found: Any = tree[each]
         dense = np.zeros_like(flat[each])
@@ -219,12 +220,12 @@ def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) ->
     together = model.run(texts())
     batch = packed(model.config, texts())
     with model.cores(1):
-        first = encode(model.weights, model.config, batch, batch.read)
+        first = encode(model.weights, model.parts, batch, batch.read)
     for text, answer, row in zip(texts(), together, first, strict=True):
         alone = packed(model.config, [text])
         assert np.array_equal(model.run([text])[0]["last_hidden_state"], answer["last_hidden_state"])
         with model.cores(1):
-            assert np.array_equal(encode(model.weights, model.config, alone, alone.read)[0], row)
+            assert np.array_equal(encode(model.weights, model.parts, alone, alone.read)[0], row)
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer import functions
 from npformer.common.errors import NpformerError
+from npformer.engine import functions
+from npformer.engine.runtime.output import Output
+from npformer.engine.runtime.packing import Text
+from npformer.engine.taps import listen
 from npformer.families import distinct_encoders, encoders
 from npformer.model import Model
-from npformer.runtime.output import Output
-from npformer.runtime.packing import Text
-from npformer.taps import listen
 from tests.support import tiny
 from tests.support.bits import alike
 from tests.support.check_family import check_bits, inputs, same

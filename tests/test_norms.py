@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npformer import families
-from npformer.direction import Direction
-from npformer.norms.norm import Norm
+from npformer.engine.direction import Direction
+from npformer.engine.norms.norm import Norm
 
 WIDTH = 6
 

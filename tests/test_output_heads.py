@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npformer import output_heads
-from npformer.activations import gelu, relu, tanh
-from npformer.functions import layer_norm, linear
-from npformer.norms.layernorm import LayerNorm
-from npformer.taps import listen
+from npformer.engine import output_heads
+from npformer.engine.activations import gelu, relu, tanh
+from npformer.engine.functions import layer_norm, linear
+from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.taps import listen
 from tests.support.draw import normal
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]

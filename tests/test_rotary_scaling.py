@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError
+from npformer.engine.functions import log_softmax
+from npformer.engine.mechanisms import PartialRotary, Rotary
+from npformer.engine.mechanisms.rotary_scaling import Dynamic, LongRope, Scaling
+from npformer.engine.runtime.packing import Text
+from npformer.engine.taps import listen
 from npformer.families import read_config, write_config
-from npformer.functions import log_softmax
 from npformer.generation import Stream, state
 from npformer.generation.state import Continued
-from npformer.mechanisms import PartialRotary, Rotary
-from npformer.mechanisms.rotary_scaling import Dynamic, LongRope, Scaling
-from npformer.runtime.packing import Text
-from npformer.taps import listen
 from tests.support import tiny
 from tests.support.planted_decoders import diagnosis
 from tests.support.rotary_frequencies import DYNAMIC, FREQUENCIES, LONGROPE, MAGNITUDE, THETA

@@ -32,31 +32,30 @@ ORDER = (
         "common.arraylike",
         "common",
         "plain",
-        "taps",
-        "descriptions",
-        "direction",
-        "runtime",
+        "engine.taps",
+        "engine.descriptions",
+        "engine.direction",
+        "engine.runtime",
     ),
     *(
-        "functions",
-        "norms",
-        "activations",
-        "tape",
-        "masks",
-        "mechanisms",
-        "attention",
-        "multi_head",
-        "blocks",
-        "layers",
-        "embeddings",
-        "encoder_layers",
+        "engine.functions",
+        "engine.norms",
+        "engine.activations",
+        "engine.tape",
+        "engine.masks",
+        "engine.mechanisms",
+        "engine.attention",
+        "engine.multi_head",
+        "engine.blocks",
+        "engine.layers",
+        "engine.embeddings",
+        "engine.encoder_layers",
     ),
-    *("decoder_layers", "output_heads"),
+    *("engine.decoder_layers", "engine.output_heads", "engine.token_projections", "engine.parts", "engine.transformer"),
     *(
         "config",
-        "base_model",
         "families",
-        "transformer",
+        "base_model",
         "checkpoint",
         "text",
         "generation",
@@ -69,7 +68,7 @@ ORDER = (
 )
 INDEPENDENT = {
     "common.errors": set(),
-    "taps": {"common.errors"},
+    "engine.taps": {"common.errors"},
     "common.checks": {"common.errors"},
     "common.arraylike": {"common.errors", "common.checks"},
     "config": {"common", "common.errors", "common.checks", "common.other_libraries"},
@@ -127,14 +126,19 @@ def reached(name: str) -> set[str]:
 
 
 def place(name: str) -> int:
-    """A module's index in ORDER, by its own name or its package's."""
-    names = [name.removeprefix("npformer."), name.split(".")[1]]
+    """A module's index in ORDER, by its own name or that of the smallest package with a line."""
+    parts = name.removeprefix("npformer.").split(".")
+    names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next(ORDER.index(each) for each in names if each in ORDER)
 
 
 def test_every_module_has_a_place() -> None:
-    rooms = {name.split(".")[1] for name in MODULES if name != "npformer"}
-    assert sorted(each for each in ORDER if "." not in each) == sorted(rooms)
+    """A room is a module or package directly in npformer or in its engine."""
+    names = [
+        name.removeprefix("npformer.").split(".") for name in MODULES if name not in ("npformer", "npformer.engine")
+    ]
+    rooms = {".".join(each[: 2 if each[0] == "engine" else 1]) for each in names}
+    assert sorted(each for each in ORDER if each in rooms or "." not in each) == sorted(rooms)
     assert [each for each in ORDER if f"npformer.{each}" not in MODULES] == []
 
 
@@ -172,7 +176,7 @@ OPENS = {
     "npformer.checkpoint.convert": "the partial file that it writes",
     "npformer.checkpoint.safetensors": "the partial file that it writes",
     "npformer.loading": "where pip says the package came from",
-    "npformer.runtime.threads": "the kernel's",
+    "npformer.engine.runtime.threads": "the kernel's",
     "npformer.view.document": "the package's own",
     "npformer.cli.serve": "the file of a key that a user names",
     "npformer.dataset.formats": "a run's parts",
@@ -244,7 +248,7 @@ def test_exported_names_are_imported_from_where_type_checkers_see_them() -> None
     assert sorted([*found, "golden", "learn", "plain", "training", "view"]) == sorted(npformer.__all__)
 
 
-@pytest.mark.parametrize("package", [npformer.blocks, npformer.mechanisms])
+@pytest.mark.parametrize("package", [npformer.engine.blocks, npformer.engine.mechanisms])
 def test_names_of_a_package_are_imported_from_where_type_checkers_see_them(package: Any) -> None:
     tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
     (typed,) = (node for node in tree.body if isinstance(node, ast.If))
@@ -275,10 +279,10 @@ def test_no_module_has_a_public_name() -> None:
 
 def test_modules_are_found_by_their_names() -> None:
     code = """
-import npformer.decoder_layers
+import npformer.engine.decoder_layers
 import npformer
 print(npformer.plain.formulas.linear is npformer.linear.__wrapped__, npformer.golden.__name__, hasattr(npformer, "nothing"))
-print(npformer.decoder_layers.shift_right is npformer.shift_right)
+print(npformer.engine.decoder_layers.shift_right is npformer.shift_right)
 """
     assert python(code) == "True npformer.golden False\nTrue\n"
 

@@ -10,9 +10,9 @@ import weakref
 import numpy as np
 import pytest
 
+from npformer.engine.runtime.packing import Text
+from npformer.engine.taps import listen, listening, scope, spare, tap
 from npformer.families import distinct_encoders
-from npformer.runtime.packing import Text
-from npformer.taps import listen, listening, scope, spare, tap
 from tests.support import tiny
 
 FAMILIES = list(distinct_encoders())

@@ -159,7 +159,7 @@ def mechanism(each: Any) -> str:
     shown = {key: f"{value:,.10g}" for key, value in given.items() if type(value) in (int, float) and value}
     shown |= {key: type(value).__name__ for key, value in given.items() if is_dataclass(value)}
     numbers = ", ".join(f"{key} = {value}" for key, value in shown.items())
-    return f"{{py:class}}`~npformer.mechanisms.{type(each).__name__}`{f' with {numbers}' if numbers else ''}"
+    return f"{{py:class}}`~npformer.engine.mechanisms.{type(each).__name__}`{f' with {numbers}' if numbers else ''}"
 
 
 def numbers(layers: Iterable[int]) -> str:

@@ -27,7 +27,7 @@ from tables import rows as fields_of
 from weight_tables import of_config
 
 from examples.checkpoints import verdict
-from npformer.descriptions.mistake import Mistake
+from npformer.engine.descriptions.mistake import Mistake
 from npformer.families import FAMILIES
 from npformer.golden.mistakes import ANYWHERE, of_model
 from npformer.interpret.stages import of_model as stages_of
@@ -161,7 +161,10 @@ def _meaning(sets: Iterable[tuple[str, str]]) -> tuple[str, str]:
 
 def _class(name: str) -> Any:
     """Returns the dataclass of a config with this name."""
-    modules = [import_module(f"npformer.{each}") for each in ("config", "mechanisms", "mechanisms.rotary_scaling")]
+    modules = [
+        import_module(f"npformer.{each}")
+        for each in ("config", "engine.mechanisms", "engine.mechanisms.rotary_scaling")
+    ]
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 

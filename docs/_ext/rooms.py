@@ -6,22 +6,24 @@ import inspect
 from importlib import import_module
 
 import npformer
-from npformer import mechanisms
+from npformer.engine import mechanisms
 
 #: Room -> the modules that define its names.
 ROOMS = {
-    "maths": "plain.formulas plain.rotary plain.llama plain.transformer functions masks decoder_layers",
-    "models": "loading model config text.inputs runtime.packing common.limits common.errors generation.likelihood",
+    "maths": "plain.formulas plain.rotary plain.llama plain.transformer "
+    "engine.functions engine.masks engine.decoder_layers",
+    "models": "loading model config text.inputs engine.runtime.packing "
+    "common.limits common.errors generation.likelihood",
     "tasks": "tasks.pipelines tasks.vector_search",
-    "inside": "interpret.traces interpret.edits interpret.patching interpret.direct_attribution taps",
+    "inside": "interpret.traces interpret.edits interpret.patching interpret.direct_attribution engine.taps",
 }
 MODULES = ("plain", "golden", "training", "view", "learn", "dataset", "serve")
 #: Room -> classes and functions that users call by their full names.
 FURTHER = {
-    "mechanisms": ("npformer.mechanisms", " ".join(each for each in mechanisms.__all__ if each != "Mechanism")),
-    "rotations": ("npformer.mechanisms.rotary", "rotary_angles rotate"),
-    "biases": ("npformer.mechanisms.relative_bias", "relative_buckets relative_bias"),
-    "distances": ("npformer.mechanisms.disentangled", "log_buckets distance_rows distance_scores"),
+    "mechanisms": ("npformer.engine.mechanisms", " ".join(each for each in mechanisms.__all__ if each != "Mechanism")),
+    "rotations": ("npformer.engine.mechanisms.rotary", "rotary_angles rotate"),
+    "biases": ("npformer.engine.mechanisms.relative_bias", "relative_buckets relative_bias"),
+    "distances": ("npformer.engine.mechanisms.disentangled", "log_buckets distance_rows distance_scores"),
     "lens": ("npformer.interpret.logit_lens", "logit_lens"),
     "effects": ("npformer.interpret.head_effects", "head_effects"),
     "sources": ("npformer.interpret.source_attribution", "by_source"),

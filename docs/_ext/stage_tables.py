@@ -1,7 +1,7 @@
 """`{stages} CASE`: the stages of a model in the conformance suite, and a diagram of a layer that links to each stage.
 
-Both follow from the declarations of the model's parts (`npformer/descriptions/stage.py`): the rows from their names,
-shapes and formulas, the diagram from their parents.
+Both follow from the declarations of the model's parts (`npformer/engine/descriptions/stage.py`): the rows from their
+names, shapes and formulas, the diagram from their parents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from markdown import code, directive, table
 from repository_links import GITHUB
 from sphinx.application import Sphinx
 
-from npformer.descriptions.stage import Stage
+from npformer.engine.descriptions.stage import Stage
 from npformer.golden.suite import cases
 from npformer.interpret.stages import of_model
 
@@ -62,7 +62,7 @@ def merged(found: Mapping[str, Stage]) -> dict[str, Stage]:
 def source(function: str) -> str:
     """Returns a function's name, linked to the file that defines it, which may be in the folder that exports it."""
     module, _, name = function.rpartition(".")
-    defined = getattr(import_module(f"npformer.{module}"), name).__module__
+    defined = getattr(import_module(f"npformer.engine.{module}"), name).__module__
     return f"[`{name}`]({GITHUB}{defined.replace('.', '/')}.py)"
 
 

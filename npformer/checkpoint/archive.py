@@ -17,7 +17,7 @@ from npformer.checkpoint.storage import converted
 from npformer.common.errors import NpformerError
 from npformer.common.files import as_given, open_file, written_whole
 from npformer.common.limits import LIMITS, Limits
-from npformer.runtime.narrow import BFLOAT16
+from npformer.engine.runtime.narrow import BFLOAT16
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

@@ -19,8 +19,8 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder, open_file
 from npformer.common.limits import LIMITS, Limits
+from npformer.engine.runtime.narrow import NARROW
 from npformer.families import family_of
-from npformer.runtime.narrow import NARROW
 
 #: Files that are copied unchanged: the tokenizer and the settings of sentence-transformers. The files of modules are
 #: copied too.

@@ -23,8 +23,8 @@ from npformer.common.errors import NpformerError, warn
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
+from npformer.engine.runtime.narrow import NARROW
 from npformer.families import quantized, read_config, refuse_quantized, text_config, unread_code
-from npformer.runtime.narrow import NARROW
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"  # of the library peft

@@ -18,7 +18,7 @@ import numpy as np
 from npformer.checkpoint.storage import Array, Buffer, converted, dtype_name, open_buffer, view
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
-from npformer.runtime.narrow import BFLOAT16
+from npformer.engine.runtime.narrow import BFLOAT16
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),

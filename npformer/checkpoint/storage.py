@@ -17,9 +17,9 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file
-from npformer.runtime.mapped import MappedFile, last_write, release
-from npformer.runtime.narrow import BFLOAT16, NarrowWeight, has_nonfinite, widen, widened
-from npformer.runtime.threads import run_tasks, threads_for_parts
+from npformer.engine.runtime.mapped import MappedFile, last_write, release
+from npformer.engine.runtime.narrow import BFLOAT16, NarrowWeight, has_nonfinite, widen, widened
+from npformer.engine.runtime.threads import run_tasks, threads_for_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -20,7 +20,7 @@ from npformer.checkpoint.storage import Array, Buffer, open_buffer, view
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
-from npformer.runtime.narrow import BFLOAT16
+from npformer.engine.runtime.narrow import BFLOAT16
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "torch.DoubleStorage": np.dtype("<f8"),

@@ -26,10 +26,10 @@ from npformer.checkpoint.storage import (
 from npformer.checkpoint.tied import PROJECTION, is_table, ties, with_tables
 from npformer.common.errors import NpformerError, warn
 from npformer.config import Config
-from npformer.descriptions.earlier_names import renamed
-from npformer.embeddings import sinusoidal_positions
+from npformer.engine.descriptions.earlier_names import renamed
+from npformer.engine.embeddings import sinusoidal_positions
+from npformer.engine.runtime.narrow import NARROW, NarrowWeight, narrowed, widened
 from npformer.families import Source, TensorPart, family_of
-from npformer.runtime.narrow import NARROW, NarrowWeight, narrowed, widened
 
 Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 

@@ -92,8 +92,8 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
     import tokenizers
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    from npformer.engine.runtime.threads import available_cores, blas_libraries, thread_count
     from npformer.loading import bundled
-    from npformer.runtime.threads import available_cores, blas_libraries, thread_count
 
     return {
         "npformer": f"{__version__} in {Path(__file__).parent.parent}",
@@ -112,7 +112,7 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _panels() -> str:
-    from npformer.runtime.weight_products import MANY, panels_pay
+    from npformer.engine.runtime.weight_products import MANY, panels_pay
 
     paying = [rows for rows in (8, 32, MANY) if panels_pay(rows)]
     if not paying:
@@ -121,8 +121,8 @@ def _panels() -> str:
 
 
 def _same_bits(dtype: Any) -> str:
-    from npformer.runtime.products import kernel, same_bits
-    from npformer.runtime.threads import wants_same_bits
+    from npformer.engine.runtime.products import kernel, same_bits
+    from npformer.engine.runtime.threads import wants_same_bits
 
     if not wants_same_bits():
         return "turned off by NPFORMER_SAME_BITS=0"
@@ -142,7 +142,7 @@ def _memory(arrays: Iterable[Parameter], dtype: str, keep: str) -> str:
 
     from npformer.checkpoint.read import check_keep
     from npformer.checkpoint.tree import may_be_narrow
-    from npformer.runtime.narrow import NARROW
+    from npformer.engine.runtime.narrow import NARROW
 
     check_keep(keep, np.dtype(dtype))
     if keep == "stored":

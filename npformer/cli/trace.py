@@ -70,4 +70,4 @@ def _source(recorded: Trace) -> dict[str, Any]:
 
 def _values(array: np.ndarray, row: dict[str, Any]) -> dict[str, Any]:
     """Returns fields that are different in JSON: the shape as numbers, the function's full name, some values."""
-    return {"shape": list(array.shape), "function": f"npformer.{row['function']}", "corners": corners(array)}
+    return {"shape": list(array.shape), "function": f"npformer.engine.{row['function']}", "corners": corners(array)}

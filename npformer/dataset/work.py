@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from npformer.activations import gelu
 from npformer.checkpoint.read import own_metadata
 from npformer.checkpoint.safetensors import checksum
 from npformer.checkpoint.tree import stored
@@ -24,11 +23,12 @@ from npformer.common.files import read_bytes
 from npformer.common.progress import Count, counted
 from npformer.dataset.columns import results
 from npformer.dataset.values import as_list
-from npformer.encoder_layers import encoder_layer
+from npformer.engine.activations import gelu
+from npformer.engine.encoder_layers import encoder_layer
+from npformer.engine.runtime.runner import Runner
+from npformer.engine.runtime.threads import blas_libraries
 from npformer.generation.settings import resolve
 from npformer.loading import bundled
-from npformer.runtime.runner import Runner
-from npformer.runtime.threads import blas_libraries
 from npformer.tasks import pipeline
 from npformer.tasks.task import Task
 from npformer.tasks.text_to_text import TextToText

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import chain
@@ -16,10 +17,10 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
+from npformer.engine.parts import Parts
 from npformer.families.base import Family, Source, TensorPart, UnknownClass, label_count
 from npformer.families.encoder_table import EncoderTable
 from npformer.families.layer_types import LAYER_TYPES, check_layer_types
-from npformer.families.parts import Parts
 from npformer.families.text_model import text_config
 from npformer.families.unsupported import CODE, find_family, ignored, own_code, quantized, refuse_quantized
 
@@ -154,6 +155,9 @@ def parts_of(config: Config) -> Parts:
         raise NpformerError(f"parallel: expected False, because a {config.model_type} model has no parallel layers")
     if config.convolution and parts.stack.after_first is None:
         raise NpformerError(f"convolution: a {config.model_type} model has no convolution")
+    if config.decoder:
+        ends = config.decoder.end_ids
+        return replace(parts, start_id=config.decoder.start_id, end_id=ends[0] if ends else None)
     return parts
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Positions
+from npformer.engine.norms.norm import Norm
 from npformer.families.base import (
     Source,
     read_activation,
@@ -24,7 +25,6 @@ from npformer.families.base import (
 from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
 from npformer.families.vaswani import check_one_end
-from npformer.norms.norm import Norm
 
 #: Head -> its groups of weights and their modules.
 TOP = {

@@ -13,14 +13,14 @@ import numpy as np
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import LABELLED, MOST, Config
-from npformer.descriptions.mistake import Mistake
-from npformer.descriptions.weight_group import Group
-from npformer.embeddings import Embeddings
+from npformer.engine.descriptions.mistake import Mistake
+from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.embeddings import Embeddings
+from npformer.engine.layers.stack import Stack
+from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.norms.norm import Norm
+from npformer.engine.parts import Parts
 from npformer.families.building import embeddings_of, head_of, stack_of
-from npformer.families.parts import Parts
-from npformer.layers.stack import Stack
-from npformer.norms.layernorm import LayerNorm
-from npformer.norms.norm import Norm
 
 #: Hugging Face's name for an activation -> npformer's. If an activation has several names, the first one is written.
 ACTIVATIONS = {

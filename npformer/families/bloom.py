@@ -11,9 +11,9 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
+from npformer.engine.mechanisms import Alibi
 from npformer.families.encoder_table import DECODER_HEADS, decoder_classes
 from npformer.families.interleaved import Interleaved
-from npformer.mechanisms import Alibi
 
 #: Older name of a field -> its current name.
 OLDER = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}

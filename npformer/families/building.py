@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 
-from npformer.activations import ACTIVATIONS
-from npformer.blocks import Normed
 from npformer.config import POOLED_HEADS, Config
-from npformer.decoder_layers import decoder_layer_of
-from npformer.embeddings import Embeddings
-from npformer.encoder_layers import layer_of
-from npformer.layers.layer import Layer
-from npformer.layers.stack import Stack
-from npformer.mechanisms import Causal, Mechanism
-from npformer.norms.norm import Norm
-from npformer.output_heads.capped_logits import CappedLogits
-from npformer.output_heads.heads import Head, HiddenStates, Logits, Pooler, ReplacedTokens, Spans, Transform
-from npformer.output_heads.output_scale import OutputScale
+from npformer.engine.activations import ACTIVATIONS
+from npformer.engine.blocks import Normed
+from npformer.engine.decoder_layers import decoder_layer_of
+from npformer.engine.embeddings import Embeddings
+from npformer.engine.encoder_layers import layer_of
+from npformer.engine.layers.layer import Layer
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import Causal, Mechanism
+from npformer.engine.norms.norm import Norm
+from npformer.engine.output_heads.capped_logits import CappedLogits
+from npformer.engine.output_heads.heads import Head, HiddenStates, Logits, Pooler, ReplacedTokens, Spans, Transform
+from npformer.engine.output_heads.output_scale import OutputScale
 
 
 def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: bool = False) -> Embeddings:

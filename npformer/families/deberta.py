@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from npformer.activations import ACTIVATIONS
-from npformer.blocks import Convolution
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, InputConvolution, Positions
+from npformer.engine.activations import ACTIVATIONS
+from npformer.engine.blocks import Convolution
+from npformer.engine.layers.layer import Layer
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import Disentangled
 from npformer.families import base, bert
 from npformer.families.base import Source, first, reject_other
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import READ, SIZES, EncoderTable
-from npformer.layers.layer import Layer
-from npformer.layers.stack import Stack
-from npformer.mechanisms import Disentangled
 
 THEIRS = {**base.ACTIVATIONS, "tanh": "tanh"}  # possible activations of the convolution
 CONVOLUTIONS = {ours: first(THEIRS, ours) for ours in THEIRS.values()}

@@ -9,8 +9,9 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Positions, Sharing
-from npformer.descriptions.weight_group import Group
-from npformer.embeddings import Embeddings
+from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.embeddings import Embeddings
+from npformer.engine.mechanisms import Window
 from npformer.families.base import (
     ACTIVATIONS,
     Family,
@@ -25,7 +26,6 @@ from npformer.families.base import (
     write_text_ids,
 )
 from npformer.families.building import embeddings_of
-from npformer.mechanisms import Window
 
 #: npformer's field -> field of config.json, for BERT and most of its successors.
 SIZES = {

@@ -14,6 +14,10 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, ROUNDED, Config, Local
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import Mechanism, Rotary, SoftCap, Window, ZeroCentredHeadNorm
+from npformer.engine.norms.norm import Norm
+from npformer.engine.norms.zero_centred import ZeroCentredRMSNorm
 from npformer.families.base import write_text_ids
 from npformer.families.building import with_output_norms
 from npformer.families.encoder_table import decoder_classes, usual_length
@@ -21,10 +25,6 @@ from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write
 from npformer.families.llama import READS, Llama, kin_of_llama, window_of, window_size
 from npformer.families.rope import read_rotary, write_rotary
 from npformer.families.text_model import VISION, text_tensor
-from npformer.layers.stack import Stack
-from npformer.mechanisms import Mechanism, Rotary, SoftCap, Window, ZeroCentredHeadNorm
-from npformer.norms.norm import Norm
-from npformer.norms.zero_centred import ZeroCentredRMSNorm
 
 
 class Gemma(Llama):

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npformer.activations import ACTIVATIONS
-from npformer.blocks import Attention, FeedForward
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
+from npformer.engine.activations import ACTIVATIONS
+from npformer.engine.blocks import Attention, FeedForward
+from npformer.engine.layers.layer import Layer
+from npformer.engine.layers.parallel_layer import ParallelLayer
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import PartialRotary, Rotary
+from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.norms.norm import Norm
 from npformer.families.building import mechanisms_of
 from npformer.families.encoder_table import DECODER_HEADS, SIZES, decoder_classes, usual_length
 from npformer.families.interleaved import Interleaved
 from npformer.families.rope import longest, read_partial_rotary, write_partial_rotary
-from npformer.layers.layer import Layer
-from npformer.layers.parallel_layer import ParallelLayer
-from npformer.layers.stack import Stack
-from npformer.mechanisms import PartialRotary, Rotary
-from npformer.norms.layernorm import LayerNorm
-from npformer.norms.norm import Norm
 
 END_OF_TEXT = "<|endoftext|>"
 

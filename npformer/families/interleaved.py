@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.config import Config
-from npformer.descriptions.mistake import Mistake, Ways
+from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.families.base import TensorPart
 from npformer.families.encoder_table import EncoderTable
 

@@ -11,20 +11,20 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from npformer.activations import ACTIVATIONS
-from npformer.blocks import Attention, Gated
 from npformer.common import checks
 from npformer.config import MOST, Config, Local, Positions
+from npformer.engine.activations import ACTIVATIONS
+from npformer.engine.blocks import Attention, Gated
+from npformer.engine.layers.layer import Layer
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import HeadNorm, Mechanism, Rotary, Window
+from npformer.engine.norms.norm import Norm
+from npformer.engine.norms.root_mean_square import RMSNorm
 from npformer.families.base import read_padding
 from npformer.families.building import mechanisms_of
 from npformer.families.encoder_table import DECODER_HEADS, SIZES, EncoderTable, decoder_classes, usual_length
 from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.rope import longest, read_rotary, write_rotary
-from npformer.layers.layer import Layer
-from npformer.layers.stack import Stack
-from npformer.mechanisms import HeadNorm, Mechanism, Rotary, Window
-from npformer.norms.norm import Norm
-from npformer.norms.root_mean_square import RMSNorm
 
 
 class Llama(EncoderTable):

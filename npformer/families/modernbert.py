@@ -13,13 +13,13 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Local, Positions
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import Rotary, Window
 from npformer.families.base import ACTIVATIONS, first, read_activation, read_padding
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable, usual_length
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
 from npformer.families.rope import check_even_heads
-from npformer.layers.stack import Stack
-from npformer.mechanisms import Rotary, Window
 
 POOLINGS = {"cls": "first", "mean": "mean"}
 HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # before the last layer of every head

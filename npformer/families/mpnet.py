@@ -6,9 +6,9 @@ Positions are counted as in RoBERTa, but the padding token's id is always 1. The
 from __future__ import annotations
 
 from npformer.config import Positions
+from npformer.engine.mechanisms import RelativeBias
 from npformer.families.encoder_table import READ, SIZES, EncoderTable
 from npformer.families.roberta import SPECIAL_TOKENS, WORDS
-from npformer.mechanisms import RelativeBias
 
 MPNET = EncoderTable(
     model_type="mpnet",

@@ -13,12 +13,12 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Positions
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import Rotary
 from npformer.families.base import read_padding, reject_other
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.rope import check_even_heads
-from npformer.layers.stack import Stack
-from npformer.mechanisms import Rotary
 
 #: Field in Transformers -> field on the hub, named as in GPT-2.
 HUB = {

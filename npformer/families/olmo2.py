@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from npformer.config import Config
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import Mechanism, Rotary, RowNorm
 from npformer.families.building import with_output_norms
 from npformer.families.encoder_table import usual_length
 from npformer.families.llama import STAGES, Llama, kin_of_llama
-from npformer.layers.stack import Stack
-from npformer.mechanisms import Mechanism, Rotary, RowNorm
 
 
 class Olmo2(Llama):

@@ -12,14 +12,14 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
-from npformer.embeddings import Embeddings
+from npformer.engine.embeddings import Embeddings
+from npformer.engine.layers.stack import Stack
+from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.norms.norm import Norm
+from npformer.engine.token_projections import ProjectedStack, ProjectedTokens
 from npformer.families.base import LAYER_OUTPUT, read_padding
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
-from npformer.families.token_projections import ProjectedStack, ProjectedTokens
-from npformer.layers.stack import Stack
-from npformer.norms.layernorm import LayerNorm
-from npformer.norms.norm import Norm
 
 WIDTH, LENGTH = "word_embed_proj_dim", "max_position_embeddings"
 

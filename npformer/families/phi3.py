@@ -12,10 +12,10 @@ from typing import Any
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.engine.mechanisms import Mechanism, PartialRotary, Rotary, Window
 from npformer.families.encoder_table import decoder_classes, usual_length
 from npformer.families.llama import Mistral, kin_of_llama
 from npformer.families.rope import ORIGINAL, SETTINGS, read_partial_rotary, write_partial_rotary
-from npformer.mechanisms import Mechanism, PartialRotary, Rotary, Window
 
 KINDS = ("default", "longrope", "su", "yarn")
 

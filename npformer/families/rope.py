@@ -9,8 +9,8 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST
-from npformer.mechanisms import PartialRotary, Rotary
-from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Scaling, Yarn
+from npformer.engine.mechanisms import PartialRotary, Rotary
+from npformer.engine.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Scaling, Yarn
 
 FACTOR = "partial_rotary_factor"
 ORIGINAL, LENGTH = "original_max_position_embeddings", "max_position_embeddings"

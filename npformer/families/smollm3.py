@@ -13,12 +13,12 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Local
-from npformer.descriptions.mistake import Mistake, Ways
+from npformer.engine.descriptions.mistake import Mistake, Ways
+from npformer.engine.mechanisms import Mechanism, Rotary, Window
 from npformer.families.encoder_table import decoder_classes, usual_length
 from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.llama import WITHOUT_BIAS, Llama, kin_of_llama, window_of, window_size
 from npformer.families.rope import read_rotary
-from npformer.mechanisms import Mechanism, Rotary, Window
 
 THETA = 2_000_000.0
 

@@ -12,19 +12,19 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from npformer.activations import ACTIVATIONS
-from npformer.blocks import Attention, Block, CrossAttention, FeedForward, Gated
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import LABELLED, MOST, Config, Decoder, Positions
+from npformer.engine.activations import ACTIVATIONS
+from npformer.engine.blocks import Attention, Block, CrossAttention, FeedForward, Gated
+from npformer.engine.layers.layer import Layer
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import Causal, RelativeBias
+from npformer.engine.norms.norm import Norm
+from npformer.engine.norms.root_mean_square import RMSNorm
 from npformer.families import base
 from npformer.families.base import PieceOrder, Source
 from npformer.families.vaswani import Transformer, check_one_end, residual_rates
-from npformer.layers.layer import Layer
-from npformer.layers.stack import Stack
-from npformer.mechanisms import Causal, RelativeBias
-from npformer.norms.norm import Norm
-from npformer.norms.root_mean_square import RMSNorm
 
 #: npformer's field -> field of config.json.
 SIZES = {

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.descriptions.weight_group import Group
-from npformer.embeddings import Embeddings
+from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.embeddings import Embeddings
+from npformer.engine.layers.stack import Stack
+from npformer.engine.norms.norm import Norm
+from npformer.engine.parts import Parts
 from npformer.families.base import Family
 from npformer.families.building import decoder_stack_of, embeddings_of
-from npformer.families.parts import Parts
-from npformer.layers.stack import Stack
-from npformer.norms.norm import Norm
 
 
 class Transformer(Family):

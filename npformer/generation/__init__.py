@@ -18,13 +18,13 @@ from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError, warn
 from npformer.common.progress import part
 from npformer.config import Config, Decoder
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.steps import Steps, finished
+from npformer.engine.taps import listen
 from npformer.generation.decoding import Hypothesis, Step, Stopping, beam_search, greedy_or_sample
 from npformer.generation.logits import Best, Projection
 from npformer.generation.settings import Settings, resolve
 from npformer.generation.state import PromptState, Seq2SeqState, State
-from npformer.runtime.packing import Text
-from npformer.runtime.steps import Steps, finished
-from npformer.taps import listen
 
 __all__ = ["Hypothesis", "Settings", "Stream", "cross_attentions", "generate", "padded_targets", "stream"]
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from npformer.common.progress import steps_of
-from npformer.functions import log_softmax, softmax
+from npformer.engine.functions import log_softmax, softmax
+from npformer.engine.runtime.steps import Steps
 from npformer.generation.logits import Best, best, check_choice, greedy, top
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
 from npformer.generation.state import State
-from npformer.runtime.steps import Steps
 
 Stopping = Callable[[np.ndarray], np.ndarray]  # tokens with prompts (R, L) -> whether each row ends here (R,)
 

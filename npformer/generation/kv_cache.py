@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from npformer.attention import masked_attention, split_heads
-from npformer.blocks.rows import Caches
-from npformer.blocks.terms import Terms, adding, terms_of
-from npformer.mechanisms import Causal, Mechanism
-from npformer.multi_head import kv_heads, queries_of
-from npformer.runtime.products import kernel
-from npformer.runtime.same_bits import VECTOR
-from npformer.runtime.sums import TERMS
-from npformer.runtime.threads import parallel_for
-from npformer.taps import listening, tap
+from npformer.engine.attention import masked_attention, split_heads
+from npformer.engine.blocks.rows import Caches
+from npformer.engine.blocks.terms import Terms, adding, terms_of
+from npformer.engine.mechanisms import Causal, Mechanism
+from npformer.engine.multi_head import kv_heads, queries_of
+from npformer.engine.runtime.products import kernel
+from npformer.engine.runtime.same_bits import VECTOR
+from npformer.engine.runtime.sums import TERMS
+from npformer.engine.runtime.threads import parallel_for
+from npformer.engine.taps import listening, tap
 
 STEPS = 32  # number of steps to allocate initially; each later allocation is 1.5 times as large
 

@@ -11,8 +11,8 @@ import numpy as np
 from npformer.base_model import BaseModel, check_model
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
-from npformer.functions import cross_entropy
-from npformer.runtime.packing import Text
+from npformer.engine.functions import cross_entropy
+from npformer.engine.runtime.packing import Text
 from npformer.text.encoding import Encoder
 from npformer.text.inputs import as_text
 

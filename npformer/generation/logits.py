@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.decoder_layers import project
-from npformer.functions import log_softmax
+from npformer.engine.decoder_layers import project
+from npformer.engine.functions import log_softmax
+from npformer.engine.runtime.products import kernel
+from npformer.engine.runtime.threads import parallel_for
+from npformer.engine.runtime.weight_products import in_order, weight_products
+from npformer.engine.taps import listening
 from npformer.generation.processors import Processors
-from npformer.runtime.products import kernel
-from npformer.runtime.threads import parallel_for
-from npformer.runtime.weight_products import in_order, weight_products
-from npformer.taps import listening
 
 ROWS = 8  # rows of logits processed at a time
 

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from npformer.functions import log_softmax, softmax
+from npformer.engine.functions import log_softmax, softmax
 from npformer.generation.settings import Settings
 
 TOP_H = 100  # top_h chooses from this many of the most likely tokens

@@ -14,19 +14,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from npformer.base_model import BaseModel, expect_finite
-from npformer.blocks.rows import Caches
 from npformer.common.errors import NpformerError
-from npformer.families import parts_of
+from npformer.engine.blocks.rows import Caches
+from npformer.engine.mechanisms.mechanism import Mechanism
+from npformer.engine.output_heads.heads import Head
+from npformer.engine.runtime.packing import Batch, Text, pack
+from npformer.engine.runtime.padding import check_texts
+from npformer.engine.runtime.steps import Steps, finished, pieces
+from npformer.engine.taps import listening
+from npformer.engine.transformer import decode_target, encode, encode_source
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
-from npformer.mechanisms.mechanism import Mechanism
-from npformer.output_heads.heads import Head
-from npformer.runtime.packing import Batch, Text, pack
-from npformer.runtime.padding import check_texts
-from npformer.runtime.steps import Steps, finished, pieces
-from npformer.taps import listening
-from npformer.transformer import decode_target, encode, encode_source
 
 BLOCK = 1024  # rows of a long prompt per pass; matrix products of fewer rows are less efficient
 NO_TOKEN = -1  # padding to the left of shorter prompts
@@ -108,10 +107,10 @@ class Seq2SeqState:
         target = _rows(tokens, np.full(len(tokens), self.steps), self.n_beams)
         with self.model.cores():
             x = decode_target(
-                self.model.weights, self.model.config, target, self.source, self.lengths, self.cache.layers
+                self.model.weights, self.model.parts, target, self.source, self.lengths, self.cache.layers
             )
             self.steps += 1
-            return self.projection(parts_of(self.model.config).head.input(x, self.model.weights))
+            return self.projection(self.model.parts.head.input(x, self.model.weights))
 
     def keep(self, texts: np.ndarray) -> None:
         self.cache.keep(texts)
@@ -155,8 +154,7 @@ class PromptState:
         lengths = np.array([len(prompt) for prompt in distinct.values()])
         self.ancestry = BeamAncestry(self.n_beams, lengths)
         self.layers = [
-            SelfAttentionCache(self.ancestry, _reach(each.mechanisms))
-            for each in parts_of(model.config).stack.attentions
+            SelfAttentionCache(self.ancestry, _reach(each.mechanisms)) for each in model.parts.stack.attentions
         ]
         for layer in reversed(self.layers):  # each pop frees a layer's rows, so that not all rows are in memory twice
             layer.begin([each.kept.pop() for each in read], model.config.kv_heads)
@@ -171,7 +169,7 @@ class PromptState:
 
     @staticmethod
     def prepare(model: BaseModel, prompts: Sequence[Text]) -> Steps[list[Text]]:
-        for each in parts_of(model.config).stack.mechanisms:
+        for each in model.parts.stack.mechanisms:
             if not each.cached:
                 kind = type(each).__name__
                 raise NpformerError(
@@ -214,7 +212,7 @@ class PromptState:
             batch = _rows(tokens, np.where(counted, self.counts, -1).ravel(), self.n_beams)
             self.counts = self.counts + counted
             caches = [Caches(each) for each in self.layers]
-            return self._logits(encode(self.model.weights, self.model.config, batch, caches=caches))
+            return self._logits(encode(self.model.weights, self.model.parts, batch, caches=caches))
 
     def continued(self, ids: np.ndarray, count: int) -> Text:
         """A prompt whose first `count` tokens are those of the state's only text, with their keys and values.
@@ -224,7 +222,7 @@ class PromptState:
         """
         if not all(each.has_rows(count) for each in self.layers):
             return Text(ids)
-        for each in parts_of(self.model.config).stack.mechanisms:
+        for each in self.model.parts.stack.mechanisms:
             if each.same_until(self.length) != each.same_until(len(ids)):
                 return Text(ids)
         return Continued(ids, kept=self.rows(count))
@@ -239,7 +237,7 @@ class PromptState:
         return self.ancestry.length
 
     def _logits(self, rows: np.ndarray) -> np.ndarray:
-        head = parts_of(self.model.config).head
+        head = self.model.parts.head
         assert isinstance(head, Head)
         if listening():
             return head(rows, rows, self.model.weights)["logits"].copy()
@@ -277,7 +275,7 @@ def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
 
     def work(indices: list[int]) -> list[np.ndarray]:
         batch = pack([sources[i] for i in indices])
-        return batch.split(encode_source(model.weights, model.config, batch))
+        return batch.split(encode_source(model.weights, model.parts, batch))
 
     states = model.in_shards([len(source) for source in sources], work)
     expect_finite([{"encoder_last_hidden_state": each} for each in states])
@@ -306,7 +304,7 @@ def _together(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
         return []
     batch = pack(prompts, model.config.uncounted, last=True)
     layers = [PromptRows(len(batch.ids)) for _ in range(model.config.n_layers)]
-    x = encode(model.weights, model.config, batch, batch.read, [Caches(each) for each in layers])
+    x = encode(model.weights, model.parts, batch, batch.read, [Caches(each) for each in layers])
     kept = [list(zip(batch.split(each.keys), batch.split(each.values), strict=True)) for each in layers]
     return [Read(row, list(pairs)) for row, *pairs in zip(x, *kept, strict=True)]
 
@@ -323,11 +321,11 @@ def _in_blocks(model: BaseModel, prompt: Text, size: int, kept: KeptRows = ()) -
         layer.store(*rows)
     for first, end in pairwise([*range(before, len(prompt), size), len(prompt)]):
         block = batch.between(first, end)
-        [row] = encode(model.weights, model.config, block, block.read, [Caches(each) for each in layers])
+        [row] = encode(model.weights, model.parts, block, block.read, [Caches(each) for each in layers])
     return Read(row, [(each.keys, each.values) for each in layers])
 
 
 def _block_size(model: BaseModel) -> int:
     """The number of rows of a prompt to read in one pass: all if keys depend on its length or there is a listener."""
-    by_length = any(each.same_until(1) is not None for each in parts_of(model.config).stack.mechanisms)
+    by_length = any(each.same_until(1) is not None for each in model.parts.stack.mechanisms)
     return model.config.max_length if by_length or listening() else BLOCK

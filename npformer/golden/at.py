@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from npformer.activations import soft_cap
-from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.checkpoint import tree as layout
 from npformer.config import POOLED_HEADS, Config
+from npformer.engine.activations import soft_cap
+from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
+from npformer.engine.mechanisms import Mechanism, SoftCap
+from npformer.engine.mechanisms.alibi import alibi_of
+from npformer.engine.mechanisms.head_norm import grouped
+from npformer.engine.mechanisms.relative_bias import bias_of
+from npformer.engine.mechanisms.soft_cap import UNCAPPED_SCORES
+from npformer.engine.multi_head import repeat_heads
+from npformer.engine.norms.norm import Norm
+from npformer.engine.runtime.packing import Text
 from npformer.families import family_of, parts_of
 from npformer.golden.graph import CROSS, HEAD, head_width, heads_of, parents, parted, stacks
 from npformer.golden.port import Port, group_of_normed
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.text_parts import Cut
-from npformer.mechanisms import Mechanism, SoftCap
-from npformer.mechanisms.alibi import alibi_of
-from npformer.mechanisms.head_norm import grouped
-from npformer.mechanisms.relative_bias import bias_of
-from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
-from npformer.multi_head import repeat_heads
-from npformer.norms.norm import Norm
-from npformer.runtime.packing import Text
 
 
 class Arrays:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
+from npformer.engine.taps import listen
 from npformer.interpret.text_parts import is_input
 from npformer.interpret.traces import Trace, post_process
 from npformer.model import Model, Seq2Seq
-from npformer.taps import listen
 
 DRAWS = 8
 FACTOR = 5

@@ -19,7 +19,8 @@ import numpy as np
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
-from npformer.descriptions.mistake import Mistake
+from npformer.engine.descriptions.mistake import Mistake
+from npformer.engine.runtime.threads import single_blas_thread
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, StageError, compare
 from npformer.golden.diagnosis import Diagnosis, Fit, nearest, together
@@ -39,7 +40,6 @@ from npformer.golden.transposed import maps, untransposed
 from npformer.golden.ways import computed, cut
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.threads import single_blas_thread
 
 CANDIDATES = 8  # number of closest mistakes for which the rounding error is measured
 DRAWS = 3  # runs with random rounding that measure that error

@@ -19,9 +19,9 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.checkpoint.parameters import parameters
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.descriptions import earlier_names
+from npformer.engine.descriptions import earlier_names
+from npformer.engine.runtime.packing import Text
 from npformer.families import read_config, write_config
-from npformer.runtime.packing import Text
 
 FORMAT, VERSION = "npformer-golden", "1"
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
-from npformer.descriptions.mistake import Rule
+from npformer.engine.descriptions.mistake import Rule
+from npformer.engine.taps import listen
 from npformer.golden.at import Arrays, At
 from npformer.golden.budget import jitter
 from npformer.golden.graph import matches, parted, stacks
@@ -25,7 +26,6 @@ from npformer.golden.rounded import unrounded
 from npformer.interpret.text_parts import TextParts, is_input
 from npformer.interpret.traces import post_process
 from npformer.model import Model, Seq2Seq
-from npformer.taps import listen
 
 
 class _Enough(Exception):

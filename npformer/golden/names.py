@@ -18,13 +18,13 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tree import module_path
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.descriptions import earlier_names
+from npformer.engine.descriptions import earlier_names
+from npformer.engine.runtime.packing import Text
 from npformer.families import family_of, parts_of
 from npformer.golden import fused, graph
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
 from npformer.interpret.text_parts import OF_SOURCE
-from npformer.runtime.packing import Text
 
 OF_VOCABULARY = ("causal-lm", "masked-lm", "translation")  # heads with a logit for each token of the vocabulary
 WIDE = ("head.output", "logits", "probabilities")  # stages as wide as the vocabulary in models with such a head

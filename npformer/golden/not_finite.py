@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npformer.descriptions.mistake import Mistake
+from npformer.engine.descriptions.mistake import Mistake
 from npformer.golden.diagnosis import Fit
 from npformer.golden.graph import parted
 from npformer.golden.mistakes.rows import rows_said

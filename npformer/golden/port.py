@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from npformer.blocks.convolution import convolved
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.descriptions.mistake import Rule, Rules
-from npformer.functions import softmax
+from npformer.engine.blocks.convolution import convolved
+from npformer.engine.descriptions.mistake import Rule, Rules
+from npformer.engine.functions import softmax
+from npformer.engine.runtime.packing import Text
 from npformer.golden.graph import head_width, heads_of, matches, parted, stacks
 from npformer.golden.rounded import Rounded
-from npformer.runtime.packing import Text
 
 HEAD_NORMS = ("attention.query_norm", "attention.key_norm")  # groups whose stages end with "_normed"
 FORMS: dict[str, Callable[[float], float]] = {

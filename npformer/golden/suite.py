@@ -24,12 +24,12 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder, read_json
 from npformer.common.progress import with_bar
 from npformer.config import HEADS, LABELLED, REREADING_HEADS, Config, Decoder, InputConvolution, Positions, Sharing
+from npformer.engine.mechanisms import RelativeBias, Rotary
+from npformer.engine.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Yarn
 from npformer.families import FAMILIES, EncoderTable, distinct_encoders, encoders
 from npformer.families.llama import Llama
 from npformer.golden.format import Golden
 from npformer.golden.tiny import narrowed, write_case
-from npformer.mechanisms import RelativeBias, Rotary
-from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Yarn
 
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
 FORMAT, VERSION = "npformer-suite", "1"

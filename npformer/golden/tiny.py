@@ -26,14 +26,14 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder
 from npformer.common.halves import half
 from npformer.config import LABELLED, Config, Decoder
+from npformer.engine.mechanisms import Window
+from npformer.engine.runtime.narrow import BFLOAT16
+from npformer.engine.runtime.packing import Text
 from npformer.families import FAMILIES, EncoderTable, Family, write_config
 from npformer.families.llama import Llama
 from npformer.golden.format import Golden
 from npformer.golden.record import record
-from npformer.mechanisms import Window
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.narrow import BFLOAT16
-from npformer.runtime.packing import Text
 
 TINY_FILE = "golden.safetensors"
 HEAD = "sequence-classification"

@@ -15,13 +15,13 @@ import numpy as np
 from npformer.checkpoint.tree import module_path
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
+from npformer.engine.runtime.packing import Text
 from npformer.families import family_of, parts_of
 from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers, split_ending
 from npformer.golden.names import weight_names
 from npformer.golden.torch_attention import as_numpy, attention
 from npformer.interpret import stages as table
-from npformer.runtime.packing import Text
 
 #: Last part of a stage that is a module's input -> last part of that module's group of weights.
 INPUTS = {

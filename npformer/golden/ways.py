@@ -11,10 +11,10 @@ from itertools import islice
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.descriptions.mistake import Mistake, Ways
+from npformer.engine.descriptions.mistake import Mistake, Ways
+from npformer.engine.runtime.threads import run_tasks
 from npformer.golden.forward import Forward, corner_of
 from npformer.golden.port import Port
-from npformer.runtime.threads import run_tasks
 
 TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 LARGE = 1 << 12  # larger runs spend most of their time in NumPy, so several threads are faster

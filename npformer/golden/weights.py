@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npformer.blocks.attention_mistakes import SWAPS
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.common.halves import HALVES, half
+from npformer.engine.blocks.attention_mistakes import SWAPS
 from npformer.golden.graph import head_width, parted
 from npformer.golden.mistakes import of_model
 from npformer.golden.mistakes.embeddings import FORMULA, SINUSOIDS, other_formulas, other_orders

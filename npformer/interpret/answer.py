@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.functions import log_softmax
+from npformer.engine.functions import log_softmax
+from npformer.engine.output_heads.formulas import probabilities
+from npformer.engine.tape import UnknownDerivative
 from npformer.interpret.gradients import differentiate
 from npformer.interpret.metric import Metric, label_name, masked, metric_of
 from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace
-from npformer.output_heads.formulas import probabilities
-from npformer.tape import UnknownDerivative
 
 MOST = 5  # maximum number of outcomes
 CONTEXT = ".context"  # ending of the names of stages with the heads' outputs

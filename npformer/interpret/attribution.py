@@ -18,11 +18,11 @@ import numpy as np
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.common.progress import with_bar
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
+from npformer.engine.taps import listening
 from npformer.interpret.cost import affordable
 from npformer.interpret.metric import asked_label
 from npformer.interpret.stacks import WeightStack
-from npformer.taps import listening
 from npformer.text.words import Span, text_words, word_spans, word_text
 
 TOKENS = 4096  # tokens in a batch, after which a progress bar advances; enough to use all cores

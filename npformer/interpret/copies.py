@@ -11,14 +11,14 @@ import numpy as np
 
 from npformer.base_model import BaseModel
 from npformer.common.progress import with_bar
+from npformer.engine.runtime.threads import run_tasks, single_blas_thread
+from npformer.engine.taps import listen, listening
 from npformer.interpret import stages as table
 from npformer.interpret.edits import Change, changed
 from npformer.interpret.logit_lens import streams
 from npformer.interpret.text_parts import TextParts, is_input
 from npformer.interpret.traces import Trace
 from npformer.model import Model
-from npformer.runtime.threads import run_tasks, single_blas_thread
-from npformer.taps import listen, listening
 
 TOKENS = 1024  # tokens in a batch
 _LAYER = re.compile(r"layers\.(\d+)\.")

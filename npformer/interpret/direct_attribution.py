@@ -35,21 +35,20 @@ from typing import Any
 import numpy as np
 
 from npformer.base_model import check_model
-from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
-from npformer.direction import Direction
-from npformer.families import parts_of
-from npformer.functions import log_softmax
+from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
+from npformer.engine.direction import Direction
+from npformer.engine.functions import log_softmax
+from npformer.engine.output_heads.heads import Head
+from npformer.engine.runtime.packing import Text
+from npformer.engine.transformer import head_stack
 from npformer.interpret.effects import Effects
 from npformer.interpret.logit_lens import hidden_logits, streams
 from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
-from npformer.output_heads.heads import Head
-from npformer.runtime.packing import Text
-from npformer.transformer import head_stack
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -277,7 +276,7 @@ class _Walk:
         config, stages = self.model.config, self.stages
         ids = stages.ids if stages.key_ids is None else stages.key_ids  # a decoder reads its tokens one position later
         self.row = row_read(config, Text(ids)) if config.head in POOLED_HEADS else self.logit.place[0]
-        self.embeddings, self.stack, self.at, self.weights = head_stack(config, self.model.weights)
+        self.embeddings, self.stack, self.at, self.weights = head_stack(self.model.parts, self.model.weights)
         self.streams = streams(self.model)
 
     def result(self) -> LogitAttribution:
@@ -323,10 +322,10 @@ class _Walk:
 
     def head(self) -> Direction:
         """Returns the logit's direction in the row that the head reads, pulled back through the head's layers."""
-        config, weights = self.model.config, self.model.weights
+        weights = self.model.weights
         output = weights["head"]["output"]
         columns = {"start_logits": 0, "end_logits": 1}
-        head = parts_of(config).head
+        head = self.model.parts.head
         assert isinstance(head, Head)
         direction = Direction(np.zeros(len(output["weight"])), self.row, self.stages, self.streams[0], self.places)
         bias = 0.0

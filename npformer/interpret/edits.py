@@ -19,11 +19,11 @@ import numpy as np
 
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
+from npformer.engine.tape import Differentiable, Edit, Pullback, UnknownDerivative
+from npformer.engine.taps import listen
 from npformer.interpret import stages as table
 from npformer.interpret.text_parts import TextParts, is_input
 from npformer.interpret.traces import Trace
-from npformer.tape import Differentiable, Edit, Pullback, UnknownDerivative
-from npformer.taps import listen
 
 Change = Callable[..., np.ndarray] | np.ndarray | list[np.ndarray]
 

@@ -13,11 +13,11 @@ import numpy as np
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
-from npformer.functions import constant_weights
+from npformer.engine.functions import constant_weights
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import unread
 from npformer.interpret.metric import metric_of
-from npformer.tape import Recording
-from npformer.taps import listen
-from npformer.transformer import unread
 
 Gradients = Mapping[str, list[np.ndarray]]  # stage -> its gradient, in one array for each run of texts of equal length
 
@@ -32,7 +32,7 @@ def differentiate(
     edited forward pass, with respect to stages after their edits.
     """
     wanted = None if metric is True else metric
-    recording = Recording(unread(model.weights, model.config), keep_gradients=True)
+    recording = Recording(unread(model.weights, model.parts), keep_gradients=True)
     with listen(recording):
         answers = model.run(inputs)
     found = []

@@ -18,20 +18,20 @@ from typing import Any
 
 import numpy as np
 
+from npformer.base_model import packed
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.common.progress import with_bar
-from npformer.families import parts_of
-from npformer.functions import constant_weights
+from npformer.engine.functions import constant_weights
+from npformer.engine.runtime.packing import Batch, Text, pack
+from npformer.engine.runtime.threads import run_tasks, single_blas_thread
+from npformer.engine.tape import Edit, Pullback, Recording, Stages
+from npformer.engine.taps import listen, listening
+from npformer.engine.transformer import backward, forward, transformer, transformer_backward, unread
 from npformer.interpret.attribution import Method, Target, on_tokens, target
 from npformer.interpret.cost import affordable
 from npformer.interpret.study_inputs import tokens_read
 from npformer.model import Model
-from npformer.runtime.packing import Batch, Text, pack
-from npformer.runtime.threads import run_tasks, single_blas_thread
-from npformer.tape import Edit, Pullback, Recording, Stages
-from npformer.taps import listen, listening
-from npformer.transformer import backward, forward, packed, transformer, transformer_backward, unread
 
 METHODS = ("gradient", "integrated")
 STEPS = 50  # points of the integral
@@ -94,7 +94,7 @@ def by_gradients(
     `label` is as in `attribution.target`; `steps` as in `explained_by_gradients`.
     """
     with single_blas_thread():
-        logits = forward(model.weights, model.config, packed(model.config, [text]), listening())["logits"]
+        logits = forward(model.weights, model.parts, packed(model.config, [text]), listening())["logits"]
     explained, columns = target(model, label, logits[-1]), tokens_read(model, list(tokens))
     return explained_by_gradients(model, text, explained, tokens, columns, steps, methods, progress)
 
@@ -141,7 +141,7 @@ def slope(model: Any, texts: Sequence[Any], explained: Target, rows: np.ndarray 
     grad[asked] = explained.gradient(logits[asked])
     back: Any = transformer_backward if len(batches) > 1 else backward
     with constant_weights():
-        back({"logits": grad}, stages, model.weights, model.config, *batches)
+        back({"logits": grad}, stages, model.weights, model.parts, *batches)
     return Slope(_embeddings(stages, inputs), explained.of(logits[asked]), inputs.grad)
 
 
@@ -161,17 +161,17 @@ def _batches(model: Any, texts: Sequence[Any]) -> list[Batch]:
 
 def _recorded(model: Any, batches: Sequence[Batch], inputs: Inputs) -> tuple[np.ndarray, Stages]:
     """Runs a forward pass, with all rows if there are other listeners, such as edits. Returns its logits and stages."""
-    recording, whole = Recording(unread(model.weights, model.config)), listening()
+    recording, whole = Recording(unread(model.weights, model.parts)), listening()
     with listen(inputs), listen(recording):
         if len(batches) > 1:
-            return transformer(model.weights, model.config, *batches)["logits"], recording.stages
-        logits = forward(model.weights, model.config, batches[0], all_rows=whole)["logits"]
+            return transformer(model.weights, model.parts, *batches)["logits"], recording.stages
+        logits = forward(model.weights, model.parts, batches[0], all_rows=whole)["logits"]
     return logits, recording.stages
 
 
 def _stages(model: Any) -> list[str]:
     """Returns the stages with the embeddings' output: the encoder's, and the decoder's if it reads the same text."""
-    output = parts_of(model.config).embeddings.output
+    output = model.parts.embeddings.output
     if not model.config.decoder:
         return [output]
     stacks = ("encoder",) if model.config.head == "translation" else ("encoder", "decoder")

@@ -12,13 +12,12 @@ from npformer.base_model import BaseModel, check_model
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
-from npformer.families import parts_of
+from npformer.engine.output_heads.formulas import probabilities
+from npformer.engine.runtime.packing import Text
+from npformer.engine.transformer import head_stack
 from npformer.interpret.metric import label_name, masked, position_of
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
-from npformer.output_heads.formulas import probabilities
-from npformer.runtime.packing import Text
-from npformer.transformer import head_stack
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,15 +100,15 @@ def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = No
 
 def streams(model: BaseModel) -> list[str]:
     """Returns the input of each layer in the head's stack, and the input of the final norm or the head."""
-    embeddings, stack, at, _ = head_stack(model.config, model.weights)
+    embeddings, stack, at, _ = head_stack(model.parts, model.weights)
     return [at + each for each in stack.read(embeddings.output)]
 
 
 def hidden_logits(model: BaseModel, rows: np.ndarray, answer: str) -> np.ndarray:
     """Computes head(Normalize(rows)), (R, D) -> (R, C), for rows of any layer, with the final norm if there is one."""
-    _, stack, _, weights = head_stack(model.config, model.weights)
+    _, stack, _, weights = head_stack(model.parts, model.weights)
     rows = stack.finish(rows, weights)
-    return parts_of(model.config).head(rows, rows, model.weights)[answer].reshape(len(rows), -1)
+    return model.parts.head(rows, rows, model.weights)[answer].reshape(len(rows), -1)
 
 
 def _positions(model: BaseModel, recorded: Trace, asked: Sequence[int] | None) -> list[int]:

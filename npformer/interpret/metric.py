@@ -14,8 +14,8 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
-from npformer.functions import log_softmax, softmax
-from npformer.tape import Differentiable
+from npformer.engine.functions import log_softmax, softmax
+from npformer.engine.tape import Differentiable
 from npformer.text.words import name_after_word
 
 WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.interpret.attribution import (
     ODDS,
     Method,
@@ -25,7 +26,6 @@ from npformer.interpret.integrated_gradients import explained_by_gradients
 from npformer.interpret.metric import label_name, position_of
 from npformer.interpret.study_inputs import read_inputs
 from npformer.model import Seq2Seq
-from npformer.runtime.packing import Text
 from npformer.text.words import word_spans
 
 METHODS = ("leave-one-out", "gradient", "integrated")

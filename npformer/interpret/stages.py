@@ -1,6 +1,6 @@
 """Finds stages: the stages of a model, or a stage by name, by pattern, or by another library's name.
 
-The parts of a model declare their stages (`npformer/descriptions/stage.py`), `taps.py` fires them,
+The parts of a model declare their stages (`npformer/engine/descriptions/stage.py`), `engine/taps.py` fires them,
 `interpret/traces.py` records them, and `golden/` compares them with another program's. The output of a group of weights
 is a stage with the group's name; `*` stands for a layer's number.
 """
@@ -17,29 +17,29 @@ from typing import Any
 
 import numpy as np
 
-from npformer import mechanisms, transformer
-from npformer.activations import gelu
-from npformer.blocks import Attention, Convolution, FeedForward, Gated, Normed
-from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tree import module_path, unflatten
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.descriptions.stage import Stage, within
-from npformer.embeddings import embeddings_stages
+from npformer.engine import mechanisms, transformer
+from npformer.engine.activations import gelu
+from npformer.engine.blocks import Attention, Convolution, FeedForward, Gated, Normed
+from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
+from npformer.engine.descriptions.stage import Stage, within
+from npformer.engine.embeddings import embeddings_stages
+from npformer.engine.layers.layer import Layer
+from npformer.engine.mechanisms import SoftCap
+from npformer.engine.mechanisms.soft_cap import UNCAPPED_SCORES
+from npformer.engine.norms.layernorm import LAYER_NORM
+from npformer.engine.output_heads import formulas
+from npformer.engine.output_heads.capped_logits import UNCAPPED_LOGITS
+from npformer.engine.output_heads.output_scale import OutputScale
+from npformer.engine.token_projections import project_stage
 from npformer.families import encoders, family_of, parts_of
 from npformer.families.base import LAYER_OUTPUT
 from npformer.families.marian import LAYER as MARIAN_LAYER
 from npformer.families.marian import Marian
-from npformer.families.token_projections import project_stage
-from npformer.layers.layer import Layer
-from npformer.mechanisms import SoftCap
-from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
-from npformer.norms.layernorm import LAYER_NORM
-from npformer.output_heads import formulas
-from npformer.output_heads.capped_logits import UNCAPPED_LOGITS
-from npformer.output_heads.output_scale import OutputScale
 
 
 def layer_with(kinds: Iterable[type[Any]]) -> Layer:
@@ -111,7 +111,7 @@ def find(name: str) -> Stage | None:
 @lru_cache(maxsize=16)
 def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
     """Returns the stages of a model with these weights, by name, in firing order."""
-    found = transformer.stages(unflatten(dict.fromkeys(weights, _NO_NUMBERS)), config)
+    found = transformer.stages(unflatten(dict.fromkeys(weights, _NO_NUMBERS)), parts_of(config))
     if config.head == "question-answering":
         found += map(formulas.probabilities_stage, ("start_", "end_"))
     elif config.head not in ("base", "translation") and config.scoring != "none":

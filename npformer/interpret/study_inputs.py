@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.base_model import BaseModel
+from npformer.base_model import BaseModel, packed
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.engine.runtime.packing import Text
 from npformer.generation import generate
-from npformer.runtime.packing import Text
 from npformer.text.encoding import SourceEncoder, read_texts
 from npformer.text.inputs import Pair, as_text_or_pair
-from npformer.transformer import packed
 
 
 class StudyInputs(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from npformer.config import Config
-from npformer.descriptions.stage import Stage
+from npformer.engine.descriptions.stage import Stage
 from npformer.interpret import stages
 
 NUMBERS = ("mean", "std", "min", "max")

@@ -23,16 +23,16 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS, Config
-from npformer.descriptions import earlier_names
+from npformer.engine.descriptions import earlier_names
+from npformer.engine.functions import softmax
+from npformer.engine.output_heads.formulas import probabilities
+from npformer.engine.taps import listen, tap
 from npformer.families import read_config, write_config
-from npformer.functions import softmax
 from npformer.interpret import stages as table
 from npformer.interpret.gradients import Gradients, differentiate
 from npformer.interpret.study_inputs import read_inputs, tokens_read_again
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.interpret.text_parts import TextParts, is_input
-from npformer.output_heads.formulas import probabilities
-from npformer.taps import listen, tap
 
 FORMAT = "npformer-trace"
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from npformer.checkpoint.archive import load_arrays
 from npformer.common.errors import NpformerError
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
+from npformer.engine.taps import tap
 from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace, trace
 from npformer.learn.checking import check, learners_file
@@ -20,7 +21,6 @@ from npformer.learn.judge import UNWRITTEN
 from npformer.learn.running import run_worker
 from npformer.learn.whole import CLASSIFIER, TEXT
 from npformer.loading import load
-from npformer.taps import tap
 
 if TYPE_CHECKING:
     from npformer.view.document import View

@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.common.extras import REPOSITORY
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
 from npformer.interpret.study_inputs import read_inputs
 from npformer.learn.chapters.answer import tiny_classifier
 from npformer.learn.contents import Function

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import Any
 
 from npformer.common.errors import NpformerError
-from npformer.runtime.steps import Steps
+from npformer.engine.runtime.steps import Steps
 from npformer.serve.fields import Refusal
 from npformer.serve.turns import Entry, Job, Ticket, Turns, Work
 

@@ -14,8 +14,8 @@ from typing import Any
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.common.limits import how_to_allow_more
+from npformer.engine.runtime.steps import Steps
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.steps import Steps
 from npformer.serve.batching import log
 from npformer.serve.fields import Refusal, too_large, wrong
 from npformer.serve.request_limits import ServiceLimits

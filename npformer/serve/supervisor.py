@@ -38,9 +38,9 @@ from npformer.checkpoint.convert import convert
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.common.locks import partial_folder
-from npformer.runtime.mapped import is_mapped
-from npformer.runtime.narrow import NARROW
-from npformer.runtime.threads import available_cores
+from npformer.engine.runtime.mapped import is_mapped
+from npformer.engine.runtime.narrow import NARROW
+from npformer.engine.runtime.threads import available_cores
 from npformer.serve.asgi import App, check_key, make
 from npformer.serve.connections import KEEP_ALIVE
 from npformer.serve.connections import Connection as HttpConnection

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
-from npformer.runtime.steps import Steps
+from npformer.engine.runtime.steps import Steps
 
 PIECE = 64  # tokens per core, in about twice the time of one short text; more are somewhat faster per token
 ALONE = 512  # tokens per core that a batch of a lone request has at most; more would not be faster

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.generation.state import Continued, PromptState
-from npformer.runtime.packing import Text
 from npformer.tasks.task import InputError
 from npformer.tasks.text_generation import TextGeneration, Writer
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from npformer.base_model import expect_finite
 from npformer.common.errors import NpformerError, warn
-from npformer.families import parts_of
+from npformer.engine.output_heads.formulas import probabilities
+from npformer.engine.taps import listening
 from npformer.model import Model
-from npformer.output_heads.formulas import probabilities
-from npformer.taps import listening
 from npformer.tasks.declaration import Form
 from npformer.tasks.feature_extraction import vectors
 from npformer.tasks.options import Options
@@ -191,6 +190,6 @@ class FillMask(Task):
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
     """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). `of`: a row's name in errors."""
     with model.cores():
-        logits = parts_of(model.config).head(states, states, model.weights)["logits"]
+        logits = model.parts.head(states, states, model.weights)["logits"]
     expect_finite([{"logits": each} for each in logits], of)
     return logits

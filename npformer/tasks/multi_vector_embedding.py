@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.checkpoint.modules import TOKEN_VECTORS, file_at_home, linear_weights
 from npformer.common.errors import NpformerError
-from npformer.functions import linear
+from npformer.engine.functions import linear
 from npformer.model import Model
 from npformer.tasks.feature_extraction import vectors
 from npformer.tasks.pooling import normalize

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npformer.functions import linear
+from npformer.engine.functions import linear
 
 
 def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:

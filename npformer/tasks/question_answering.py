@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.common.checks import shown, unknown
 from npformer.common.errors import NpformerError
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
 from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from npformer.activations import ACTIVATIONS
 from npformer.checkpoint.modules import WITH_WEIGHTS, Module, module_weights
 from npformer.checkpoint.safetensors import checksum
 from npformer.common.checks import boolean, one_of, shown, whole
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.common.limits import Limits
-from npformer.functions import layer_norm
+from npformer.engine.activations import ACTIVATIONS
+from npformer.engine.functions import layer_norm
 from npformer.tasks.pooling import dense, normalize
 
 Function = Callable[[np.ndarray], np.ndarray]

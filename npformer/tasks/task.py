@@ -17,9 +17,9 @@ from npformer.common.errors import NpformerError, warn
 from npformer.common.other_libraries import TASK, Answering
 from npformer.common.progress import part, with_bar
 from npformer.config import Decoder
+from npformer.engine.runtime.steps import Steps, pieces
 from npformer.families import has_base
 from npformer.model import Model
-from npformer.runtime.steps import Steps, pieces
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Form
 from npformer.tasks.ignored_keywords import translated

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npformer.common.checks import one_of, whole
-from npformer.output_heads.formulas import probabilities
+from npformer.engine.output_heads.formulas import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts

@@ -12,11 +12,11 @@ import numpy as np
 from npformer.common.checks import boolean, one_of, shown
 from npformer.common.errors import NpformerError, warn
 from npformer.common.progress import part
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.steps import Steps
 from npformer.generation import Stream, generating, joined
 from npformer.generation.logits import Best
 from npformer.generation.settings import Settings, resolve
-from npformer.runtime.packing import Text
-from npformer.runtime.steps import Steps
 from npformer.tasks.declaration import Form
 from npformer.tasks.results import Written
 from npformer.tasks.task import InputError, Request

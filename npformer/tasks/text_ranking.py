@@ -17,8 +17,8 @@ from npformer.checkpoint.read import CONFIG
 from npformer.common.checks import one_of, shown
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
+from npformer.engine.output_heads.formulas import probabilities
 from npformer.model import Model
-from npformer.output_heads.formulas import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.logit_score import RankingTemplate, of_folder, ranker
 from npformer.tasks.prompted import PromptOptions

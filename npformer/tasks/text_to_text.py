@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from npformer.common.errors import NpformerError, warn
+from npformer.engine.runtime.steps import Steps
 from npformer.generation import generating, stream
 from npformer.generation.settings import resolve, usable
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.steps import Steps
 from npformer.tasks.declaration import Form
 from npformer.tasks.task import WINDOW, Request
 from npformer.tasks.task_settings import pairs_of, task_settings

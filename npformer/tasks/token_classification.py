@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.common.checks import one_of
+from npformer.engine.output_heads.formulas import probabilities
 from npformer.model import Model
-from npformer.output_heads.formulas import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task

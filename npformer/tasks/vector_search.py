@@ -12,8 +12,8 @@ import numpy as np
 from npformer.common.arraylike import as_numbers, in_float32
 from npformer.common.checks import one_of, whole
 from npformer.common.errors import NpformerError
-from npformer.runtime.runner import Runner
-from npformer.runtime.threads import run_tasks
+from npformer.engine.runtime.runner import Runner
+from npformer.engine.runtime.threads import run_tasks
 from npformer.tasks.pooling import normalize
 
 BLOCK = 2**19  # numbers of the corpus in a block, which fits a core's cache

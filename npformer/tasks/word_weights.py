@@ -8,12 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
-from npformer.activations import relu
 from npformer.checkpoint.modules import linear_weights
+from npformer.engine.activations import relu
+from npformer.engine.functions import linear
+from npformer.engine.taps import listening
 from npformer.families import family_of
-from npformer.functions import linear
 from npformer.model import Model
-from npformer.taps import listening
 from npformer.tasks.feature_extraction import vectors
 from npformer.tasks.fill_mask import word_logits
 from npformer.tasks.pooling import splade

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from npformer.common.checks import boolean, unknown
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.steps import finished
 from npformer.generation.settings import NAMES, UNSUPPORTED, merged, resolve, stored_settings, usable
-from npformer.runtime.steps import finished
 from npformer.tasks.ignored_keywords import translated
 from npformer.tasks.options import Options
 from npformer.tasks.task import InputError, Request, Task

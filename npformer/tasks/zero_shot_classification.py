@@ -16,8 +16,8 @@ from npformer.common.checks import shown
 from npformer.common.errors import NpformerError, warn
 from npformer.common.files import read_json
 from npformer.common.other_libraries import TRANSFORMERS_VERSIONS
+from npformer.engine.output_heads.formulas import probabilities
 from npformer.model import Model
-from npformer.output_heads.formulas import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts

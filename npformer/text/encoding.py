@@ -18,7 +18,7 @@ import numpy as np
 from npformer.base_model import BaseModel
 from npformer.common.checks import shown, unknown
 from npformer.common.errors import NpformerError, warn
-from npformer.runtime.packing import Text
+from npformer.engine.runtime.packing import Text
 from npformer.text.borders import BLOCK, Borders
 from npformer.text.inputs import Pair, as_text_or_pair
 from npformer.text.tokenizer import gives_token_types, longest_text, truncation_side

@@ -17,10 +17,10 @@ from typing import TypeVar
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.runtime.packing import SHARD, SMALL_SHARD, group_by_length
-from npformer.runtime.threads import run_tasks, single_blas_thread
-from npformer.tape import Edit
-from npformer.taps import listening
+from npformer.engine.runtime.packing import SHARD, SMALL_SHARD, group_by_length
+from npformer.engine.runtime.threads import run_tasks, single_blas_thread
+from npformer.engine.tape import Edit
+from npformer.engine.taps import listening
 from npformer.training.losses import Objective, ShardLoss
 from npformer.training.trainable import Gradient, Trainable, add
 
@@ -56,7 +56,7 @@ def gradients(
     """Computes the mean loss over the targets of a batch, and its gradients.
 
     Inside `npformer.edit`, these are the gradients of the edited forward pass. While something listens to the stages
-    (`npformer.taps.listen`), the batch is one shard.
+    (`npformer.engine.taps.listen`), the batch is one shard.
 
     Parameters
     ----------

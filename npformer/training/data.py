@@ -17,8 +17,8 @@ import numpy as np
 from npformer.common.checks import listed, shown
 from npformer.common.errors import NpformerError
 from npformer.common.files import as_given, csv_rows, lines_of, named, open_file
+from npformer.engine.runtime.packing import Text
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from npformer.text.encoding import Encoder, warn_of_cuts
 from npformer.text.inputs import Pair
 from npformer.training.losses import Example

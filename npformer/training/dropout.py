@@ -12,8 +12,8 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.engine.tape import Edit, Pullback
 from npformer.families import family_of
-from npformer.tape import Edit, Pullback
 
 Rates = Mapping[str, float]  # stage or pattern -> fraction of elements to set to 0
 
@@ -63,7 +63,7 @@ class Dropout(Edit):
 
     Examples
     --------
-    >>> from npformer.taps import listen
+    >>> from npformer.engine.taps import listen
     >>> with listen(Dropout({"ffn": 0.5}, seed=0), first=True):
     ...     y = npformer.tap("ffn", np.ones((1, 1000)))
     >>> np.unique(y)

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from npformer.base_model import packed
 from npformer.common.checks import number, shown
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.decoder_layers import shift_right
-from npformer.functions import IGNORE_INDEX, cross_entropy, cross_entropy_backward, log_softmax
-from npformer.runtime.packing import Text, pack
-from npformer.tape import Edit, Recording
-from npformer.taps import listen, listening
-from npformer.transformer import backward, forward, packed, transformer, transformer_backward, unread
+from npformer.engine.decoder_layers import shift_right
+from npformer.engine.functions import IGNORE_INDEX, cross_entropy, cross_entropy_backward, log_softmax
+from npformer.engine.runtime.packing import Text, pack
+from npformer.engine.tape import Edit, Recording
+from npformer.engine.taps import listen, listening
+from npformer.engine.transformer import backward, forward, transformer, transformer_backward, unread
+from npformer.families import parts_of
 
 E = TypeVar("E", contravariant=True)
 
@@ -126,15 +128,16 @@ class HeadLoss:
         return 1 if head == "question-answering" else int((target != IGNORE_INDEX).sum())
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> ShardLoss:
+        parts = parts_of(self.config)
         batch = packed(self.config, [text for example in examples for text in _texts(example)])
-        recording, whole = Recording(unread(tree, self.config)), listening()  # other listeners need whole stages
+        recording, whole = Recording(unread(tree, parts)), listening()  # other listeners need whole stages
         with listen(edit) if edit else nullcontext(), listen(recording):
-            answers = forward(tree, self.config, batch, whole)
+            answers = forward(tree, parts, batch, whole)
         sizes = (
             [len(_texts(example)) for example in examples] if self.config.head == "multiple-choice" else batch.lengths
         )
         loss, right, grads = self.losses(answers, [example.target for example in examples], sizes, count)
-        return ShardLoss(loss, right, backward(grads, recording.stages, tree, self.config, batch))
+        return ShardLoss(loss, right, backward(grads, recording.stages, tree, parts, batch))
 
     def losses(
         self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], sizes: Sequence[int] | np.ndarray, count: int
@@ -242,19 +245,19 @@ class TranslationLoss:
         return len(example.target) + 1
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> ShardLoss:
-        pairs = teacher_forced(self.config, examples)
+        parts, pairs = parts_of(self.config), teacher_forced(self.config, examples)
         source, target = pack([each.text for each in examples]), pack([Text(ids) for ids, _ in pairs])
         wanted = np.concatenate([answer for _, answer in pairs])
-        recording = Recording(unread(tree, self.config))
+        recording = Recording(unread(tree, parts))
         with listen(edit) if edit else nullcontext(), listen(recording):
-            logits = transformer(tree, self.config, source, target)["logits"]
+            logits = transformer(tree, parts, source, target)["logits"]
         options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "reduction": "sum"}
         options["log_probabilities"] = log_softmax(logits)  # computed once for both functions, because it is expensive
         loss = float(cross_entropy(logits, wanted, **options)) / count
         right = int((logits.argmax(axis=-1) == wanted).sum())
         grad = cross_entropy_backward(1 / count, logits, wanted, **options)
         stages = recording.stages
-        return ShardLoss(loss, right, transformer_backward({"logits": grad}, stages, tree, self.config, source, target))
+        return ShardLoss(loss, right, transformer_backward({"logits": grad}, stages, tree, parts, source, target))
 
 
 def teacher_forced(config: Config, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:

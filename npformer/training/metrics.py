@@ -10,9 +10,9 @@ import numpy as np
 
 from npformer.base_model import BaseModel
 from npformer.common.progress import bar, part
-from npformer.functions import cross_entropy
+from npformer.engine.functions import cross_entropy
+from npformer.engine.runtime.packing import Text
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import Text
 from npformer.training.losses import Example, teacher_forced
 
 TEXTS = 1024  # texts per run of the model

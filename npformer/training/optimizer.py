@@ -13,8 +13,8 @@ import numpy as np
 
 from npformer.common.checks import unknown, whole
 from npformer.common.errors import NpformerError
-from npformer.functions import SparseRows
-from npformer.runtime.threads import run_tasks, single_blas_thread
+from npformer.engine.functions import SparseRows
+from npformer.engine.runtime.threads import run_tasks, single_blas_thread
 from npformer.training.trainable import Gradient
 
 BLOCK = 1 << 16  # elements updated at a time, so that four arrays fit in the cache of a core

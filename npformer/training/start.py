@@ -18,10 +18,10 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder, place_in_folder, read_bytes, written_whole
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
+from npformer.engine.runtime.narrow import NarrowWeight
 from npformer.families import family_of, read_config, write_config
 from npformer.families.distilbert import DISTILBERT
 from npformer.generation.settings import FILE as GENERATION
-from npformer.runtime.narrow import NarrowWeight
 from npformer.text.legacy_files import MERGES_VOCABULARY
 from npformer.text.special_tokens import SPECIAL_TOKENS_FILES
 from npformer.text.tokenizer import longest_text

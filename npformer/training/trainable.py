@@ -14,8 +14,8 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.storage import writable
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.functions import SparseRows, embedding_backward
-from npformer.runtime.narrow import NarrowWeight
+from npformer.engine.functions import SparseRows, embedding_backward
+from npformer.engine.runtime.narrow import NarrowWeight
 
 Gradient = np.ndarray | SparseRows
 

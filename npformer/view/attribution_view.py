@@ -176,9 +176,9 @@ def _asked(
     progress: bool | None,
 ) -> list[Method]:  # fmt: skip
     """Computes the measures that run a model: leaving out words, and gradients."""
+    from npformer.engine.tape import UnknownDerivative
     from npformer.interpret.integrated_gradients import by_gradients  # loads the backward passes
     from npformer.interpret.study_inputs import texts_of
-    from npformer.tape import UnknownDerivative
     from npformer.text.encoding import IDS
 
     found = []

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from npformer.engine.runtime.threads import available_cores
 from npformer.loading import load
-from npformer.runtime.threads import available_cores
 from tests.benchmarks import measure, table
 from tests.benchmarks.models import Contender, quieten
 

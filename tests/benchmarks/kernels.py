@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 import npformer
-from npformer.runtime import products
-from npformer.runtime.packing import Text
-from npformer.runtime.threads import blas_libraries
+from npformer.engine.runtime import products
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.threads import blas_libraries
 from tests.benchmarks.table import markdown
 from tests.support import kernels
 

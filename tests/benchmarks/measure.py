@@ -23,9 +23,9 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from npformer.config import Config
+from npformer.engine.runtime.packing import shards
+from npformer.engine.runtime.threads import available_cores, blas_libraries
 from npformer.model import Model
-from npformer.runtime.packing import shards
-from npformer.runtime.threads import available_cores, blas_libraries
 
 SPARED = 1.25  # setups slower than their engine's best by this factor get no further turns
 TRIED = 1  # rounds in which every setup gets a turn

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.convert import COMPANIONS, convert
+from npformer.engine.runtime.packing import Text
 from npformer.loading import bundled, load
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.benchmarks.sizes import BUNDLED
 
 BATCH_SIZES = (1, 4, 8, 32)

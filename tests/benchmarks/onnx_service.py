@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from npformer.runtime.threads import available_cores
+from npformer.engine.runtime.threads import available_cores
 
 Vectors = Callable[[list[str]], np.ndarray]  # texts -> (N, D)
 

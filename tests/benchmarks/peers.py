@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.runtime.packing import Text
-from npformer.runtime.threads import available_cores, single_blas_thread
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.threads import available_cores, single_blas_thread
 from tests.benchmarks import measure, sizes, table
 from tests.benchmarks.models import Contender, Engines, folders
 

@@ -18,9 +18,9 @@ from pkgutil import resolve_name
 from typing import Any
 from unittest import mock
 
+from npformer.engine.runtime import runner as runner_module
+from npformer.engine.runtime import threads as threads_module
 from npformer.model import Model
-from npformer.runtime import runner as runner_module
-from npformer.runtime import threads as threads_module
 from tests.benchmarks import measure, sizes, table
 
 PRODUCTS, BIAS, GELU, NORM = "x @ W", "biases", "activation", "layer norm"
@@ -30,19 +30,19 @@ REST = "shards, packing, the answer"
 
 #: The functions that clocks wrap, each in the module or class that calls it, with its stage.
 CLOCKS = (
-    ("npformer.functions.weight_products", PRODUCTS),
-    ("npformer.multi_head.linears", BIAS),
-    ("npformer.multi_head.linear", BIAS),
-    ("npformer.blocks.ffn.linear", BIAS),
-    ("npformer.attention.inner_products", SCORES),
-    ("npformer.attention.row_products", SCORES),
-    ("npformer.attention.in_place", SOFTMAX),
-    ("npformer.multi_head.all_gather", WAITING),
-    ("npformer.multi_head.packed_attention", HEADS),
-    ("npformer.activations.in_blocks", GELU),
-    ("npformer.norms.layernorm.layer_norm", NORM),
-    ("npformer.layers.layer.Layer.__call__", LAYER),
-    ("npformer.embeddings.Embeddings.__call__", TABLES),
+    ("npformer.engine.functions.weight_products", PRODUCTS),
+    ("npformer.engine.multi_head.linears", BIAS),
+    ("npformer.engine.multi_head.linear", BIAS),
+    ("npformer.engine.blocks.ffn.linear", BIAS),
+    ("npformer.engine.attention.inner_products", SCORES),
+    ("npformer.engine.attention.row_products", SCORES),
+    ("npformer.engine.attention.in_place", SOFTMAX),
+    ("npformer.engine.multi_head.all_gather", WAITING),
+    ("npformer.engine.multi_head.packed_attention", HEADS),
+    ("npformer.engine.activations.in_blocks", GELU),
+    ("npformer.engine.norms.layernorm.layer_norm", NORM),
+    ("npformer.engine.layers.layer.Layer.__call__", LAYER),
+    ("npformer.engine.embeddings.Embeddings.__call__", TABLES),
 )
 ATTENTION = (SCORES, SOFTMAX, HEADS)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.runtime.threads import blas_libraries, single_blas_thread
-from npformer.runtime.weight_products import weight_products
+from npformer.engine.runtime.threads import blas_libraries, single_blas_thread
+from npformer.engine.runtime.weight_products import weight_products
 from tests.benchmarks.table import markdown
 
 SIZES = ((64, 384), (384, 384), (768, 768), (1536, 384), (3072, 768))  # (K, N)

@@ -14,10 +14,10 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.convert import FILES
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.safetensors import write_tensors
+from npformer.engine.runtime.packing import Text
 from npformer.families import write_config
 from npformer.families.distilbert import DISTILBERT
 from npformer.model import Model
-from npformer.runtime.packing import Text
 
 BASE = DISTILBERT.config(
     "sequence-classification", vocab_size=30522, d_model=768, n_heads=12, n_layers=6, d_ffn=3072, max_length=512,

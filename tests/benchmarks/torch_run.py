@@ -26,10 +26,10 @@ from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.read import CONFIG
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS
+from npformer.engine.runtime.threads import available_cores
 from npformer.families import read_config
 from npformer.loading import find_folder
 from npformer.model import Model
-from npformer.runtime.threads import available_cores
 from npformer.text.tokenizer import load_tokenizer
 from npformer.text.translation_tokenizer import FILE, read_tokenizer
 from npformer.training import Example, HeadLoss, Recipe, initialize, read_labelled

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from npformer.config import Config
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.threads import available_cores
 from npformer.families.vaswani import residual_rates
-from npformer.runtime.packing import Text
-from npformer.runtime.threads import available_cores
 from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, gradients, initialize, standard_rates
 from npformer.training.losses import TranslationLoss
 from npformer.training.translator import translator

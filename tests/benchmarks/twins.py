@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from npformer.checkpoint import tree as layout
 from npformer.config import Config
-from npformer.decoder_layers import shift_right
-from npformer.embeddings import sinusoidal_positions
+from npformer.engine.decoder_layers import shift_right
+from npformer.engine.embeddings import sinusoidal_positions
 from npformer.families import write_config
 from npformer.training import Example
 

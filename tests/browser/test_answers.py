@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npformer import load, view
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
 from npformer.interpret.head_effects import HeadEffects, head_effects
 from npformer.interpret.logit_lens import logit_lens
 from npformer.interpret.next_words import MOST, TEMPERATURES

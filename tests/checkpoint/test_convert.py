@@ -17,8 +17,8 @@ from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.read import OWN_WEIGHTS
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.narrow import BFLOAT16
 from npformer.families import write_config
-from npformer.runtime.narrow import BFLOAT16
 from tests.families.test_families import ARCHITECTURES, MORE_THAN_A_HEAD, random_checkpoint
 from tests.support import torch_writer
 from tests.support.slow import slow_after

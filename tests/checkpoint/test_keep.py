@@ -18,11 +18,11 @@ from npformer.checkpoint.read import FINITE, OWN_WEIGHTS, read_folder
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.tree import SCALE, SMALL
 from npformer.cli.main import main
+from npformer.engine.runtime.mapped import is_mapped
+from npformer.engine.runtime.narrow import NARROW, NarrowWeight
 from npformer.golden.record import weights_sha256
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.integrated_gradients import by_gradients
-from npformer.runtime.mapped import is_mapped
-from npformer.runtime.narrow import NARROW, NarrowWeight
 from npformer.training import Trainable
 from tests.support import tiny
 

@@ -13,8 +13,8 @@ from npformer import loading
 from npformer.checkpoint import storage
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.threads import run_tasks
 from npformer.loading import bundled, find_folder, load
-from npformer.runtime.threads import run_tasks
 from tests.support import tiny
 from tests.support.slow import slow_after
 

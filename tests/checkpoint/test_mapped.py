@@ -16,7 +16,7 @@ from npformer import NpformerError
 from npformer.checkpoint import convert, flatten
 from npformer.checkpoint.read import OWN_WEIGHTS, read_folder
 from npformer.checkpoint.safetensors import write_tensors
-from npformer.runtime.mapped import mapped_files
+from npformer.engine.runtime.mapped import mapped_files
 from tests.support import tiny, torch_writer
 from tests.support.slow import slow_after
 

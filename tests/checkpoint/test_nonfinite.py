@@ -11,7 +11,7 @@ from npformer.checkpoint import convert, flatten, load_folder
 from npformer.checkpoint.read import OWN_WEIGHTS, read_folder
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.storage import first_nonfinite
-from npformer.runtime.narrow import BFLOAT16
+from npformer.engine.runtime.narrow import BFLOAT16
 from tests.support import tiny, torch_writer
 
 QUERY = "layers.1.attention.query.weight"

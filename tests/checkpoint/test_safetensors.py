@@ -16,7 +16,7 @@ from npformer.checkpoint import storage
 from npformer.checkpoint.safetensors import check_sums, read_tensors, write_tensors
 from npformer.checkpoint.storage import converted
 from npformer.common.errors import NpformerError
-from npformer.runtime.narrow import BFLOAT16
+from npformer.engine.runtime.narrow import BFLOAT16
 
 RNG = np.random.default_rng(0)
 SIGNED = (np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8)

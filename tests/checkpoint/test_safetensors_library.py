@@ -16,7 +16,7 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import convert
 from npformer.checkpoint.safetensors import read_tensors
-from npformer.runtime.packing import Text
+from npformer.engine.runtime.packing import Text
 from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer
 from tests.support import tiny
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from npformer.checkpoint import storage
 from npformer.checkpoint.storage import converted, open_buffer, view
 from npformer.common.errors import NpformerError
-from npformer.runtime.narrow import BFLOAT16
-from npformer.runtime.threads import num_threads
+from npformer.engine.runtime.narrow import BFLOAT16
+from npformer.engine.runtime.threads import num_threads
 
 F4 = np.dtype("<f4")
 

@@ -405,8 +405,8 @@ def test_answering_a_text_imports_nothing_heavy(models):
     # Importing the other families, mechanisms and blocks would take a tenth of the time until the answer.
     others = {
         "npformer.families.llama",
-        "npformer.mechanisms.rotary",
-        "npformer.blocks.convolution",
+        "npformer.engine.mechanisms.rotary",
+        "npformer.engine.blocks.convolution",
         "npformer.generation",
     }
     assert "npformer.families.distilbert" in modules

@@ -201,7 +201,7 @@ COMMANDS = {
     "embed": (SCRIPT, ["embed", TEXT, "-o", "v.npy"]),
 }
 #: `datetime` is imported by NumPy's compiled part, which turns any error there into an ImportError.
-PLACES = ("argparse", "numpy", "datetime", "npformer.taps", "npformer.model", "tokenizers", "exit")
+PLACES = ("argparse", "numpy", "datetime", "npformer.engine.taps", "npformer.model", "tokenizers", "exit")
 
 
 def started(way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **more):

@@ -19,7 +19,7 @@ from npformer.cli import convert as command
 from npformer.cli.main import main
 from npformer.cli.process import Escaping, complain
 from npformer.common import progress
-from npformer.runtime import packing
+from npformer.engine.runtime import packing
 from tests.support import tiny, writers
 
 

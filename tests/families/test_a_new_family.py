@@ -21,8 +21,8 @@ from npformer.checkpoint import convert, load_folder, module_path
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config, Positions
+from npformer.engine.runtime.packing import Text
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from npformer.training import Dropout, Example, HeadLoss, Trainable, gradients, standard_rates
 from npformer.training.start import start
 from tests.support import tiny

@@ -15,9 +15,9 @@ from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.common.errors import NpformerError
 from npformer.config import Config, Decoder
+from npformer.engine.runtime.packing import Text
 from npformer.families import read_config, write_config
 from npformer.families.bart import BART
-from npformer.runtime.packing import Text
 from npformer.training import standard_rates
 from tests.support import tiny
 

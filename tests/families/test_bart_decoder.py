@@ -15,11 +15,11 @@ from npformer import golden
 from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.families import read_config, write_config
 from npformer.families.bart import CROSSED
 from npformer.families.marian import LAYER
 from npformer.interpret import stages
-from npformer.runtime.packing import Text
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from tests.families.test_bart import config as both_stacks
 from tests.families.test_bart import folder as folder_of_both

@@ -17,12 +17,12 @@ from npformer.checkpoint import to_torch
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.engine.runtime.packing import Text
 from npformer.families import read_config, write_config
 from npformer.interpret import stages
 from npformer.interpret.direct_attribution import head_results, logit_attribution
 from npformer.interpret.patching import ablate_heads, patch
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from npformer.training.start import start
 from tests.families.test_bart import config as generator

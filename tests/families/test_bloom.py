@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError
+from npformer.engine.mechanisms.alibi import alibi_slopes
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
-from npformer.mechanisms.alibi import alibi_slopes
 from tests.support import tiny
 from tests.support.planted_decoders import PLANTED, diagnosis
 

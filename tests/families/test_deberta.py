@@ -10,19 +10,24 @@ import numpy as np
 import pytest
 
 from npformer import golden
-from npformer.activations import tanh
-from npformer.blocks import Convolution, Rows
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.common.errors import NpformerError
 from npformer.config import InputConvolution, Positions
+from npformer.engine.activations import tanh
+from npformer.engine.blocks import Convolution, Rows
+from npformer.engine.mechanisms.disentangled import (
+    distance_rows,
+    distance_scores,
+    distance_scores_backward,
+    log_buckets,
+)
+from npformer.engine.runtime.packing import Text, pack
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
 from npformer.families import read_config, write_config
 from npformer.interpret.traces import trace
-from npformer.mechanisms.disentangled import distance_rows, distance_scores, distance_scores_backward, log_buckets
 from npformer.model import Model
-from npformer.runtime.packing import Text, pack
-from npformer.tape import Recording
-from npformer.taps import listen
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from tests.support import tiny
 from tests.support.check_family import same_bits

@@ -11,12 +11,12 @@ import pytest
 
 import npformer
 from npformer import golden
-from npformer.activations import gelu
 from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.common.errors import NpformerError
+from npformer.engine.activations import gelu
+from npformer.engine.functions import linear
 from npformer.families import read_config
-from npformer.functions import linear
 from npformer.tasks.pipelines import tasks_of
 from npformer.training import Example, HeadLoss, standard_rates
 from npformer.training.start import start

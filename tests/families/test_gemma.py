@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError
-from npformer.blocks import Normed
+from npformer.base_model import packed
 from npformer.checkpoint import convert, flatten, load_folder, unflatten
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.config import Config, Local
+from npformer.engine.blocks import Normed
+from npformer.engine.mechanisms import Rotary, SoftCap, Window, ZeroCentredHeadNorm
+from npformer.engine.mechanisms.rotary_scaling import Linear
+from npformer.engine.runtime.packing import Text
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import backward, forward
 from npformer.families import FAMILIES, ignored, parts_of, read_config, write_config
 from npformer.interpret.direct_attribution import head_results, logit_attribution
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Rotary, SoftCap, Window, ZeroCentredHeadNorm
-from npformer.mechanisms.rotary_scaling import Linear
 from npformer.model import Model
-from npformer.runtime.packing import Text
-from npformer.tape import Recording
-from npformer.taps import listen
 from npformer.training import initialize
-from npformer.transformer import backward, forward, packed
 from tests.support import tiny
 from tests.support.planted_decoders import PLANTED, diagnosed
 
@@ -220,15 +221,15 @@ def test_gradients_are_finite_differences(name: str) -> None:
     of = model(name, dtype=np.float64)
     batch, recording = packed(of.config, [Text(np.arange(5, 14)), Text(np.arange(20, 24))]), Recording()
     with listen(recording):
-        logits = forward(of.weights, of.config, batch)["logits"]
+        logits = forward(of.weights, of.parts, batch)["logits"]
     random = np.random.default_rng(0)
     grad, flat = random.standard_normal(logits.shape), flatten(dict(of.weights))
-    found = flatten(backward({"logits": grad.copy()}, recording.stages, of.weights, of.config, batch))
+    found = flatten(backward({"logits": grad.copy()}, recording.stages, of.weights, of.parts, batch))
     tables = ("attention_norm", "attention.output_norm", "ffn.output_norm", "attention.query", "attention.query_norm")
     for each in (f"layers.0.{table}.weight" for table in tables if f"layers.0.{table}.weight" in flat):
         direction = random.standard_normal(flat[each].shape)
         moved = [unflatten({**flat, each: flat[each] + step * direction}) for step in (1e-6, -1e-6)]
-        ahead, behind = (float((forward(tree, of.config, batch)["logits"] * grad).sum()) for tree in moved)
+        ahead, behind = (float((forward(tree, of.parts, batch)["logits"] * grad).sum()) for tree in moved)
         assert (ahead - behind) / 2e-6 == pytest.approx(float((found[each] * direction).sum()), rel=1e-6), each
 
 
@@ -241,7 +242,7 @@ def test_the_parts_of_a_logit_add_up_through_norms_and_caps(name: str) -> None:
     written = head_results(of, recorded).sum(axis=1)
     for i, rows in enumerate(written):
         np.testing.assert_allclose(rows, recorded[f"layers.{i}.attention.output_norm"], rtol=1e-9, atol=1e-12)
-    assert all(isinstance(block, Normed) for _, block in parts_of(of.config).stack.layers[0].blocks)
+    assert all(isinstance(block, Normed) for _, block in of.parts.stack.layers[0].blocks)
 
 
 # --- the diagnosis ---------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from npformer import golden
 from npformer.checkpoint import convert, flatten, load_folder
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
-from npformer.runtime.packing import Text
 from npformer.training import standard_rates
 from npformer.training.start import write_model
 from tests.support import tiny, torch_writer

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError
+from npformer.engine.layers.layer import Layer
+from npformer.engine.layers.parallel_layer import ParallelLayer
+from npformer.engine.mechanisms import PartialRotary, Rotary
+from npformer.engine.mechanisms.rotary_scaling import Linear
 from npformer.families import FAMILIES, parts_of, read_config, write_config
 from npformer.families.base import TensorPart
 from npformer.interpret.direct_attribution import logit_attribution
-from npformer.layers.layer import Layer
-from npformer.layers.parallel_layer import ParallelLayer
-from npformer.mechanisms import PartialRotary, Rotary
-from npformer.mechanisms.rotary_scaling import Linear
 from tests.support import tiny
 from tests.support.planted_decoders import PLANTED, diagnosis
 

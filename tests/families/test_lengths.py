@@ -13,8 +13,8 @@ from npformer.checkpoint.convert import convert
 from npformer.checkpoint.read import read_folder
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.checkpoint.tree import sources
+from npformer.engine.mechanisms import Window
 from npformer.families import FAMILIES, read_config, write_config
-from npformer.mechanisms import Window
 from tests.support import tiny
 
 FULL, SLIDING = "full_attention", "sliding_attention"

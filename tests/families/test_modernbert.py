@@ -13,12 +13,12 @@ from npformer import load, pipeline
 from npformer.checkpoint import convert
 from npformer.common.errors import NpformerError
 from npformer.config import Local
+from npformer.engine.mechanisms import Rotary, Window
+from npformer.engine.mechanisms.rotary import rotary_angles, rotate
+from npformer.engine.runtime.packing import Text
 from npformer.families import parts_of, read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Rotary, Window
-from npformer.mechanisms.rotary import rotary_angles, rotate
-from npformer.runtime.packing import Text
 from tests.support import later_modernbert, tiny
 from tests.support.check_family import same_bits
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from npformer.common.errors import NpformerError
+from npformer.engine.mechanisms.distances import at_distances
+from npformer.engine.mechanisms.relative_bias import relative_bias, relative_buckets
+from npformer.engine.runtime.packing import Text
 from npformer.families import read_config, write_config
 from npformer.interpret.traces import trace
-from npformer.mechanisms.distances import at_distances
-from npformer.mechanisms.relative_bias import relative_bias, relative_buckets
-from npformer.runtime.packing import Text
 from tests.support import tiny
 
 

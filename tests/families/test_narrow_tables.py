@@ -18,11 +18,11 @@ from npformer.checkpoint import convert, flatten, load_folder, module_path, unfl
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config
+from npformer.engine.runtime.packing import Text
 from npformer.families.bert import BERT
 from npformer.golden.weights import check_weights
 from npformer.interpret.stages import find
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from npformer.training import Example, HeadLoss, Trainable, gradients, initialize
 from tests.support import tiny
 from tests.support.slow import slow_after

@@ -18,8 +18,8 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
+from npformer.engine.mechanisms import Rotary
 from npformer.families import FAMILIES, ignored, read_config, write_config
-from npformer.mechanisms import Rotary
 from npformer.model import Model
 from npformer.training.start import start
 from tests.support import tiny

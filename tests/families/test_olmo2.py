@@ -9,11 +9,11 @@ import pytest
 
 from npformer import rms_norm
 from npformer.common.errors import NpformerError
+from npformer.engine.mechanisms import Rotary, RowNorm
+from npformer.engine.mechanisms.rotary_scaling import Linear
 from npformer.families import parts_of, read_config, write_config
 from npformer.interpret.direct_attribution import head_results, logit_attribution
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Rotary, RowNorm
-from npformer.mechanisms.rotary_scaling import Linear
 from tests.support import tiny
 from tests.support.planted_decoders import PLANTED, diagnosis
 

@@ -14,8 +14,8 @@ import npformer
 from npformer import NpformerWarning
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tree import to_torch
+from npformer.engine.mechanisms import PartialRotary, Rotary, Window
 from npformer.families import read_config, write_config
-from npformer.mechanisms import PartialRotary, Rotary, Window
 from tests.support import tiny
 from tests.support.planted_decoders import PHI3, diagnosis
 

@@ -15,13 +15,13 @@ import pytest
 
 import npformer
 from npformer import golden
-from npformer.activations import gelu
 from npformer.checkpoint import convert, flatten, to_torch, to_tree
 from npformer.common.errors import NpformerError
 from npformer.config import Positions
+from npformer.engine.activations import gelu
+from npformer.engine.runtime.packing import Text
 from npformer.families import distinct_encoders, read_config, write_config
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from tests.support import tiny
 

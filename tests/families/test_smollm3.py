@@ -9,9 +9,9 @@ import pytest
 
 from npformer.common.errors import NpformerError
 from npformer.config import Local
+from npformer.engine.mechanisms import Rotary, Window
 from npformer.families import read_config, write_config
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Rotary, Window
 from tests.support import tiny
 from tests.support.planted_decoders import PLANTED, diagnosis
 

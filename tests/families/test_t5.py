@@ -14,17 +14,17 @@ from npformer.checkpoint import flatten, load_folder
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.checkpoint.tree import unflatten
 from npformer.common.errors import NpformerError
+from npformer.engine.functions import SparseRows, log_softmax
+from npformer.engine.mechanisms import RelativeBias
+from npformer.engine.mechanisms.relative_bias import relative_buckets
+from npformer.engine.runtime.packing import Text, pack
+from npformer.engine.runtime.threads import single_blas_thread
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import transformer, transformer_backward
 from npformer.families import parts_of, read_config, write_config
-from npformer.functions import SparseRows, log_softmax
 from npformer.interpret.direct_attribution import logit_attribution
-from npformer.mechanisms import RelativeBias
-from npformer.mechanisms.relative_bias import relative_buckets
-from npformer.runtime.packing import Text, pack
-from npformer.runtime.threads import single_blas_thread
-from npformer.tape import Recording
-from npformer.taps import listen
 from npformer.training.start import start
-from npformer.transformer import transformer, transformer_backward
 from tests.support import tiny
 
 BUCKETS = (RelativeBias(8, max_distance=20),)
@@ -161,14 +161,14 @@ def test_gradients_are_finite_differences(fields: dict[str, Any]) -> None:
     grad = random.standard_normal((30, config.vocab_size))
 
     def total() -> float:
-        logits = transformer(unflatten(weights), config, source, target)["logits"]
+        logits = transformer(unflatten(weights), parts_of(config), source, target)["logits"]
         return float((logits * grad).sum())
 
     recording = Recording()
     with single_blas_thread(), listen(recording):
-        transformer(model.weights, config, source, target)
+        transformer(model.weights, parts_of(config), source, target)
     grads = {"logits": grad}
-    found = flatten(transformer_backward(grads, recording.stages, model.weights, config, source, target))
+    found = flatten(transformer_backward(grads, recording.stages, model.weights, parts_of(config), source, target))
     for name in (
         "encoder.relative_bias.weight",
         "decoder.relative_bias.weight",

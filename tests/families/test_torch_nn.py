@@ -13,19 +13,19 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import npformer
-from npformer.activations import ACTIVATIONS
 from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.read import read_folder
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.decoder_layers import decoder, decoder_layer
-from npformer.embeddings import sinusoidal_positions
-from npformer.encoder_layers import encoder, encoder_layer
+from npformer.engine.activations import ACTIVATIONS
+from npformer.engine.decoder_layers import decoder, decoder_layer
+from npformer.engine.embeddings import sinusoidal_positions
+from npformer.engine.encoder_layers import encoder, encoder_layer
+from npformer.engine.multi_head import multi_head_attention
 from npformer.families import read_config, torch_nn, write_config
 from npformer.model import Seq2Seq
-from npformer.multi_head import multi_head_attention
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from npformer.common.errors import NpformerError
-from npformer.functions import log_softmax, softmax
+from npformer.engine.functions import log_softmax, softmax
+from npformer.engine.runtime.packing import Text
+from npformer.engine.taps import listen
 from npformer.generation import Hypothesis, padded_targets
 from npformer.generation.logits import Projection, top
 from npformer.generation.processors import narrow
 from npformer.generation.settings import Settings
 from npformer.model import Seq2Seq
-from npformer.runtime.packing import Text
-from npformer.taps import listen
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
 from tests.support.seq2seq_models import golden_model, random_model

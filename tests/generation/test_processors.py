@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npformer.config import Config
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings, resolve
 from tests.golden import make_sampling as golden

@@ -14,15 +14,15 @@ import pytest
 from npformer import Config, Model, Text
 from npformer.common.errors import NpformerError
 from npformer.config import Local, Positions
+from npformer.engine.functions import log_softmax
+from npformer.engine.mechanisms import Rotary, SoftCap, Window
+from npformer.engine.taps import listen
 from npformer.families import FAMILIES
-from npformer.functions import log_softmax
 from npformer.generation import Stream, generate, state, stream
 from npformer.generation.logits import Projection
 from npformer.generation.processors import ban_repeated_ngrams
 from npformer.generation.settings import Settings
 from npformer.generation.state import Continued
-from npformer.mechanisms import Rotary, SoftCap, Window
-from npformer.taps import listen
 from tests.support import tiny
 from tests.support.slow import slow_after
 
@@ -245,9 +245,9 @@ def test_a_long_prompt_in_blocks_of_rows_has_the_bits_of_one_pass(family: str, m
     whole = [Stream(writer, each, **settings) for each in PROMPTS]
     sizes, encode = [], state.encode
 
-    def heard(weights: Any, config: Any, batch: Any, *others: Any, **caches: Any) -> np.ndarray:
+    def heard(weights: Any, parts: Any, batch: Any, *others: Any, **caches: Any) -> np.ndarray:
         sizes.append(len(batch.ids))
-        return encode(weights, config, batch, *others, **caches)
+        return encode(weights, parts, batch, *others, **caches)
 
     monkeypatch.setattr(state, "encode", heard)
     for block in (16, 40):

@@ -12,9 +12,9 @@ import pytest
 
 from npformer import golden
 from npformer.config import Positions
+from npformer.engine.runtime.packing import Text
 from npformer.golden.suite import SIZES, cases
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 
 FAMILIES = ("distilbert", "bert", "electra", "roberta", "gpt2")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from npformer.config import Config, Decoder
+from npformer.engine.runtime.packing import Text
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.runtime.packing import Text
 
 MODELS = (
     "distilbert-base", "distilbert-sequence-classification", "distilbert-token-classification",

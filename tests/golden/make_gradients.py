@@ -30,7 +30,7 @@ from torch.nn import functional
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.config import Config
-from npformer.embeddings import sinusoidal_positions
+from npformer.engine.embeddings import sinusoidal_positions
 from npformer.families import family_of, read_config
 from tests.golden import gradients
 from tests.golden.make import make_or_check

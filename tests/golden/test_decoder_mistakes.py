@@ -11,15 +11,15 @@ import pytest
 from npformer import golden
 from npformer.checkpoint import flatten, unflatten
 from npformer.config import Config, Decoder
-from npformer.embeddings import sinusoidal_positions
+from npformer.engine.embeddings import sinusoidal_positions
+from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.runtime.packing import Text
 from npformer.families import FAMILIES
 from npformer.golden.diagnose import _Case
 from npformer.golden.mistakes import order
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
 from npformer.model import Model, Seq2Seq
-from npformer.norms.layernorm import LayerNorm
-from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.edited_pages import Plant, edited, inputs, run
 from tests.support.planted import CAUSAL, GELU, ROOT, SCORES, changed, swapped

@@ -9,14 +9,14 @@ import pytest
 
 from npformer import golden, trace
 from npformer.checkpoint import flatten
-from npformer.descriptions.mistake import Mistake
+from npformer.engine.descriptions.mistake import Mistake
+from npformer.engine.mechanisms import Window
+from npformer.engine.runtime.packing import Text
 from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.mistakes.clipped import clipped
 from npformer.golden.port import Port
 from npformer.golden.weights import check_weights
-from npformer.mechanisms import Window
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.golden.test_mistakes_of_parts import llama
 from tests.support import tiny
 

@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 from npformer import golden
-from npformer.activations import ACTIVATIONS, gelu
 from npformer.checkpoint import flatten, unflatten
 from npformer.common.errors import NpformerError
 from npformer.common.halves import half
+from npformer.engine.activations import ACTIVATIONS, gelu
+from npformer.engine.runtime.packing import Text
+from npformer.engine.taps import tap
 from npformer.families import parts_of
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
 from npformer.model import Model
-from npformer.runtime.packing import Text
-from npformer.taps import tap
 from tests.support import tiny
 from tests.support.slow import slow_after
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.numbers
 
 FAMILIES = ("distilbert", "bert", "electra")
 attention, embeddings, norms = (
-    sys.modules[f"npformer.{name}"] for name in ("multi_head", "embeddings", "norms.layernorm")
+    sys.modules[f"npformer.engine.{name}"] for name in ("multi_head", "embeddings", "norms.layernorm")
 )
 LENGTHS = (9, 6, 3)
 
@@ -376,7 +376,7 @@ def test_a_mistake_is_named_from_layers_outputs_or_logits_alone(
     with make(model, recorded.texts) as (wrong, texts):
         t = trace(wrong, texts)
     ours = {
-        "hidden_states.0": parts_of(model.config).embeddings.output,
+        "hidden_states.0": model.parts.embeddings.output,
         "hidden_states.1": "layers.0.ffn_norm",
         "hidden_states.2": "layers.1.ffn_norm",
     }

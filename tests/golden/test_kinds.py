@@ -13,10 +13,10 @@ import pytest
 
 from npformer import golden, load, trace
 from npformer.checkpoint import tree as layout
+from npformer.engine.mechanisms.rotary import Rotary
+from npformer.engine.mechanisms.rotary_scaling import Llama3
 from npformer.golden.mistakes import general
 from npformer.interpret.edits import edit
-from npformer.mechanisms.rotary import Rotary
-from npformer.mechanisms.rotary_scaling import Llama3
 from npformer.model import Model
 from tests.golden.test_mistakes import diagnosed, reference, stages
 from tests.support.edited_pages import Plant, edited, inputs, weights

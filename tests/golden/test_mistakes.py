@@ -19,12 +19,12 @@ from npformer import families, golden
 from npformer.checkpoint import flatten
 from npformer.common.errors import NpformerError
 from npformer.common.halves import half
-from npformer.descriptions.mistake import Mistake
+from npformer.engine.descriptions.mistake import Mistake
+from npformer.engine.mechanisms.mechanism import Mechanism
+from npformer.engine.runtime.packing import Text
 from npformer.golden.mistakes.precision import quantized
 from npformer.interpret.edits import edit
-from npformer.mechanisms.mechanism import Mechanism
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.edited_pages import Plant, edited, run, weights
 from tests.support.mechanisms import with_mechanisms

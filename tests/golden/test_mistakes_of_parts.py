@@ -17,11 +17,11 @@ import pytest
 from npformer import golden, trace
 from npformer.checkpoint import flatten, unflatten
 from npformer.config import Config, Decoder
+from npformer.engine.mechanisms import HeadNorm, RelativeBias, Rotary
+from npformer.engine.runtime.packing import Text
 from npformer.families import FAMILIES
-from npformer.mechanisms import HeadNorm, RelativeBias, Rotary
 from npformer.model import Model, Seq2Seq
 from npformer.plain.rotary import rotary_frequencies
-from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.edited_pages import Plant, edited, inputs, run, weights
 from tests.support.planted import swapped

@@ -10,12 +10,12 @@ import pytest
 
 from npformer import golden
 from npformer.config import Config
+from npformer.engine.runtime.packing import Text
 from npformer.families import family_of, parts_of
 from npformer.golden.suite import cases
 from npformer.interpret import stages as table
 from npformer.interpret.traces import trace
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 
 AFTER_BLOCKS = {"norm_first": False, "final_norm": False}

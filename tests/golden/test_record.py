@@ -16,6 +16,7 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.cli.main import main
 from npformer.common.errors import NpformerError
 from npformer.config import ENCODER_HEADS
+from npformer.engine.runtime.packing import Text
 from npformer.families import encoders
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.golden.budget import in_float64
@@ -23,7 +24,6 @@ from npformer.golden.record import weights_sha256
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import Text
 from npformer.tasks import Pair
 from tests.support import tiny
 from tests.support.seq2seq_models import folder_of_letters, golden_model, random_model

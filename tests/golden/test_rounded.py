@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from npformer import golden
+from npformer.engine.runtime.packing import Text
 from npformer.golden.rounded import Rounded, unrounded
-from npformer.runtime.packing import Text
 from tests.support import tiny
 
 TEXT = [Text(np.array([7, 8, 9, 10, 11]))]

@@ -9,10 +9,10 @@ import pytest
 
 from npformer import golden
 from npformer.config import Decoder
+from npformer.engine.mechanisms import RelativeBias
+from npformer.engine.runtime.packing import Text
 from npformer.families import FAMILIES
-from npformer.mechanisms import RelativeBias
 from npformer.model import Seq2Seq
-from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.edited_pages import Plant, edited, inputs, run, weights
 from tests.support.planted import CAUSAL, changed

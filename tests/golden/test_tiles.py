@@ -7,8 +7,8 @@ import pytest
 
 from npformer import golden
 from npformer.checkpoint import flatten, unflatten
+from npformer.engine.runtime.packing import Text
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.golden.test_mistakes import diagnosed, stages
 from tests.support import tiny
 from tests.support.edited_pages import Plant, edited, run

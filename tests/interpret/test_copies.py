@@ -10,13 +10,13 @@ import pytest
 from npformer import edit
 from npformer.common import progress
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.threads import start_workers
 from npformer.interpret import copies
 from npformer.interpret.copies import run_copies
 from npformer.interpret.edits import Change, from_trace, without_head
 from npformer.interpret.patching import patch
 from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import trace
-from npformer.runtime.threads import start_workers
 from tests.support import tiny
 from tests.support.seq2seq_models import random_model
 from tests.support.slow import slow_after

@@ -15,15 +15,15 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tied import drawn
 from npformer.common.errors import NpformerError
 from npformer.config import InputConvolution
+from npformer.engine.functions import log_softmax
+from npformer.engine.runtime.packing import Text
 from npformer.families import encoders
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.functions import log_softmax
 from npformer.interpret.direct_attribution import LogitAttribution, head_results
 from npformer.interpret.edits import from_trace
 from npformer.interpret.study_inputs import pair_of
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair
 from tests.golden import seq2seq_cases as cases
 from tests.support import tiny

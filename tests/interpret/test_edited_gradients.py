@@ -13,20 +13,20 @@ from npformer import edit, view
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tied import drawn
 from npformer.common.errors import NpformerError
+from npformer.engine.functions import SparseRows
+from npformer.engine.runtime.packing import Text, pack
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import backward, forward
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.functions import SparseRows
 from npformer.interpret.edits import Differentiable, ablate_head, freeze_attention, from_trace, mean_ablate, scale, zero
 from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.study_inputs import texts_of
 from npformer.interpret.text_parts import is_input
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
-from npformer.runtime.packing import Text, pack
-from npformer.tape import Recording
-from npformer.taps import listen
 from npformer.training import Dropout, Example, Gradients, HeadLoss, Trainable, gradients, initialize
 from npformer.training.losses import TranslationLoss
-from npformer.transformer import backward, forward
 from tests.golden import gradients as given
 from tests.golden import seq2seq_cases as cases
 from tests.support import tiny
@@ -233,11 +233,11 @@ def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
         changes = scale("layers.1.attention.context", 3), ablate_head(1, 2)
         if first:
             with edit(*changes), listen(recording):
-                forward(model.weights, model.config, batch)
+                forward(model.weights, model.parts, batch)
         else:
             with listen(recording), edit(*changes):
-                forward(model.weights, model.config, batch)
-        found.append(backward({"logits": np.ones((1, 2))}, recording.stages, model.weights, model.config, batch))
+                forward(model.weights, model.parts, batch)
+        found.append(backward({"logits": np.ones((1, 2))}, recording.stages, model.weights, model.parts, batch))
         # the gradient with respect to the edited stage
         assert recording.gradients["layers.1.attention.context"][0][:, 2].any()
     assert np.array_equal(*(each["layers"][1]["attention"]["value"]["weight"] for each in found))

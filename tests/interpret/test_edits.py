@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npformer.activations import gelu
 from npformer.common.errors import NpformerError
-from npformer.functions import softmax
+from npformer.engine.activations import gelu
+from npformer.engine.functions import softmax
 from npformer.interpret.edits import ablate_head, edit, freeze_attention, from_trace, mean_ablate, zero
 from npformer.interpret.patching import ablate_heads, patch
 from npformer.interpret.traces import trace
@@ -242,7 +242,7 @@ def test_tables_wrap_at_80_columns() -> None:
 
 def test_an_edited_stage_may_be_used_in_a_study_of_one_function() -> None:
     x = np.linspace(-3, 3, 7, dtype=np.float32)
-    from npformer.taps import tap
+    from npformer.engine.taps import tap
 
     with edit({"activation": lambda a: a * 0}):
         assert not tap("activation", gelu(x)).any()

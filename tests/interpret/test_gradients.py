@@ -10,11 +10,11 @@ import pytest
 
 from npformer import edit
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.families import encoders
 from npformer.interpret.edits import Differentiable, ablate_head, scale
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.seq2seq_models import random_model
 from tests.support.slow import slow_after

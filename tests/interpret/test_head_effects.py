@@ -8,7 +8,7 @@ import pytest
 import npformer
 from npformer import edit
 from npformer.common.errors import NpformerError
-from npformer.functions import log_softmax, softmax
+from npformer.engine.functions import log_softmax, softmax
 from npformer.interpret.edits import without_head
 from npformer.interpret.head_effects import head_effects
 from npformer.interpret.study_inputs import pair_of

@@ -13,13 +13,13 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tied import drawn
 from npformer.common import progress
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.attribution import Target, target
 from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.study_inputs import texts_of
 from npformer.interpret.traces import trace
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair
 from npformer.text.words import word_spans
 from tests.golden import seq2seq_cases as cases
@@ -269,9 +269,9 @@ def test_no_places_are_an_error(steps: int) -> None:
 
 
 def test_no_gradient_of_a_weight_is_computed_for_a_gradient_of_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from npformer import functions
-    from npformer.functions import linear_backward
-    from npformer.output_heads import formulas
+    from npformer.engine import functions
+    from npformer.engine.functions import linear_backward
+    from npformer.engine.output_heads import formulas
 
     seen: list[set[str]] = []
 
@@ -293,7 +293,7 @@ def test_no_gradient_of_a_weight_is_computed_for_a_gradient_of_the_inputs(monkey
 
 
 def test_texts_without_a_word_run_untraced_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    from npformer.taps import listening
+    from npformer.engine.taps import listening
 
     runs: list[tuple[int, bool]] = []
     model = tiny.model()

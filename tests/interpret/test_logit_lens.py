@@ -9,11 +9,11 @@ import pytest
 
 import npformer
 from npformer.common.errors import NpformerError
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
+from npformer.engine.norms.layernorm import LayerNorm
 from npformer.interpret.logit_lens import logit_lens
 from npformer.interpret.study_inputs import pair_of
 from npformer.interpret.traces import trace
-from npformer.norms.layernorm import LayerNorm
 from tests.support import tiny
 
 TEXT = "I love [MASK] cream"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npformer.activations import silu
 from npformer.common.errors import NpformerError
+from npformer.engine.activations import silu
 from npformer.interpret import stages
 from npformer.interpret.edits import edit, from_trace, zero
 from npformer.interpret.logit_lens import streams

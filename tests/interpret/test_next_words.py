@@ -7,7 +7,7 @@ import pytest
 
 import npformer
 from npformer.common.errors import NpformerError
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
 from npformer.interpret.next_words import TEMPERATURES, next_words
 from npformer.interpret.traces import trace
 from tests.support import tiny

@@ -10,13 +10,13 @@ import pytest
 
 import npformer
 from npformer.common.errors import NpformerError, NpformerWarning
+from npformer.engine.runtime.packing import Text
 from npformer.families import encoders
 from npformer.interpret import patching
 from npformer.interpret.edits import edit, from_trace, without_head
 from npformer.interpret.patching import ablate_heads, attribution_patching, patch
 from npformer.interpret.traces import trace
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.seq2seq_models import random_model
 

@@ -9,10 +9,10 @@ import pytest
 
 import npformer
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.source_attribution import by_source, each_word_by_source, written
 from npformer.interpret.study_inputs import pair_of
-from npformer.runtime.packing import Text
 from tests.support.seq2seq_models import random_model
 
 TEXT = "A man rides a bike."

@@ -11,22 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npformer import mechanisms
-from npformer.activations import gelu
-from npformer.blocks import Gated
+from npformer.base_model import packed
 from npformer.checkpoint import load_folder
-from npformer.descriptions.stage import Stage
-from npformer.families import FAMILIES, encoders
+from npformer.engine import mechanisms
+from npformer.engine.activations import gelu
+from npformer.engine.blocks import Gated
+from npformer.engine.descriptions.stage import Stage
+from npformer.engine.mechanisms import Causal, Mechanism
+from npformer.engine.runtime.packing import Text, pack
+from npformer.engine.tape import Recording, Stages
+from npformer.engine.taps import listen
+from npformer.engine.transformer import backward, forward, transformer, transformer_backward, unread
+from npformer.families import FAMILIES, encoders, parts_of
 from npformer.interpret import stages
 from npformer.interpret.edits import edit
 from npformer.interpret.text_parts import is_input
 from npformer.interpret.traces import post_process, trace
-from npformer.mechanisms import Causal, Mechanism
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import Text, pack
-from npformer.tape import Recording, Stages
-from npformer.taps import listen
-from npformer.transformer import backward, forward, packed, transformer, transformer_backward, unread
 from tests.support import seq2seq_models, tiny, torch_values
 from tests.support.slow import slow_after
 
@@ -145,7 +146,7 @@ def test_keys_of_cross_attention_are_those_of_the_source() -> None:
 def test_the_function_of_a_stage_exists(name: str) -> None:
     for function in {stage.function for stage in stages.of_model(model_of(name).config).values()}:
         module, _, attribute = function.rpartition(".")
-        assert callable(getattr(import_module(f"npformer.{module}"), attribute)), function
+        assert callable(getattr(import_module(f"npformer.engine.{module}"), attribute)), function
 
 
 def test_the_output_of_a_gated_network_has_its_own_formula() -> None:
@@ -186,16 +187,16 @@ def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
     batch = packed(config, [text_of(model)])
     with listen(recording):
         if isinstance(model, Seq2Seq):
-            answers = {"logits": transformer(weights, config, batch, pack([TARGET]))["logits"]}
+            answers = {"logits": transformer(weights, parts_of(config), batch, pack([TARGET]))["logits"]}
         else:
-            answers = forward(weights, config, batch)
+            answers = forward(weights, parts_of(config), batch)
     arrays = Read(recording.arrays)
     if isinstance(model, Seq2Seq):
-        transformer_backward(answers, Stages(arrays, {}), weights, config, batch, pack([TARGET]))
+        transformer_backward(answers, Stages(arrays, {}), weights, parts_of(config), batch, pack([TARGET]))
     else:
-        backward(answers, Stages(arrays, {}), weights, config, batch)
+        backward(answers, Stages(arrays, {}), weights, parts_of(config), batch)
     kept = {stage.name for stage in stages.of_model(config).values() if stage.kept}
-    assert unread(weights, config) == {each for each in recording.arrays if not is_input(each)} - kept
+    assert unread(weights, parts_of(config)) == {each for each in recording.arrays if not is_input(each)} - kept
     head = {each for each in kept if each.startswith(("pool", "head."))}
     assert kept - head <= arrays.names <= kept
 

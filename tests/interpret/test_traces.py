@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer.attention import scaled_dot_product_attention
 from npformer.common.errors import NpformerError
 from npformer.config import Decoder
-from npformer.families import encoders, parts_of
+from npformer.engine.attention import scaled_dot_product_attention
+from npformer.engine.functions import softmax
+from npformer.engine.runtime.packing import Text
+from npformer.engine.taps import tap
+from npformer.families import encoders
 from npformer.families.marian import MARIAN
-from npformer.functions import softmax
 from npformer.interpret import stages
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import Text
-from npformer.taps import tap
 from npformer.tasks import Pair
 from tests.support import tiny
 
@@ -77,7 +77,7 @@ def test_shapes_of_one_text_have_no_batch_axis(model: Model) -> None:
 def test_the_stages_equal_their_formulas(model: Model) -> None:
     t = trace(model, TEXT)
     attention = model.weights["layers"][0]["attention"]
-    x = t[parts_of(model.config).embeddings.output]
+    x = t[model.parts.embeddings.output]
     read = t["layers.0.attention_norm"] if model.config.norm_first else x
     np.testing.assert_allclose(
         t["layers.0.attention.query"], read @ attention["query"]["weight"] + attention["query"]["bias"], 1e-5, 1e-5
@@ -175,7 +175,7 @@ def test_one_stage_keeps_only_that_stage_alive(model: Model) -> None:
         kept[name] = weakref.ref(owner)
         return array
 
-    from npformer.taps import listen
+    from npformer.engine.taps import listen
 
     with listen(watch):
         t = trace(model, TEXT, "layers.1.attention.weights")
@@ -253,7 +253,7 @@ def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.
     text = [Text(np.array([101, 1045, 2293, 3256, 6949, 102]))]
     forward = min(timeit.repeat(lambda: model.run(text), number=1, repeat=60))
     names = "attention multi_head embeddings blocks.ffn layers.layer layers.stack output_heads.formulas transformer"
-    modules = [sys.modules[f"npformer.{name}"] for name in names.split()]
+    modules = [sys.modules[f"npformer.engine.{name}"] for name in names.split()]
     count: Counter[str] = Counter()
     for name, right in (("tap", tap), ("scope", npformer.scope)):
         for module in modules:
@@ -332,7 +332,7 @@ def test_every_function_of_the_table_exists() -> None:
 
     for stage in stages.STAGES:
         module, _, function = stage.function.rpartition(".")
-        assert callable(getattr(importlib.import_module(f"npformer.{module}"), function)), stage
+        assert callable(getattr(importlib.import_module(f"npformer.engine.{module}"), function)), stage
 
 
 def test_every_module_of_hugging_face_is_named_once() -> None:

@@ -21,15 +21,16 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
-from npformer.functions import SparseRows
+from npformer.engine.functions import SparseRows
+from npformer.engine.runtime.packing import Text, pack
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import backward, forward
+from npformer.families import parts_of
 from npformer.interpret import attribution
 from npformer.interpret.integrated_gradients import slope
-from npformer.runtime.packing import Text, pack
-from npformer.tape import Recording
-from npformer.taps import listen
 from npformer.training import Example, Trainable, gradients
 from npformer.training.losses import TranslationLoss
-from npformer.transformer import backward, forward
 from tests.oracle.test_every_family import DTYPES
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -195,7 +196,7 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
     texts, random = [np.array([0, 7, 2, 2, 9, 2]), np.array([0, 5, 2, 2])], np.random.default_rng(2)
     recording, packed = Recording(), pack([Text(ids) for ids in texts])
     with listen(recording):
-        ours = forward(tree, config, packed)
+        ours = forward(tree, parts_of(config), packed)
     grads = {name: random.standard_normal(array.shape) for name, array in ours.items()}
     rows = {name: each if name == "logits" else packed.split(each) for name, each in grads.items()}
     for i, ids in enumerate(texts):  # alone, because transformers needs equally many end tokens in all texts
@@ -204,7 +205,7 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
     named = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}
     expected = layout.flatten(layout.to_tree(named, config, np.float64))
     flat = Trainable(tree, config).flat
-    total = Trainable(tree, config).collect(backward(grads, recording.stages, tree, config, packed))
+    total = Trainable(tree, config).collect(backward(grads, recording.stages, tree, parts_of(config), packed))
     assert total.keys() == flat.keys()
     for name, grad in total.items():
         if isinstance(grad, SparseRows):

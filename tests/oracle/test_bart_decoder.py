@@ -12,8 +12,8 @@ from transformers import BartForCausalLM, BartForConditionalGeneration
 import npformer
 from npformer import golden
 from npformer.checkpoint import convert, load_folder
+from npformer.engine.runtime.packing import Text
 from npformer.generation import generate
-from npformer.runtime.packing import Text
 from npformer.training.losses import Example, HeadLoss
 from tests.oracle.test_bart import OPTIONS, SETTINGS, compared, torch_model
 from tests.oracle.test_every_family import DTYPES, assert_grads, save_as

@@ -14,9 +14,9 @@ from transformers.models.gpt2 import modeling_gpt2
 from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.archive import load_arrays
+from npformer.engine.runtime.packing import Text
 from npformer.families import encoders
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]

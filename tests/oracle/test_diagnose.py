@@ -21,8 +21,8 @@ from npformer import golden
 from npformer.checkpoint import convert, load_folder
 from npformer.cli import golden as command
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.oracle.planted_in_torch import (
     PLANTED,
     Plant,

@@ -11,11 +11,13 @@ import torch
 from transformers import GPT2Config, GPT2DoubleHeadsModel
 
 import npformer
+from npformer.base_model import packed
 from npformer.checkpoint import load_folder
-from npformer.runtime.padding import unpadded
-from npformer.tape import Recording
-from npformer.taps import listen
-from npformer.transformer import backward, forward, packed
+from npformer.engine.runtime.padding import unpadded
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import backward, forward
+from npformer.families import parts_of
 from tests.oracle.test_every_family import DTYPES, FLOAT64, assert_grads, save_as
 from tests.support.in_double import in_double
 
@@ -89,6 +91,6 @@ def test_the_gradients_of_choices_are_torchs(tmp_path: Path) -> None:
     batch = packed(config, unpadded(ids.reshape(4, 9), mask.reshape(4, 9).astype(bool)))
     recording, grad = Recording(), np.random.default_rng(1).standard_normal((4, 1))
     with listen(recording):
-        forward(tree, config, batch)
+        forward(tree, parts_of(config), batch)
     (answers(model).mc_logits * torch.from_numpy(grad.reshape(2, 2))).sum().backward()
-    assert_grads(model, config, backward({"logits": grad}, recording.stages, tree, config, batch))
+    assert_grads(model, config, backward({"logits": grad}, recording.stages, tree, parts_of(config), batch))

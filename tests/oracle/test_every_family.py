@@ -18,22 +18,23 @@ import pytest
 import torch
 import transformers
 
+from npformer.base_model import packed
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.config import POOLED_HEADS, Config, InputConvolution, Local, Positions
-from npformer.families import encoders, family_of
-from npformer.functions import SparseRows
-from npformer.mechanisms import HeadNorm, PartialRotary, Rotary, RowNorm, SoftCap, Window, ZeroCentredHeadNorm
-from npformer.mechanisms.rotary_scaling import Linear, Llama3, Yarn
+from npformer.engine.functions import SparseRows
+from npformer.engine.mechanisms import HeadNorm, PartialRotary, Rotary, RowNorm, SoftCap, Window, ZeroCentredHeadNorm
+from npformer.engine.mechanisms.rotary_scaling import Linear, Llama3, Yarn
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.padding import unpadded
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import backward, forward
+from npformer.families import encoders, family_of, parts_of
 from npformer.model import Model
-from npformer.runtime.packing import Text
-from npformer.runtime.padding import unpadded
-from npformer.tape import Recording
-from npformer.taps import listen
 from npformer.training.losses import Example, HeadLoss
-from npformer.transformer import backward, forward, packed
 from tests.support import later_modernbert, tiny
 from tests.support.in_double import in_double
 
@@ -249,7 +250,7 @@ def test_gradients_are_torchs(family: str, head: str, saved: Saved) -> None:
     batch = packed(config, texts_of(config, arrays["input_ids"].reshape(mask.shape), mask, types))
     recording = Recording()
     with listen(recording):
-        ours = forward(tree, config, batch)
+        ours = forward(tree, parts_of(config), batch)
     grads = {name: random.standard_normal(array.shape) for name, array in ours.items()}
     loss = torch.zeros((), dtype=torch.float64)
     for name, answer in answers(model, arrays).items():
@@ -259,7 +260,7 @@ def test_gradients_are_torchs(family: str, head: str, saved: Saved) -> None:
         else:
             loss = loss + (answer[torch.from_numpy(mask)] * torch.from_numpy(grads[name])).sum()
     loss.backward()
-    assert_grads(model, config, backward(grads, recording.stages, tree, config, batch))
+    assert_grads(model, config, backward(grads, recording.stages, tree, parts_of(config), batch))
 
 
 @pytest.mark.parametrize("family", [name for name, head in HEADS if head == "causal-lm"])

@@ -18,9 +18,9 @@ import npformer
 from npformer.checkpoint import convert
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tied import ties
+from npformer.engine.functions import SparseRows
+from npformer.engine.runtime.packing import Text
 from npformer.families import encoders
-from npformer.functions import SparseRows
-from npformer.runtime.packing import Text
 from npformer.training import Example, HeadLoss, Trainable, gradients
 
 SIZES = {

@@ -11,8 +11,8 @@ from transformers import MarianConfig, MarianMTModel
 
 from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
-from npformer.functions import SparseRows
-from npformer.runtime.packing import Text
+from npformer.engine.functions import SparseRows
+from npformer.engine.runtime.packing import Text
 from npformer.training import Example, Trainable, gradients
 from npformer.training.losses import TranslationLoss
 

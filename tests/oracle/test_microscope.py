@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from npformer import load, logit_attribution, trace
+from npformer.engine.runtime.packing import Text
 from npformer.families import family_of
 from npformer.interpret import stages as table
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 
 IDS = np.array([2, 40, 41, 100, 7, 150, 3])

@@ -13,9 +13,9 @@ from transformers.models.olmo2 import modeling_olmo2 as modeling
 
 from npformer import golden
 from npformer.checkpoint import load_folder
+from npformer.engine.runtime.packing import Text
 from npformer.families import FAMILIES
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]

@@ -14,12 +14,14 @@ import transformers
 from safetensors.torch import load_file
 
 import npformer
+from npformer.base_model import packed
 from npformer.checkpoint import load_folder
-from npformer.runtime.padding import unpadded
-from npformer.tape import Recording
-from npformer.taps import listen
+from npformer.engine.runtime.padding import unpadded
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import backward, forward
+from npformer.families import parts_of
 from npformer.training.losses import Example, HeadLoss
-from npformer.transformer import backward, forward, packed
 from tests.oracle.test_every_family import DTYPES, FLOAT64, MASK, assert_grads, theirs
 from tests.support.in_double import in_double
 
@@ -97,13 +99,13 @@ def test_each_head_s_gradients_are_torch_s(family: str, head: str, tmp_path: Pat
     batch = packed(config, unpadded(arrays["input_ids"], mask, arrays["token_type_ids"], config.uncounted))
     recording = Recording()
     with listen(recording):
-        logits = forward(tree, config, batch)["logits"]
+        logits = forward(tree, parts_of(config), batch)["logits"]
     grad = np.random.default_rng(1).standard_normal(logits.shape)
     with in_double():
         answer = model(**tensors(arrays))[LOGITS[family][head]]
     answer = answer if head == "next-sentence" else answer[torch.from_numpy(mask)]
     (answer * torch.from_numpy(grad)).sum().backward()
-    assert_grads(model, config, backward({"logits": grad}, recording.stages, tree, config, batch))
+    assert_grads(model, config, backward({"logits": grad}, recording.stages, tree, parts_of(config), batch))
 
 
 def test_the_loss_of_replaced_tokens_and_its_gradients_are_torch_s(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import transformers
 
 import npformer
 from npformer.config import Config
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import resolve
 from tests.golden.make_sampling import ENDS, gpt2, processors

@@ -17,8 +17,8 @@ from transformers.models.nomic_bert.modeling_nomic_bert import NomicBertMLP
 from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.config import InputConvolution
+from npformer.engine.runtime.packing import Text
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]

@@ -11,11 +11,11 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from npformer.engine.mechanisms import PartialRotary, Rotary
+from npformer.engine.runtime.packing import Text
 from npformer.families.rope import write_rotary
 from npformer.loading import load_folder
-from npformer.mechanisms import PartialRotary, Rotary
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.in_double import in_double
 from tests.support.rotary_frequencies import DYNAMIC, FREQUENCIES, LONGROPE, MAGNITUDE, THETA

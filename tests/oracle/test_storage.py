@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from npformer.checkpoint import storage
-from npformer.runtime import narrow
+from npformer.engine.runtime import narrow
 
 
 def test_float16_widens_exactly_where_small_numbers_are_taken_for_0() -> None:

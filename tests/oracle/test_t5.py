@@ -14,9 +14,9 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import convert
 from npformer.checkpoint import tree as layout
-from npformer.functions import SparseRows
-from npformer.mechanisms.relative_bias import relative_buckets
-from npformer.runtime.packing import Text
+from npformer.engine.functions import SparseRows
+from npformer.engine.mechanisms.relative_bias import relative_buckets
+from npformer.engine.runtime.packing import Text
 from npformer.training import Example, Trainable, gradients
 from npformer.training.losses import TranslationLoss
 from tests.support.in_double import in_double

@@ -12,8 +12,8 @@ import pytest
 from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.config import InputConvolution, Positions
+from npformer.engine.runtime.packing import Text
 from npformer.model import Model
-from npformer.runtime.packing import Text
 from tests.support import tiny
 
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -14,12 +14,12 @@ import npformer
 from npformer import plain
 from npformer.checkpoint import load_folder
 from npformer.config import Local
+from npformer.engine.mechanisms import HeadNorm, PartialRotary, Rotary, RowNorm, SoftCap, Window, ZeroCentredHeadNorm
+from npformer.engine.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Yarn
+from npformer.engine.runtime.padding import unpadded
+from npformer.engine.transformer import stages
 from npformer.families import read_config, write_config
-from npformer.mechanisms import HeadNorm, PartialRotary, Rotary, RowNorm, SoftCap, Window, ZeroCentredHeadNorm
-from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Yarn
 from npformer.plain.sizes import SCALINGS, bind
-from npformer.runtime.padding import unpadded
-from npformer.transformer import stages
 from tests.plain.test_pages import ODD, TEXTS, TOLERANCE, assert_same_stages, model_of
 from tests.support import tiny, torch_values
 from tests.support.one_file import answering
@@ -247,7 +247,7 @@ def test_a_page_keeps_float32(model_type: str) -> None:
     model = tiny.model(model_type, "causal-lm", **ODD)
     page = Page(model_type).run(model, npformer.Text(np.array(TEXTS[0])))
     page.setdefault("embeddings.sum", page["embeddings.token"])
-    assert {page[stage.name].dtype for stage in stages(model.weights, model.config)} == {np.dtype(np.float32)}
+    assert {page[stage.name].dtype for stage in stages(model.weights, model.parts)} == {np.dtype(np.float32)}
 
 
 def test_every_scaling_is_on_the_page() -> None:

@@ -12,14 +12,14 @@ import npformer
 from npformer import plain
 from npformer.checkpoint import load_folder
 from npformer.config import Config, InputConvolution, Local, Positions, Sharing
-from npformer.mechanisms import Rotary, Window, disentangled, relative_bias
+from npformer.engine.mechanisms import Rotary, Window, disentangled, relative_bias
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.padding import unpadded
+from npformer.engine.transformer import stages
 from npformer.plain import deberta, t5
 from npformer.plain.pages import functions_of
 from npformer.plain.roberta import padded_positions
 from npformer.plain.sizes import bind
-from npformer.runtime.packing import Text
-from npformer.runtime.padding import unpadded
-from npformer.transformer import stages
 from tests.plain.test_pages import TEXTS, TOLERANCE, assert_same_stages, model_of, text_of
 from tests.support import tiny, torch_values
 from tests.support.one_file import answering
@@ -158,7 +158,7 @@ def answers_of_a_batch(model: Any, ids: np.ndarray, mask: np.ndarray) -> dict[st
 def test_a_page_keeps_float32(model_type: str) -> None:
     model = tiny.model(model_type, "masked-lm")
     page = Page(model_type).run(model, text_of(model))
-    assert {page[stage.name].dtype for stage in stages(model.weights, model.config)} == {np.dtype(np.float32)}
+    assert {page[stage.name].dtype for stage in stages(model.weights, model.parts)} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (8, 20), (32, 512)])

@@ -11,9 +11,13 @@ import pytest
 import npformer
 from npformer import plain
 from npformer.checkpoint.tree import flatten, unflatten
-from npformer.functions import SparseRows
-from npformer.mechanisms import Rotary
-from npformer.mechanisms.rotary_scaling import Yarn
+from npformer.engine.functions import SparseRows
+from npformer.engine.mechanisms import Rotary
+from npformer.engine.mechanisms.rotary_scaling import Yarn
+from npformer.engine.runtime.packing import pack
+from npformer.engine.tape import Recording
+from npformer.engine.taps import listen
+from npformer.engine.transformer import backward, forward, transformer, transformer_backward
 from npformer.plain import (
     decoding,
     formulas,
@@ -25,11 +29,7 @@ from npformer.plain import (
     transformer_gradients,
 )
 from npformer.plain.sizes import bind
-from npformer.runtime.packing import pack
-from npformer.tape import Recording
-from npformer.taps import listen
 from npformer.training.optimizer import Adam
-from npformer.transformer import backward, forward, transformer, transformer_backward
 from tests.plain.test_pages import TOLERANCE, model_of
 
 TEXT = npformer.Text(np.array([5, 6, 7, 8, 9, 4, 6]))
@@ -51,8 +51,8 @@ def engine_gradients(model: Any, grad: np.ndarray) -> dict[str, np.ndarray]:
     """The engine's gradients of all weights, by flat name, from the gradient of the logits."""
     batch, recording = pack([TEXT], last=model.config.pooling == "last"), Recording()
     with listen(recording):
-        forward(model.weights, model.config, batch)
-    found = flatten(backward({"logits": grad}, recording.stages, model.weights, model.config, batch))
+        forward(model.weights, model.parts, batch)
+    found = flatten(backward({"logits": grad}, recording.stages, model.weights, model.parts, batch))
     return dense(found, flatten(dict(model.weights)))
 
 
@@ -95,8 +95,8 @@ def test_gradients_of_a_translator(fields: dict[str, Any]) -> None:
     grad = np.random.default_rng(0).standard_normal((5, model.config.decoder.vocab_size))
     batches, recording = (pack([source]), pack([target])), Recording()
     with listen(recording):
-        transformer(model.weights, model.config, *batches)
-    tree = transformer_backward({"logits": grad}, recording.stages, model.weights, model.config, *batches)
+        transformer(model.weights, model.parts, *batches)
+    tree = transformer_backward({"logits": grad}, recording.stages, model.weights, model.parts, *batches)
     expected = dense(flatten(tree), flatten(dict(model.weights)))
     function = transformer_gradients.transformer_backward
     got = flatten(bind(function, model.config, model.weights, (source, target))(grad))

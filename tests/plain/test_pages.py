@@ -10,9 +10,9 @@ import pytest
 import npformer
 from npformer import plain
 from npformer.config import Decoder
+from npformer.engine.transformer import stages
 from npformer.families import FAMILIES, EncoderTable
 from npformer.plain.pages import PAGES
-from npformer.transformer import stages
 from tests.support import tiny
 from tests.support.page_stages import Page
 
@@ -63,7 +63,7 @@ def text_of(model: Any) -> Any:
 def assert_same_stages(model: Any, text: Any) -> None:
     """Asserts that the page has every stage of the engine, with the same numbers."""
     trace, page = npformer.trace(model, [text]), Page(model.config.model_type).run(model, text)
-    for stage in stages(model.weights, model.config):
+    for stage in stages(model.weights, model.parts):
         np.testing.assert_allclose(page[stage.name], trace[stage.name], err_msg=stage.name, **TOLERANCE)
 
 

@@ -13,8 +13,8 @@ import npformer
 from npformer import plain
 from npformer.checkpoint import load_folder
 from npformer.config import Decoder, Positions
+from npformer.engine.mechanisms import RelativeBias
 from npformer.families import FAMILIES, read_config, torch_nn, write_config
-from npformer.mechanisms import RelativeBias
 from npformer.plain import torch_nn as page
 from npformer.plain.sizes import ACTIVATIONS, chosen
 from npformer.plain.source import source

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from npformer.common.errors import NpformerError
-from npformer.runtime import narrow
-from npformer.runtime.narrow import BFLOAT16, NARROW, NarrowWeight, narrowed, widen
+from npformer.engine.runtime import narrow
+from npformer.engine.runtime.narrow import BFLOAT16, NARROW, NarrowWeight, narrowed, widen
 from tests.support.draw import normal
 
 pytestmark = pytest.mark.numbers

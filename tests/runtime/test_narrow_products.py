@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from npformer.runtime import narrow_products
-from npformer.runtime.narrow import NARROW, NarrowWeight, narrowed
-from npformer.runtime.products import kernel
-from npformer.runtime.threads import num_threads
-from npformer.runtime.weight_products import weight_products
+from npformer.engine.runtime import narrow_products
+from npformer.engine.runtime.narrow import NARROW, NarrowWeight, narrowed
+from npformer.engine.runtime.products import kernel
+from npformer.engine.runtime.threads import num_threads
+from npformer.engine.runtime.weight_products import weight_products
 from tests.support.bits import alike
 from tests.support.draw import normal
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.common.errors import NpformerError
-from npformer.runtime.packing import SHARD, SMALL_SHARD, Text, pack, shards
+from npformer.engine.runtime.packing import SHARD, SMALL_SHARD, Text, pack, shards
 
 pytestmark = pytest.mark.numbers
 

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from npformer.common.errors import NpformerError
-from npformer.runtime.packing import Text
-from npformer.runtime.padding import as_padded, check_texts, padded, unpadded
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.padding import as_padded, check_texts, padded, unpadded
 
 ENCODING = Tokenizer(WordLevel({"a": 0}, "a")).encode("a a")
 

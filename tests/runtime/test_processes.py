@@ -31,8 +31,8 @@ import faulthandler, os, threading, time, warnings
 import numpy as np
 from tests.support.bits import alike
 from tests.support import tiny
-from npformer.runtime import threads
-from npformer.runtime.packing import Text
+from npformer.engine.runtime import threads
+from npformer.engine.runtime.packing import Text
 warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of any fork with threads: that it works is the test
 model, texts = tiny.model(threads=2), [Text(np.arange(60))] * 40
 expected = model.run(texts)[0]["logits"]

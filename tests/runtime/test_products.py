@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer.runtime import products
+from npformer.engine.runtime import products
 from tests.support.bits import alike
 from tests.support.draw import normal
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npformer
-from npformer.runtime.packing import Text
-from npformer.runtime.products import kernel
-from npformer.runtime.same_bits import FAR, GROUP, Kernel
-from npformer.runtime.threads import products, run_tasks, single_blas_thread
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.products import kernel
+from npformer.engine.runtime.same_bits import FAR, GROUP, Kernel
+from npformer.engine.runtime.threads import products, run_tasks, single_blas_thread
 from tests.support import kernels
 
 pytestmark = pytest.mark.numbers
@@ -27,8 +27,8 @@ DTYPES = ("float32", "float64")
 PROGRAM = """
 import json
 import numpy as np
-from npformer.runtime import products
-from npformer.runtime.threads import blas_libraries
+from npformer.engine.runtime import products
+from npformer.engine.runtime.threads import blas_libraries
 print(json.dumps({
     "kernels": [library.get("architecture") for library in blas_libraries()],
     "same bits": [products.same_bits(np.dtype(each)) for each in ("float32", "float64")],

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npformer.runtime import sums
-from npformer.runtime.products import Scratch, matmul
-from npformer.runtime.sums import TERMS, matmul_in_order, sum_in_order
+from npformer.engine.runtime import sums
+from npformer.engine.runtime.products import Scratch, matmul
+from npformer.engine.runtime.sums import TERMS, matmul_in_order, sum_in_order
 from tests.support.bits import alike
 
 pytestmark = pytest.mark.numbers

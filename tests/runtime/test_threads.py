@@ -18,10 +18,9 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from npformer.common.errors import NpformerError
-from npformer.model import Model
-from npformer.runtime import threads as threads_module
-from npformer.runtime.packing import Text
-from npformer.runtime.threads import (
+from npformer.engine.runtime import threads as threads_module
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.threads import (
     all_gather,
     available_cores,
     blas_libraries,
@@ -34,6 +33,7 @@ from npformer.runtime.threads import (
     start_workers,
     thread_count,
 )
+from npformer.model import Model
 from tests.support import tiny
 from tests.support.bits import alike
 
@@ -279,7 +279,7 @@ class Recorded(threadpoolctl.ThreadpoolController):
         print(threading.current_thread() is threading.main_thread())
         super().__init__()
 threadpoolctl.ThreadpoolController = Recorded
-from npformer.runtime.threads import run_tasks
+from npformer.engine.runtime.threads import run_tasks
 meet = threading.Barrier(3)
 run_tasks([meet.wait] * 3, 3)
 """
@@ -344,8 +344,8 @@ def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
         "sys.modules['threadpoolctl'] = None  # as if it were not installed\n"
         "import numpy as np, warnings\n"
         "from tests.support import tiny\n"
-        "from npformer.runtime.packing import Text\n"
-        "from npformer.runtime.threads import blas_libraries\n"
+        "from npformer.engine.runtime.packing import Text\n"
+        "from npformer.engine.runtime.threads import blas_libraries\n"
         "model, texts = tiny.model(threads=2), [Text(np.arange(60))] * 40\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"

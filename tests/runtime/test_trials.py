@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from npformer import model as model_module
-from npformer.runtime import products, threads, trials, weight_products
-from npformer.runtime.packing import Text
-from npformer.runtime.threads import num_threads, parallel_for, part_counts
-from npformer.runtime.trials import Trial
+from npformer.engine.runtime import products, threads, trials, weight_products
+from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.threads import num_threads, parallel_for, part_counts
+from npformer.engine.runtime.trials import Trial
 from tests.support import tiny
 from tests.support.bits import alike
 from tests.support.draw import normal

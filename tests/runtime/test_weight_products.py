@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.runtime import products, weight_products
-from npformer.runtime.threads import num_threads
-from npformer.runtime.threads import products as plain_or_not
+from npformer.engine.runtime import products, weight_products
+from npformer.engine.runtime.threads import num_threads
+from npformer.engine.runtime.threads import products as plain_or_not
 from tests.support.bits import alike
 from tests.support.draw import normal
 from tests.support.slow import slow_after

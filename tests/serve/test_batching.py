@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.common.errors import NpformerError
-from npformer.runtime.steps import Steps
+from npformer.engine.runtime.steps import Steps
 from npformer.serve import batching
 from npformer.serve.batching import Batcher, QueueFull
 from npformer.serve.models import TaskWork, prepare

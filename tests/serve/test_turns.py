@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from npformer import Pair, pipeline
-from npformer.runtime.steps import Steps
+from npformer.engine.runtime.steps import Steps
 from npformer.serve import turns
 from npformer.serve.batching import Batcher, computed
 from npformer.serve.models import TaskWork, prepare
@@ -262,7 +262,7 @@ def test_prompts_are_read_in_several_steps(monkeypatch):
     prompts = ["the w" * 9] * 12
     fixed = {"max_new_tokens": 1, "do_sample": False}
     expected = task(prompts, **fixed)
-    monkeypatch.setattr("npformer.runtime.steps.PIECE", 100)
+    monkeypatch.setattr("npformer.engine.runtime.steps.PIECE", 100)
     work, requests = work_of(task, prompts, **fixed)
     tokens = sum(len(each.encoded[0].texts[0]) for each in requests)
     count, found = steps_of(work.run(requests))
@@ -274,7 +274,7 @@ def test_sources_are_read_in_several_steps(tmp_path, monkeypatch):
     task = pipeline("translation", seq2seq_models.folder_of_letters(tmp_path / "letters"), threads=1)
     texts = ["dogs", "new", "go"] * 4
     expected = task(texts, max_new_tokens=1)
-    monkeypatch.setattr("npformer.runtime.steps.PIECE", 4)
+    monkeypatch.setattr("npformer.engine.runtime.steps.PIECE", 4)
     work, requests = work_of(task, texts, max_new_tokens=1)
     count, found = steps_of(work.run(requests))
     assert count > 6
@@ -290,7 +290,7 @@ def test_a_request_that_is_read_many_times_is_read_in_several_steps(monkeypatch)
     tags = pipeline("token-classification", tiny.model(head="token-classification", threads=1), stride=2)
     long = "ice cream in paris " * 60
     tagged = tags(long)
-    monkeypatch.setattr("npformer.runtime.steps.PIECE", 50)
+    monkeypatch.setattr("npformer.engine.runtime.steps.PIECE", 50)
     work, requests = work_of(zero, ["music " * 5, "ice"], candidate_labels=labels)
     count, found = steps_of(work.in_steps(requests))
     assert count > 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from npformer.runtime import products
+from npformer.engine.runtime import products
 
 
 def alike(a: np.ndarray, b: np.ndarray) -> bool:

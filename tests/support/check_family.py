@@ -15,12 +15,12 @@ import numpy as np
 import npformer
 from npformer import golden
 from npformer.checkpoint import convert, flatten, load_folder
+from npformer.engine.runtime.packing import Text
+from npformer.engine.taps import listen
 from npformer.families import FAMILIES, read_config, write_config
 from npformer.interpret import stages
 from npformer.interpret.traces import trace
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.packing import Text
-from npformer.taps import listen
 from npformer.training import standard_rates
 from tests.support import tiny
 from tests.support.bits import alike

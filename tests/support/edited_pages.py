@@ -21,6 +21,7 @@ import numpy as np
 
 from npformer.checkpoint import flatten, unflatten
 from npformer.common.halves import half
+from npformer.engine.runtime.packing import Text
 from npformer.golden import Golden
 from npformer.golden.mistakes.precision import tf32
 from npformer.plain.formulas import softmax
@@ -28,7 +29,6 @@ from npformer.plain.pages import functions_of, page_of
 from npformer.plain.roberta import padded_positions
 from npformer.plain.sizes import bind
 from npformer.plain.source import standalone_model
-from npformer.runtime.packing import Text
 from tests.support.page_stages import Recorder, Stages
 
 Arrays = dict[str, np.ndarray]

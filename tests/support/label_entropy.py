@@ -12,7 +12,7 @@ import pytest
 from npformer.cli.main import COMMANDS
 from npformer.cli.task_commands import TASK_COMMANDS, TaskCommand
 from npformer.common.checks import one_of
-from npformer.output_heads.formulas import probabilities
+from npformer.engine.output_heads.formulas import probabilities
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Command, Declaration, Form, option
 from npformer.tasks.options import Options

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-from npformer.blocks import Normed
 from npformer.config import Config
+from npformer.engine.blocks import Normed
+from npformer.engine.layers.stack import Stack
+from npformer.engine.mechanisms import Mechanism
 from npformer.families import FAMILIES, Family
-from npformer.layers.stack import Stack
-from npformer.mechanisms import Mechanism
 
 Added = Callable[[Config, int], tuple[Mechanism, ...]]
 

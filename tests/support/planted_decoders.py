@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from npformer import golden
+from npformer.engine.runtime.packing import Text
 from npformer.model import Model
 from npformer.plain.gpt2 import gpt2_layer
 from npformer.plain.rotary import rotary_frequencies
-from npformer.runtime.packing import Text
 from tests.support.edited_pages import Arrays, Plant, edited, exported, inputs, run, weights
 from tests.support.planted import GELU_TANH, layer, swapped
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npformer.mechanisms.rotary_scaling import Dynamic, LongRope, Scaling
+from npformer.engine.mechanisms.rotary_scaling import Dynamic, LongRope, Scaling
 
 THETA = 30.0
 DYNAMIC = Dynamic(3.0, 8)

@@ -23,10 +23,10 @@ from npformer.checkpoint.read import OWN_WEIGHTS, own_metadata
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.config import Config, Decoder
+from npformer.engine.mechanisms import Disentangled
 from npformer.families import FAMILIES, encoders, write_config
 from npformer.families.llama import Llama
 from npformer.golden.tiny import narrowed
-from npformer.mechanisms import Disentangled
 from npformer.model import Model, Seq2Seq
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from npformer.common.errors import NpformerError
-from npformer.functions import softmax
+from npformer.engine.functions import softmax
 from npformer.tasks import Pair, pipeline
 from tests.support import tiny
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from npformer.common.errors import NpformerError
-from npformer.output_heads.formulas import probabilities
+from npformer.engine.output_heads.formulas import probabilities
 from npformer.tasks import Pair, pipeline
 from tests.support import tiny
 

@@ -186,7 +186,7 @@ def test_log_probabilities_are_of_the_model_not_of_the_settings(task: TextGenera
         assert each.likely.tokens.shape == (each.n_tokens, 4)
         ids = np.concatenate([task.encoder.ids("a"), each.likely.tokens[:-1, 0]])
         logits = task.model.run([npformer.Text(ids)])[0]["logits"][-9:]
-        expected = npformer.functions.log_softmax(logits)
+        expected = npformer.engine.functions.log_softmax(logits)
         rows = np.arange(9)[:, None]
         assert np.array_equal(expected[rows, each.likely.tokens], each.likely.scores)
         assert np.array_equal(np.sort(expected, axis=1)[:, :-4:-1], each.likely.scores[:, 1:])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.common.errors import NpformerError
+from npformer.engine.taps import listen
 from npformer.model import Model
-from npformer.taps import listen
 from npformer.tasks import Pair, pipeline
 from npformer.tasks.task import TOKENS, InputError
 from npformer.text.encoding import Encoder

@@ -7,10 +7,10 @@ import pytest
 
 from npformer.checkpoint.convert import convert
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.families import encoders
 from npformer.interpret.traces import trace
 from npformer.loading import load
-from npformer.runtime.packing import Text
 from npformer.tasks import pipeline
 from npformer.tasks.fill_mask import word_logits
 from npformer.tasks.pooling import POOLINGS

@@ -13,9 +13,10 @@ from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tied import PROJECTION, TOKENS
 from npformer.common.errors import NpformerError
+from npformer.engine.functions import SparseRows
+from npformer.engine.runtime.packing import Text
+from npformer.engine.transformer import forward
 from npformer.families.vaswani import residual_rates
-from npformer.functions import SparseRows
-from npformer.runtime.packing import Text
 from npformer.training import (
     Adam,
     Dropout,
@@ -35,7 +36,6 @@ from npformer.training import (
 )  # fmt: skip
 from npformer.training.batch_gradients import cut
 from npformer.training.start import as_distilbert
-from npformer.transformer import forward
 from tests.golden import gradients as given
 from tests.support import tiny, torch_values
 from tests.support.slow import slow_after
@@ -320,16 +320,16 @@ def test_standard_dropout_rates() -> None:
 
 def test_standard_dropout_sites_are_stages() -> None:
     """The pattern of every rate matches a stage of a forward pass of its model."""
-    from npformer.runtime.packing import pack
-    from npformer.tape import Recording
-    from npformer.taps import listen
+    from npformer.engine.runtime.packing import pack
+    from npformer.engine.tape import Recording
+    from npformer.engine.taps import listen
 
     for family, head in (("distilbert", "sequence-classification"), ("bert", "token-classification")):
         model = tiny.model(family, head)
         for pattern, rate in standard_rates(model.config, 0.5).items():
             recording = Recording()
             with listen(Dropout({pattern: rate}, 0)), listen(recording):
-                forward(model.weights, model.config, pack([examples(1)[0].text]))
+                forward(model.weights, model.parts, pack([examples(1)[0].text]))
             assert recording.changes, pattern
     config = given.TRANSLATOR
     pairs = [Example(Text(source), target) for source, target in next(iter(given.pairs()))]

@@ -15,9 +15,9 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from npformer import load, view
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.generation import generate
 from npformer.interpret.traces import trace
-from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair
 from tests.support.seq2seq_models import random_model
 

@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from npformer.config import Config
-from npformer.descriptions.mistake import Mistake
+from npformer.engine.descriptions.mistake import Mistake
 from npformer.families import family_of, parts_of
 from npformer.golden.mistakes import (
     clipped,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from npformer.common.errors import NpformerError
-from npformer.descriptions.mistake import Mistake, Ways
+from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.golden.graph import matches
 from npformer.golden.mistakes.kinds import in_all_layers, is_single, parents_of
 from npformer.golden.port import Port

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from npformer.config import ROUNDED, Config
-from npformer.descriptions.mistake import Mistake, Rule, Ways
+from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
+from npformer.engine.norms.norm_mistakes import standard
+from npformer.engine.runtime.packing import Text, positions
 from npformer.golden.at import At
 from npformer.golden.graph import parted
 from npformer.golden.mistakes.nearest import nearest, nearest_normalized, put_first
 from npformer.golden.port import Port
-from npformer.norms.norm_mistakes import standard
-from npformer.runtime.packing import Text, positions
 
 Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its index) -> changed positions
 

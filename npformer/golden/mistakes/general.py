@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from npformer.activations import soft_cap
-from npformer.blocks.activation_mistakes import sigmoid
-from npformer.descriptions.mistake import Mistake, Ways
-from npformer.functions import log_softmax, softmax
+from npformer.engine.activations import soft_cap
+from npformer.engine.blocks.activation_mistakes import sigmoid
+from npformer.engine.descriptions.mistake import Mistake, Ways
+from npformer.engine.functions import log_softmax, softmax
 from npformer.golden.at import At
 from npformer.golden.budget import largest_error
 from npformer.golden.graph import QKV, parents, parted

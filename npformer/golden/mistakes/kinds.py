@@ -13,8 +13,8 @@ from itertools import combinations
 
 import numpy as np
 
-from npformer.attention import combine_heads, split_heads
-from npformer.descriptions.mistake import Mistake, Rule, Ways
+from npformer.engine.attention import combine_heads, split_heads
+from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import parents
 from npformer.golden.mistakes.general import flat, head_width_in

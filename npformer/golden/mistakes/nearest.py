@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from npformer.norms.norm_mistakes import standard
+from npformer.engine.norms.norm_mistakes import standard
 
 
 def nearest(rows: np.ndarray, table: np.ndarray) -> np.ndarray:

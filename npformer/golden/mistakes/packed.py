@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.descriptions.mistake import Mistake, Ways
+from npformer.engine.descriptions.mistake import Mistake, Ways
+from npformer.engine.runtime.packing import Text
 from npformer.golden.port import Port
-from npformer.runtime.packing import Text
 
 MOST = 1 << 22  # maximum number of tokens in a run times d_model
 

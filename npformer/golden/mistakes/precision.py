@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from npformer.common.halves import HALVES, cut_bits, half
-from npformer.descriptions.mistake import Mistake, Rules, Ways
+from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import INNER, parted
 from npformer.golden.port import Port

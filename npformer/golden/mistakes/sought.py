@@ -7,8 +7,8 @@ from itertools import product
 
 import numpy as np
 
-from npformer.descriptions.mistake import Mistake, Rules, Ways
-from npformer.functions import softmax
+from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
+from npformer.engine.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import QKV
 from npformer.golden.mistakes.kinds import in_all_layers, parents_of

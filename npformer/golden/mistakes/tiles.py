@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npformer.descriptions.mistake import Mistake, Rule, Ways
-from npformer.functions import softmax
+from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
+from npformer.engine.functions import softmax
+from npformer.engine.norms.root_mean_square import RMSNorm
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted
 from npformer.golden.mistakes.kinds import in_all_layers, is_single, rows
 from npformer.golden.mistakes.maps import lines_said
 from npformer.golden.mistakes.rows import product_twice, wrong_rows
 from npformer.golden.port import Port, made_by
-from npformer.norms.root_mean_square import RMSNorm
 
 TILES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 ENDS = (1, 2, 4, 8, 16, 32, 64)  # inputs or columns of the last tile, besides the remainders of a width

@@ -10,8 +10,8 @@ from itertools import combinations, product
 import numpy as np
 
 from npformer.common.halves import HALVES, half
-from npformer.descriptions.mistake import Mistake, Rule, Rules, Ways
-from npformer.functions import softmax
+from npformer.engine.descriptions.mistake import Mistake, Rule, Rules, Ways
+from npformer.engine.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted
 from npformer.golden.mistakes.kinds import changing, in_all_layers, is_single, named, rows

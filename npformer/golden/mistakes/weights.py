@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.checkpoint.parameters import parameters
-from npformer.descriptions.mistake import Mistake, Ways
+from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
+from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted, stacks
 from npformer.golden.port import FORMS, Port

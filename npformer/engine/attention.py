@@ -1,0 +1,242 @@
+"""Scaled dot-product attention, and functions that split rows into heads.
+
+Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_head.py`, which adds the linear layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from npformer.common.errors import NpformerError
+from npformer.engine.functions import softmax, softmax_backward
+from npformer.engine.masks import masked_softmax
+from npformer.engine.runtime.products import Scratch, in_columns, inner_products, inner_products_in_room, row_products
+from npformer.engine.runtime.sums import TERMS, matmul_in_order, sum_in_order
+from npformer.engine.runtime.tiles import in_place
+from npformer.engine.tape import Stages
+from npformer.engine.taps import listening, spare, tap
+
+Add = Callable[[np.ndarray], np.ndarray]  # adds to the scores; may overwrite its argument
+#: Backward of an `Add`: gradient of the new scores -> gradient of the old scores, and terms to add to dq and dk.
+AddBackward = Callable[[np.ndarray], tuple[np.ndarray, Any, Any]]
+
+QUERIES = 64  # queries per block: enough for a fast product, and few enough to skip most of the masked keys
+
+_softmax = partial(softmax, total=sum_in_order)
+
+
+def split_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
+    """(..., L, D) -> (..., H, L, K), a view of x: head h is columns h K ... (h + 1) K - 1. H must divide D.
+
+    Parameters
+    ----------
+    x : (..., L, D) array
+    n_heads : int, H
+
+    Examples
+    --------
+    >>> npformer.split_heads(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), n_heads=2).tolist()
+    [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
+    """
+    *lead, length, width = x.shape
+    if n_heads < 1 or width % n_heads:
+        raise NpformerError(f"split_heads: the width of x {x.shape} must be a multiple of n_heads, got {n_heads}")
+    return x.reshape(*lead, length, n_heads, width // n_heads).swapaxes(-2, -3)
+
+
+def combine_heads(x: np.ndarray) -> np.ndarray:
+    """(..., H, L, K) -> (..., L, D): the inverse of `split_heads`.
+
+    Parameters
+    ----------
+    x : (..., H, L, K) array
+
+    Examples
+    --------
+    >>> npformer.combine_heads(np.array([[[1, 2], [5, 6]], [[3, 4], [7, 8]]]))
+    array([[1, 2, 3, 4],
+           [5, 6, 7, 8]])
+    """
+    *lead, n_heads, length, width = x.shape
+    return x.swapaxes(-2, -3).reshape(*lead, length, n_heads * width)
+
+
+def scaled_dot_product_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> np.ndarray:
+    """softmax(q k^T * scale) v, equation 1 of the paper. The result is 0 for a query that may attend to no key.
+
+    Parameters
+    ----------
+    q, k, v : (..., L, K), (..., S, K), (..., S, W) arrays
+    mask : array that broadcasts to (..., L, S): booleans, True = may attend, or floats to add to the scores
+    is_causal : bool, query i sees only keys 0 ... i, as in torch
+    scale : float, 1 / sqrt(K) unless given
+
+    Returns
+    -------
+    (..., L, W) array
+
+    Raises
+    ------
+    NpformerError
+        The shapes do not match, or both mask and is_causal are given.
+
+    Examples
+    --------
+    >>> values = np.array([[1.0], [3.0]])
+    >>> scaled_dot_product_attention(np.eye(2), np.eye(2), values, is_causal=True)
+    array([[1.    ],
+           [2.3395]])
+    """
+    if not _agree(q.shape, k.shape, v.shape):
+        got = f"{q.shape}, {k.shape}, {v.shape}"
+        raise NpformerError(f"attention: q (..., L, K), k (..., S, K) and v (..., S, W) must agree, got {got}")
+    if is_causal:
+        if mask is not None:
+            raise NpformerError("attention: give a mask or is_causal, not both")
+        mask = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # a NumPy float64 would widen float32
+    return attend(q, k, v, scale, mask)
+
+
+def attend(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    mask: np.ndarray | None = None,
+    add: Add | None = None,
+    in_order: bool = True,
+) -> np.ndarray:
+    """softmax(add(q k^T * scale)) v over the keys that the mask allows. Shapes are not checked.
+
+    in_order: whether, with a mask, sums over keys have the fixed order of `masked_attention`. If in_order is False,
+    every query must have a key to which it may attend.
+    """
+    if mask is not None and in_order:
+        return masked_attention(q * scale, k, v, mask, add=add)
+    scores = _by_group(partial(inner_products, scale=scale), q, k)  # q @ k.mT * scale
+    if add is not None:
+        scores = add(scores)
+    scores = tap("scores", scores)
+    if mask is not None:
+        scores = scores.copy(order="K") if spare(scores) is None else scores
+        np.copyto(scores, -np.inf, where=~mask)
+    weights = tap("weights", in_place(_softmax, scores))  # softmax(scores)
+    return tap("context", _by_group(row_products, weights, v))  # weights @ v
+
+
+def _by_group(product: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """product(a, b) of heads a (..., H, L, W) and b (..., G, S, W); H / G consecutive heads of a share a head of b.
+
+    The heads of a that share a head of b are multiplied as a single matrix. This changes no bits, because the bits of a
+    row of a product do not depend on the other rows. Ainslie et al., 2023, GQA, section 2.2.
+    """
+    if not is_grouped(a, b):
+        return product(a, b)
+    *lead, n_heads, length, width = a.shape
+    y = product(a.reshape(*lead, b.shape[-3], n_heads // b.shape[-3] * length, width), b)
+    return y.reshape(*y.shape[:-3], n_heads, length, y.shape[-1])
+
+
+def is_grouped(q: np.ndarray, k: np.ndarray) -> bool:
+    """Whether several heads of q share each head of k."""
+    return q.ndim == k.ndim > 2 and q.shape[-3] > k.shape[-3] > 0
+
+
+def scaled_dot_product_attention_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float | None = None,
+    add_backward: AddBackward | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Backward of `scaled_dot_product_attention` = W v, W = softmax(S), S = q k^T * scale (W is 0 where masked):
+
+    dv = W^T grad; dW = grad v^T; dS = softmax_backward(dW, W); dq = dS k * scale; dk = dS^T q * scale.
+    add_backward: backward of `add` in `attend`.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    grad = stages.through_edit("context", grad)
+    weights = stages["weights"]
+    dv = weights.mT @ grad
+    keys_are_rows = weights.strides[-1] > weights.strides[-2]  # dweights is laid out in memory like weights
+    dweights = (v @ grad.mT).mT if keys_are_rows else grad @ v.mT
+    ds = softmax_backward(stages.through_edit("weights", dweights), stages.made("weights"))
+    ds = stages.through_edit("scores", ds)
+    ds, more_q, more_k = (ds, 0.0, 0.0) if add_backward is None else add_backward(ds)
+    dq, dk = ds @ k, ds.mT @ q
+    dq *= scale
+    dk *= scale
+    dq += more_q
+    dk += more_k
+    return dq, dk, dv
+
+
+def _agree(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
+    """Whether the shapes match; leading axes may broadcast."""
+    if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
+        return False
+    try:
+        return q[:-2] == k[:-2] == v[:-2] or np.broadcast_shapes(q[:-2], k[:-2], v[:-2]) is not None
+    except ValueError:
+        return False
+
+
+def masked_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray,
+    terms: int = TERMS,
+    front: int = 0,
+    add: Add | None = None,
+) -> np.ndarray:
+    """softmax(add(q k^T)) v over the keys that the mask allows, where q is already scaled.
+
+    Masked keys do not change the bits of the result: their weight is exactly 0, and sums over keys have the fixed order
+    of `runtime.sums.groups`. So a decoder may keep its keys in an array with free space, or the keys of several beams
+    in one array. Many queries are computed in blocks, if nothing is added to the scores. A block omits the keys before
+    the first and after the last key to which any of its queries may attend.
+    """
+    square = mask.dtype == bool and mask.shape[-2:] == (q.shape[-2], k.shape[-2])
+    if q.shape[-2] > QUERIES and square and add is None and not listening():
+        return _in_blocks(q, k, v, mask)
+    scores = _by_group(inner_products_in_room, q, k)  # q @ k.mT
+    scores = tap("scores", scores if add is None else add(scores))
+    weights = tap("weights", masked_softmax(scores, mask, terms, front))
+    return tap("context", _by_group(partial(matmul_in_order, terms=terms, front=front), weights, v))  # weights @ v
+
+
+def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """`masked_attention` in blocks of QUERIES queries, with keys in whole groups of `runtime.sums.groups`."""
+    rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
+    columns = in_columns(k.mT, rows)
+    context = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    of_scores, of_context = Scratch(q.dtype), Scratch(q.dtype)
+    for start in range(0, q.shape[-2], QUERIES):
+        block = slice(start, start + QUERIES)
+        seen = np.flatnonzero(mask[..., block, :].reshape(-1, mask.shape[-1]).any(axis=0))
+        first, last = (int(seen[0]) // TERMS * TERMS, int(seen[-1]) // TERMS * TERMS + TERMS) if len(seen) else (0, 0)
+
+        def product(a: np.ndarray, b: np.ndarray, first: int = first, last: int = last) -> np.ndarray:
+            return columns.times(a, first, last, of_scores)
+
+        scores = _by_group(product, q[..., block, :], k)  # q @ k.mT
+        weights = masked_softmax(scores, mask[..., block, first:last], out=scores)
+        weighted = partial(matmul_in_order, scratch=of_context)
+        context[..., block, :] = _by_group(weighted, weights, v[..., first:last, :])
+    return context

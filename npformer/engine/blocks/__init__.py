@@ -1,0 +1,31 @@
+"""The blocks of a layer, one per file: attention, feed-forward networks, a convolution. `layers/` combines them.
+
+A block is an object with options. It is called with rows and weights; `backward` is directly below `__call__`.
+Mistakes that ports make in a block are in the same file or in a file next to it.
+"""
+
+from typing import TYPE_CHECKING
+
+from npformer.common.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from npformer.engine.blocks.attention import Attention, CrossAttention
+    from npformer.engine.blocks.block import Block
+    from npformer.engine.blocks.convolution import Convolution
+    from npformer.engine.blocks.ffn import FeedForward
+    from npformer.engine.blocks.gated import Gated
+    from npformer.engine.blocks.output_norm import Normed
+    from npformer.engine.blocks.rows import Rows
+
+__all__ = ["Attention", "Block", "Convolution", "CrossAttention", "FeedForward", "Gated", "Normed", "Rows"]
+
+_FILES = {
+    "attention": "Attention CrossAttention",
+    "block": "Block",
+    "convolution": "Convolution",
+    "ffn": "FeedForward",
+    "gated": "Gated",
+    "output_norm": "Normed",
+    "rows": "Rows",
+}
+__getattr__, __dir__ = lazy_names(__name__, _FILES)

@@ -1,0 +1,408 @@
+"""Self-attention and cross-attention as blocks of a layer. `multi_head.py` has the formulas.
+
+`_Applied` applies the mechanisms of a layer to queries, keys and scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npformer.engine.attention import attend
+from npformer.engine.blocks import attention_mistakes, cross_attention_mistakes
+from npformer.engine.blocks.block import Around, Backward, Block, Shared
+from npformer.engine.blocks.rows import OwnCache, Rows
+from npformer.engine.blocks.terms import adding, part, terms_of
+from npformer.engine.descriptions.stage import INPUT, SOURCE, Stage
+from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.descriptions.weight_group import linear as linear_group
+from npformer.engine.direction import Direction
+from npformer.engine.functions import linear, linears
+from npformer.engine.mechanisms.causal import Causal
+from npformer.engine.mechanisms.mechanism import Linear, Mechanism, Sums, add_up
+from npformer.engine.multi_head import (
+    Formula,
+    multi_head_attention,
+    multi_head_attention_backward,
+    packed_attention,
+    packed_attention_backward,
+    repeat_heads,
+)
+from npformer.engine.runtime.packing import places_of
+from npformer.engine.tape import Stages
+from npformer.engine.taps import tap
+
+PROJECTIONS = ("query", "key", "value", "output")
+EVERY_KEY = np.ones(1, bool)  # mask of cross-attention: a row may attend to its whole source
+
+
+@dataclass(frozen=True)
+class Attention(Block):
+    """Multi-head self-attention. Vaswani et al., 2017, section 3.2.2.
+
+    Parameters
+    ----------
+    n_heads : int
+    mechanisms : how attention depends on positions
+    bias : bool, the linear layers have a bias
+    n_kv_heads : int, number of key and value heads, each shared by n_heads / n_kv_heads query heads; 0 means n_heads
+    d_head : int, width of a head; 0 means d_model / n_heads
+    output_bias : bool, the output layer has a bias; None means as `bias`
+    scale : float, factor of q k^T; 0 means 1 / sqrt(K)
+
+    References
+    ----------
+    Ainslie et al., 2023, GQA, section 2.2, for n_kv_heads.
+    """
+
+    n_heads: int
+    mechanisms: tuple[Mechanism, ...] = ()
+    bias: bool = True
+    n_kv_heads: int = 0
+    d_head: int = 0
+    output_bias: bool | None = None
+    scale: float = 0.0
+
+    around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
+    mistakes = attention_mistakes.MISTAKES
+
+    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        own, lengths = rows.attend(x)
+        if self.mechanisms or self.scale:
+            applied = _applied(self, rows, weights)
+            weights = {name: weights[name] for name in PROJECTIONS}
+            weights["attention"] = applied.attention
+        return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, **weights)
+
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+        own, lengths = rows.attend(x)
+        applied = _applied(self, rows, weights).in_layer() if self.mechanisms or self.scale else None
+        if applied is not None:
+            weights = {
+                **{name: weights[name] for name in PROJECTIONS},
+                "attention_backward": applied.attention_backward,
+            }
+        drows, dx, grads = multi_head_attention_backward(
+            grad, stages, own, lengths, x, rows.lengths, self.n_heads, **weights
+        )
+        dx[slice(None) if rows.attending is None else rows.attending] += drows
+        return dx, grads, {} if applied is None else applied.in_layer_backward(grads)
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        d_head = self.d_head or d_model // self.n_heads
+        width, kv_width = self.n_heads * d_head, (self.n_kv_heads or self.n_heads) * d_head
+        widths = zip(PROJECTIONS, (width, kv_width, kv_width), strict=False)
+        found = {name: linear_group(d_model, each, self.bias, joined=3) for name, each in widths}
+        for each in self.mechanisms:
+            found |= each.projections(d_model)
+        output_bias = self.bias if self.output_bias is None else self.output_bias
+        return {**found, "output": linear_group(width, d_model, output_bias, joined=1)}
+
+    @property
+    def stages(self) -> list[Stage]:
+        kv_heads = "H" if self.n_kv_heads in (0, self.n_heads) else "G"
+        return attention_stages(INPUT, self.mechanisms, self.scale, self.bias, self.output_bias, kv_heads)
+
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        return attention_pull(direction, at, weights["output"])
+
+
+@dataclass(frozen=True)
+class CrossAttention(Block):
+    """Multi-head attention of each text to its source. Vaswani et al., 2017, section 3.2.3.
+
+    Parameters
+    ----------
+    n_heads : int
+    bias : bool, the linear layers have a bias
+    d_head : int, width of a head; 0 means d_model / n_heads
+    scale : float, factor of q k^T; 0 means 1 / sqrt(K)
+    """
+
+    n_heads: int
+    bias: bool = True
+    d_head: int = 0
+    scale: float = 0.0
+
+    around = Attention.around
+    pull = Attention.pull
+    mistakes = cross_attention_mistakes.MISTAKES
+
+    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        if rows.cache is None or rows.cache.source is None:
+            return multi_head_attention(
+                x,
+                rows.lengths,
+                *self._source(rows),
+                self.n_heads,
+                **weights,
+                attention=partial(packed_attention, formulas=partial(_in_order, self.scale)),
+            )
+        cache = rows.cache.source
+        q = tap("query", linear(x, **weights["query"]))
+        if not cache.complete:
+            k, v = linears(self._source(rows)[0], weights["key"], weights["value"])
+            cache.keep_source(tap("key", k), tap("value", v), self.n_heads)
+        scale = self.scale or 1 / math.sqrt(q.shape[-1] // self.n_heads)
+        return tap("output", linear(tap("combined", cache.attend(q, self.n_heads, scale)), **weights["output"]))
+
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+        dx, dsource, grads = multi_head_attention_backward(
+            *(grad, stages, x, rows.lengths, *self._source(rows), self.n_heads),
+            **weights,
+            attention_backward=partial(packed_attention_backward, scale=self.scale),
+        )
+        return dx, grads, {SOURCE: {"rows": dsource}}
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return Attention(self.n_heads, (), self.bias, d_head=self.d_head).groups(d_model)
+
+    @property
+    def stages(self) -> list[Stage]:
+        return attention_stages(SOURCE, (), self.scale, self.bias)
+
+    @staticmethod
+    def _source(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        assert rows.source is not None
+        assert rows.source_lengths is not None
+        return rows.source, rows.source_lengths
+
+
+def _in_order(scale: float, rows: slice, source_rows: slice, count: int) -> Formula:
+    """Attention of each row to its whole source. Sums are in the same order as in the steps of generation."""
+    return lambda some, q, k, v: attend(q, k, v, scale or 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
+
+
+def self_attention(
+    x: np.ndarray,
+    lengths: np.ndarray,
+    n_heads: int,
+    is_causal: bool = False,
+    row_indices: np.ndarray | None = None,
+    *,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+) -> np.ndarray:
+    """Multi-head self-attention on packed rows, (T, D) -> (T, D). Vaswani et al., 2017, section 3.2.2.
+
+    Parameters
+    ----------
+    x : (T, D) array, the concatenated tokens of the texts
+    lengths : (B,) integer array, number of tokens of each text
+    n_heads : int
+    is_causal : bool, a token attends only to itself and to earlier tokens
+    row_indices : integer array, the rows to compute, the same number for each text; all rows unless given
+    query, key, value, output : linear layers, each {"weight": (D, D), "bias": (D,)}
+
+    Returns
+    -------
+    (T, D) array, or one row for each of row_indices
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
+    >>> self_attention(x, np.array([3, 2]), 12, **model.weights["layers"][0]["attention"]).shape
+    (5, 384)
+    """
+    block = Attention(n_heads, (Causal(),) if is_causal else ())
+    rows = Rows(lengths, attending=row_indices, places=(places_of(lengths),) * 2 if is_causal else None)
+    return block(x, rows, query=query, key=key, value=value, output=output)
+
+
+# --- mechanisms -------------------------------------------------------------------------------------------------------
+
+
+class _Applied(NamedTuple):
+    """The mechanisms of a layer, applied to its rows.
+
+    Parameters
+    ----------
+    mechanisms : the mechanisms after `Mechanism.begin`
+    weights : the weights of the attention of the layer
+    scale : float, factor of q k^T; 0 means 1 / sqrt(n K), where n is the largest `products` of a mechanism
+    places : (T,) and (S,) integer arrays, as in `Rows`; None without mechanisms
+    attending : slice or integer array, the rows that attend
+    cache : OwnCache with keys and values of earlier rows, optional
+    sums : gradients of the arrays of the mechanisms, to which the backward pass adds
+    """
+
+    mechanisms: tuple[Mechanism, ...]
+    weights: Mapping[str, Linear]
+    scale: float
+    places: tuple[np.ndarray, np.ndarray] | None
+    attending: Any
+    cache: OwnCache | None
+    sums: dict[Mechanism, Sums]
+
+    def scale_of(self, d_head: int) -> float:
+        """The factor of q k^T for heads of this width."""
+        return self.scale or 1 / math.sqrt(d_head * max([1, *(each.products for each in self.mechanisms)]))
+
+    def in_layer(self) -> _Applied:
+        return self._replace(mechanisms=tuple([each.in_layer(self.weights) for each in self.mechanisms]))
+
+    def in_layer_backward(self, grads: dict[str, Any]) -> Shared:
+        found = [each for each in self.mechanisms if each in self.sums]
+        return {each: each.in_layer_backward(self.sums[each], self.weights, grads) for each in found}
+
+    def attention(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        lengths: np.ndarray,
+        source_lengths: np.ndarray,
+        n_heads: int,
+    ) -> np.ndarray:
+        """`packed_attention` with all steps of the mechanisms: rotated queries and keys, added terms, masks."""
+        applied = self.in_layer()
+        for each in applied.mechanisms:
+            q, k = each.turn(q, k, self.attending)
+        if self.cache is not None:
+            cached = self.cache.attend(q, k, v, n_heads, self.mechanisms, self.scale_of(q.shape[-1] // n_heads))
+            if cached is not None:
+                return cached
+            if len(self.cache.keys) > len(k):  # the cache has earlier rows of one text
+                k, v = self.cache.keys, self.cache.values
+                source_lengths = np.array([len(k)])
+                places = self.places and (self.places[0], np.arange(len(k)))
+                applied = applied._replace(places=places)
+        return packed_attention(q, k, v, lengths, source_lengths, n_heads, partial(applied._formula, n_heads))
+
+    def attention_backward(
+        self, grad: np.ndarray, stages: Stages, lengths: np.ndarray, source_lengths: np.ndarray, n_heads: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        adds = any(type(each).add is not Mechanism.add for each in self.mechanisms)
+        dq, dk, dv = packed_attention_backward(
+            *(grad, stages, lengths, source_lengths, n_heads, self.scale_of(grad.shape[-1] // n_heads)),
+            self._add_backward if adds else None,
+        )
+        for each in reversed(self.mechanisms):
+            dq, dk, own = each.turn_backward(dq, dk, self.attending, stages)
+            if own:
+                add_up(self.sums.setdefault(each, {}), own)
+        return dq, dk, dv
+
+    def _places_of(self, rows: slice, source_rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The places of queries (N, L) and keys (N, S) of N texts of equal length."""
+        if self.places is None:
+            return np.empty((count, 0)), np.empty((count, 0))
+        queries, keys = self.places
+        return queries[self.attending][rows].reshape(count, -1), keys[source_rows].reshape(count, -1)
+
+    def _formula(self, n_heads: int, rows: slice, source_rows: slice, count: int) -> Formula:
+        places = self._places_of(rows, source_rows, count)
+        added = terms_of(self.mechanisms, *places, n_heads)
+        masks = [mask for each in self.mechanisms if (mask := each.mask(*places)) is not None]
+        in_order = any(each.in_order for each in self.mechanisms)
+        mask = reduce(np.logical_and, masks) if masks else None
+
+        def formula(some: tuple[slice, slice], q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+            scale = self.scale_of(q.shape[-1])
+            admitted = None if mask is None else part(mask, some)
+            return attend(q, k, v, scale, admitted, adding(added, some, q, k, scale), in_order)
+
+        return formula
+
+    def _add_backward(
+        self,
+        grad: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        scale: float,
+        rows: slice,
+        source_rows: slice,
+        stages: Stages,
+    ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float]:
+        """Backward of `add` of all mechanisms, from the gradient of the scores (N, H, L, S).
+
+        Returns the gradient of the scores before `add`, and terms of dq and dk. Adds the gradients of mechanisms to
+        `sums`.
+        """
+        places = self._places_of(rows, source_rows, len(grad))
+        dq: np.ndarray | float = 0.0
+        dk: np.ndarray | float = 0.0
+        for each in reversed(self.mechanisms):
+            grad, more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
+            dq, dk = dq + more_q, dk + more_k
+            add_up(self.sums.setdefault(each, {}), own)  # even if empty, because an unused table has a zero gradient
+        return grad, dq, dk
+
+
+def _applied(block: Attention, rows: Rows, weights: Mapping[str, Linear]) -> _Applied:
+    begun = tuple([rows.mechanisms.get(each, each) for each in block.mechanisms])
+    attending = slice(None) if rows.attending is None else rows.attending
+    return _Applied(begun, weights, block.scale, rows.places, attending, rows.cache and rows.cache.own, {})
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
+def attention_stages(
+    source: str,
+    mechanisms: Sequence[Mechanism],
+    scale: float = 0.0,
+    bias: bool = True,
+    output_bias: bool | None = None,
+    kv_heads: str = "H",
+) -> list[Stage]:
+    """The stages of multi-head attention. source: INPUT for self-attention, SOURCE for cross-attention.
+
+    kv_heads: the letter for the number of key and value heads.
+    """
+    rows, s = ("{x}", "T") if source == INPUT else ("source", "S")
+    b_q, b_k, b_v = (f" + b_{name}" if bias else "" for name in "QKV")
+    b_o = " + b_O" if (bias if output_bias is None else output_bias) else ""
+    made_by, split = "functions.linear", "attention.split_heads"
+    attend, softmax = "attention.scaled_dot_product_attention", "functions.softmax"
+    turned, (query, key) = _turned(mechanisms)
+    added = [stage for each in mechanisms for stage in each.added]
+    read = {name for each in mechanisms for name in each.read}
+    products = max([1, *(each.products for each in mechanisms)])
+    k = f"{products} K" if products > 1 else "K"
+    formula = "Q_h K_h^T" + (f" / sqrt({k})" if not scale else "" if scale == 1 else f" * {scale:.6g}")
+    for each in mechanisms:
+        formula = each.formula(formula)
+    scored = ("query_heads", "key_heads", *(each.name for each in added))
+    return [
+        Stage("query", "(T, D)", f"Q = {{x}} W_Q{b_q}", made_by, parents=(INPUT,), kept="query" in read),
+        Stage("key", f"({s}, D)", f"K = {rows} W_K{b_k}", made_by, parents=(source,), kept="key" in read),
+        Stage("value", f"({s}, D)", f"V = {rows} W_V{b_v}", made_by, parents=(source,), kept=False),
+        *turned,
+        Stage("query_heads", "(H, T, K)", "Q_h, K columns of Q", split, "attn.hook_q", (query,)),
+        Stage("key_heads", f"({kv_heads}, {s}, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),
+        Stage("value_heads", f"({kv_heads}, {s}, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
+        *added,
+        Stage("scores", f"(H, T, {s})", formula, attend, "attn.hook_attn_scores", scored, kept=False),
+        Stage("weights", f"(H, T, {s})", "W_h = softmax(scores)", softmax, "attn.hook_pattern", ("scores",)),
+        Stage("context", "(H, T, K)", "W_h V_h", attend, "attn.hook_z", ("weights", "value_heads"), kept=False),
+        Stage("combined", "(T, D)", "Concat(context)", "attention.combine_heads", parents=("context",)),
+        Stage("output", "(T, D)", f"A = combined W_O{b_o}", made_by, "hook_attn_out", ("combined",), kept=False),
+    ]
+
+
+def _turned(mechanisms: Sequence[Mechanism]) -> tuple[list[Stage], tuple[str, str]]:
+    """The `turn` stages of all mechanisms, and the names of the last query stage and the last key stage."""
+    found, last = list[Stage](), ("query", "key")
+    for each in mechanisms:
+        if each.turned:
+            found += [stage._replace(parents=(parent,)) for stage, parent in zip(each.turned, last, strict=True)]
+            last = found[-2].name, found[-1].name
+    return found, last
+
+
+def attention_pull(direction: Direction, at: str, output: Mapping[str, np.ndarray]) -> np.ndarray:
+    """W_h[row, j] V_h[j] W_O_h u for each head h and token j, (H, T). Adds b_O's contribution to direction.biases."""
+    direction.add_bias(f"{at}output", output)
+    weights = direction.stages[f"{at}weights"][:, direction.row]  # (H, T)
+    values = repeat_heads(direction.stages[f"{at}value_heads"], len(weights))  # (H, T, K)
+    directions = (output["weight"].astype(np.float64) @ direction.u).reshape(len(values), -1, 1)  # W_O_h u, (H, K, 1)
+    return weights * (values @ directions)[..., 0]

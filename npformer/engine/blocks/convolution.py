@@ -1,0 +1,235 @@
+"""A convolution over the rows of a text. The largest DeBERTa models add it to the output of their first layer.
+
+He et al., 2021, where it is called nGram induced input encoding, as implemented in DeBERTa-v2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npformer.engine.activations import ACTIVATIONS, BACKWARDS
+from npformer.engine.blocks.activation_mistakes import other_activations
+from npformer.engine.blocks.block import Activation, Around, Backward, Block
+from npformer.engine.blocks.rows import Rows
+from npformer.engine.descriptions import weight_group
+from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
+from npformer.engine.descriptions.stage import EMBEDDED, Stage
+from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.direction import Direction
+from npformer.engine.functions import linear, linear_backward
+from npformer.engine.norms.norm_mistakes import standard
+from npformer.engine.runtime.threads import all_gather
+from npformer.engine.tape import Stages
+from npformer.engine.taps import spare, tap
+
+
+@dataclass(frozen=True)
+class Convolution(Block):
+    """act(Conv(E)), where E is the input of the stack. The layer's own input is not read.
+
+    Parameters
+    ----------
+    activation : function such as `gelu`
+    width : int, width of the kernel in rows, for the shape of the weights
+    """
+
+    activation: Activation
+    width: int = 0
+
+    around = Around("Z of layer 0", "activation", "", "")
+    dropped = "hidden"
+
+    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        h = tap("hidden", convolve(*self._read(rows), **weights, row_indices=rows.attending))
+        return tap("activation", self.activation(h, out=spare(h)))
+
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+        grad = BACKWARDS[self.activation](stages.through_edit("activation", grad), stages["hidden"])
+        grad = stages.through_edit("hidden", grad)
+        d_embedded, grads = convolve_backward(grad, *self._read(rows), **weights, row_indices=rows.attending)
+        return np.zeros_like(x), grads, {EMBEDDED: {"rows": d_embedded}}
+
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        """u . act(h) = (u act(h) / h) . (b + sum_j E[place + j - (K + 1) / 2] W_j): one term for each row of E."""
+        rows = direction.stages[direction.embedded]
+        here = replace(direction)  # the direction in the rows of the layer does not change
+        here.gate(f"{at}hidden", f"{at}activation")
+        here.linear(f"{at}hidden", weights)
+        of_rows = here.u.reshape(-1, rows.shape[1])
+        near = direction.places[direction.row] + np.arange(len(of_rows)) - len(of_rows) // 2
+        added: np.ndarray = ((near[:, None] == direction.places) * (of_rows @ rows.T)).sum(axis=0)
+        return added
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {"": weight_group.linear(self.width * d_model, d_model)}
+
+    @property
+    def stages(self) -> list[Stage]:
+        formula, function = "Concat(rows around each row of X) W + b", f"activations.{self.activation.__name__}"
+        return [
+            Stage("hidden", "(T, D)", formula, "blocks.convolution.convolve", parents=(EMBEDDED,)),
+            Stage("activation", "(T, D)", "act(hidden)", function, parents=("hidden",), kept=False),
+        ]
+
+    @staticmethod
+    def _read(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert rows.embedded is not None
+        assert rows.batch is not None
+        return rows.embedded, rows.lengths, rows.batch.places
+
+
+def convolve(
+    x: np.ndarray,
+    lengths: np.ndarray,
+    places: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    row_indices: np.ndarray | None = None,
+) -> np.ndarray:
+    """y_i = b + sum_j x[place_i + j - (K + 1) / 2] W_j for j = 1 ... K, with zeros for positions without a row.
+
+    Parameters
+    ----------
+    x : (T, D) array, the concatenated rows of the texts
+    lengths : (B,) integer array, number of tokens of each text
+    places : (T,) integer array, the position of each row in its text
+    weight : (K D, D) array, W_1, ..., W_K stacked vertically
+    bias : (D,) array, optional
+    row_indices : integer array, the rows to compute; all unless given
+    """
+    whole, at = _neighbours(x, lengths, places, weight, row_indices)
+    return linear(_windows(whole, at), weight, bias)
+
+
+def convolve_backward(
+    grad: np.ndarray,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    places: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    row_indices: np.ndarray | None = None,
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Backward of `convolve`: dx (T, D) and the gradients of W and b."""
+    whole, at = _neighbours(x, lengths, places, weight, row_indices)
+    d_windows, grads = linear_backward(grad, _windows(whole, at), weight, bias)
+    dx = np.zeros((len(whole) + 1, whole.shape[1]), grad.dtype)
+    for j, rows in enumerate(at.T):  # no duplicates in rows: each row is neighbour j of at most one row
+        dx[rows] += d_windows.reshape(*at.shape, whole.shape[1])[:, j]
+    return dx[:-1], grads
+
+
+def _neighbours(
+    x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """All rows, and the indices of the K rows around each computed row, -1 for positions without a row."""
+    whole, all_places = all_gather(x, places)  # each thread may compute some rows of a text, but it reads all of them
+    counts = lengths if len(whole) == len(x) else np.array([len(whole)])
+    texts = np.repeat(np.arange(len(counts)), counts)
+    texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows after the last text
+    reach = weight.shape[0] // x.shape[1] // 2
+    stride = int(np.ptp(all_places)) + 2 * reach + 1
+    keys = texts * stride + all_places - all_places.min()
+    order = np.argsort(keys, kind="stable")
+    own = keys if len(whole) == len(x) else places - all_places.min()
+    own = own if row_indices is None else own[row_indices]
+    wanted = own[:, None] + np.arange(-reach, reach + 1)
+    found = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
+    return whole, np.where(keys[found] == wanted, found, -1)
+
+
+def _windows(x: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The K rows of x (T, D) at each row of the index `at` (N, K), concatenated to (N, K D); zeros for -1."""
+    return np.concatenate([x, np.zeros_like(x[:1])])[at].reshape(len(at), at.shape[1] * x.shape[1])
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+HIDDEN, ACTIVATION, SUM, NORM = (f"convolution{end}" for end in (".hidden", ".activation", "_residual", "_norm"))
+KERNEL, EMBEDDINGS, LAYER = "convolution.weight", "layers.0.input", "layers.0.ffn_norm"
+
+
+def convolved(at: Any, x: np.ndarray) -> np.ndarray:
+    """The convolution of the rows x of a text, (T, D) -> (T, D), without activation."""
+    hidden = {part: array for part in ("weight", "bias") if (array := at.weight("convolution", part)) is not None}
+    made: np.ndarray = at.unheard(lambda: convolve(x, np.array([len(x)]), np.arange(len(x)), **hidden))
+    return made
+
+
+def _kernel(port: Any) -> Ways:
+    """Ways to read the weights W_1, ..., W_K in the wrong order, or to apply them to the wrong neighbours."""
+    count, width = port.config.convolution.width, port.config.d_model
+    rows = port.weights[KERNEL].reshape(count, width, width)
+    orders = {
+        "reversed: a convolution, not a correlation": rows[::-1],
+        "each transposed": rows.swapaxes(1, 2),
+        "reversed and each transposed": rows[::-1].swapaxes(1, 2),
+        "column by column": rows.reshape(width, count, width).swapaxes(0, 1),
+    }
+    for way, changed in orders.items():
+        yield way, port.weighing({KERNEL: changed.reshape(count * width, width)})
+    for step, way in ((1, "a place earlier"), (-1, "a place later")):
+        yield f"each row reads {way}", {HIDDEN: lambda y, at, step=step: convolved(at, _moved(at.source, step))}
+
+
+def _moved(x: np.ndarray, step: int) -> np.ndarray:
+    """The rows shifted by `step`, with zeros in the vacated rows."""
+    moved = np.roll(x, step, axis=0)
+    moved[slice(step) if step > 0 else slice(step, None)] = 0
+    return moved
+
+
+def _padding_counted(port: Any) -> Ways:
+    """Ways to read nonzero rows outside a text."""
+    if (batch := port.in_a_batch()) is not None:
+        yield "", batch.ruling({HIDDEN: lambda y, at: convolved(at, at.source)})
+    yield (
+        "the first and last rows repeated beyond the text",
+        {HIDDEN: lambda y, at: convolved(at, np.pad(at.source, ((1, 1), (0, 0)), mode="edge"))[1:-1]},
+    )
+
+
+def _other_activation(port: Any) -> Ways:
+    yield from other_activations(port.config.convolution.activation, ACTIVATION)
+    yield "left out", {ACTIVATION: lambda y, at: at.source}
+
+
+#: Ways to read the wrong stage in the convolution, or to add its output to the wrong stage.
+PLACES: dict[str, Rules] = {
+    "it reads the first layer's output": {HIDDEN: lambda y, at: convolved(at, at(LAYER))},
+    "it reads the embeddings before their norm": {HIDDEN: lambda y, at: convolved(at, at("embeddings.sum"))},
+    "added to the embeddings, not to the first layer": {SUM: lambda y, at: at(EMBEDDINGS) + at(ACTIVATION)},
+    "added to both": {SUM: lambda y, at: y + at(EMBEDDINGS)},
+    "not added": {SUM: lambda y, at: at(LAYER)},
+    "replaces the first layer's output": {SUM: lambda y, at: at(ACTIVATION)},
+    "added before the activation": {
+        SUM: lambda y, at: ACTIVATIONS[at.config.convolution.activation](at(LAYER) + at(HIDDEN))
+    },
+    "added before the first layer's norm": {SUM: lambda y, at: at("layers.0.ffn_residual") + at(ACTIVATION)},
+    "normalized before it is added": {
+        NORM: lambda y, at: at(LAYER) + at.affine(standard(at(ACTIVATION), at.config.eps))
+    },
+    "left out, and its norm too": {NORM: lambda y, at: at(LAYER)},
+    "added after its norm": {NORM: lambda y, at: at.affine(standard(at(LAYER), at.config.eps)) + at(ACTIVATION)},
+}
+Convolution.mistakes = (
+    Mistake(
+        "convolution's kernel misread",
+        "W_1, W_2 and W_3 multiply rows i - 1, i and i + 1, in this order",
+        _kernel,
+    ),
+    Mistake("padding convolved", "rows before and after a text are zeros", _padding_counted),
+    Mistake(
+        "wrong activation of the convolution",
+        "the activation is conv_act in config.json, tanh by default",
+        _other_activation,
+    ),
+    Mistake(
+        "convolution in the wrong place",
+        "Z = Normalize(Z + act(Conv(X))), where X is the embeddings and Z the first layer's output",
+        PLACES,
+    ),
+)

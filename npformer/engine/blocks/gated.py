@@ -1,0 +1,162 @@
+"""The gated feed-forward network: each activated unit is multiplied by the output of a second linear layer.
+
+GLU Variants Improve Transformer (Shazeer, 2020), section 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npformer.engine.activations import ACTIVATIONS, BACKWARDS
+from npformer.engine.blocks import activation_mistakes
+from npformer.engine.blocks.block import Activation, Backward, Linear
+from npformer.engine.blocks.ffn import FeedForward, output_stage
+from npformer.engine.blocks.rows import Rows
+from npformer.engine.descriptions.mistake import Mistake, Rule, Rules, Ways
+from npformer.engine.descriptions.stage import INPUT, Stage
+from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.functions import linear, linear_backward, linears
+from npformer.engine.tape import Stages
+from npformer.engine.taps import spare, tap
+
+
+class Gated(FeedForward):
+    """`gated_feed_forward` as a block of a layer. Parameters as in `FeedForward`."""
+
+    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        return gated_feed_forward(x, self.activation, **weights)
+
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+        dx, grads = gated_feed_forward_backward(grad, stages, x, self.activation, **weights)
+        return dx, grads, {}
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        groups = super().groups(d_model)
+        return {"gate": groups["hidden"], "up": groups["hidden"], "output": groups["output"]}
+
+    @property
+    def stages(self) -> list[Stage]:
+        hidden, activation, _ = super().stages
+        gate = hidden._replace(name="gate")
+        formula = "{x} V + c" if self.bias else "{x} V"
+        up = Stage("up", "(T, F)", formula, "functions.linear", "mlp.hook_pre_linear", (INPUT,))
+        activation = activation._replace(formula="act(gate)", parents=("gate",))
+        product = ("(T, F)", "activation * up", "blocks.gated.gated_feed_forward")
+        gated = Stage("gated", *product, parents=("activation", "up"))
+        return [gate, up, activation, gated, output_stage("gated", self.bias)]
+
+
+def gated_feed_forward(x: np.ndarray, activation: Activation, gate: Linear, up: Linear, output: Linear) -> np.ndarray:
+    """FFN(x) = (act(x W_1 + b_1) * (x V + c)) W_2 + b_2: GeGLU if act is GELU, SwiGLU if it is SiLU.
+
+    Parameters
+    ----------
+    x : (T, D) array
+    activation : function such as `gelu`
+    gate, up, output : linear layers as in `feed_forward`, with weights W_1 (D, F), V (D, F) and W_2 (F, D); the
+        activation reads the product with gate, which is gate_proj in Llama, and up is its up_proj
+
+    Returns
+    -------
+    (T, D) array
+
+    References
+    ----------
+    Shazeer, 2020, GLU Variants Improve Transformer, section 2.
+
+    Examples
+    --------
+    >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
+    >>> relu = ACTIVATIONS["relu"]
+    >>> gated_feed_forward(np.array([[-1.0, 3.0]]), relu, gate=identity, up=doubled, output=identity)
+    array([[ 0., 18.]])
+    """
+    h, v = linears(x, gate, up)
+    h, v = tap("gate", h), tap("up", v)
+    h = tap("activation", activation(h, out=spare(h)))
+    return tap("output", linear(tap("gated", np.multiply(h, v, out=spare(h))), **output))
+
+
+def gated_feed_forward_backward(
+    grad: np.ndarray,
+    stages: Stages,
+    x: np.ndarray,
+    activation: Activation,
+    gate: Linear,
+    up: Linear,
+    output: Linear,
+) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
+    """Backward of `gated_feed_forward`: dx (T, D) and the gradients of the three linear layers."""
+    grad, d_output = linear_backward(stages.through_edit("output", grad), stages["gated"], **output)
+    grad = stages.through_edit("gated", grad)
+    dh = stages.through_edit("activation", grad * stages["up"])
+    dv = stages.through_edit("up", grad * stages["activation"])
+    dh = stages.through_edit("gate", BACKWARDS[activation](dh, stages["gate"]))
+    dx, d_up = linear_backward(dv, x, **up)
+    from_gate, d_gate = linear_backward(dh, x, **gate)
+    dx += from_gate
+    return dx, {"gate": d_gate, "up": d_up, "output": d_output}
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def _swapped(port: Any) -> Ways:
+    pairs = [(f"{layer}ffn.gate", f"{layer}ffn.up") for layer in port.layers]
+    yield "", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+    yield (
+        "up is activated",
+        {
+            "*.ffn.activation": lambda y, at: ACTIVATIONS[at.config.activation](at("ffn.up")),
+            "*.ffn.gated": lambda y, at: at("ffn.activation") * at("ffn.gate"),
+        },
+    )
+
+
+def _renamed(port: Any) -> Ways:
+    """Exports gate and up under each other's names, but reads each correctly."""
+
+    def made_by(group: str) -> Rule:
+        return lambda y, at: at.linear(at.source, group)
+
+    exported: Rules = {"*.ffn.gate": made_by("ffn.up"), "*.ffn.up": made_by("ffn.gate")}
+    read: Rules = {f"*.{group}": made_by(group) for group in ("ffn.gate", "ffn.up")}
+    yield "ffn.gate and ffn.up exchanged", port.ruling(exported).rereading(read, "*.ffn.activation", "*.ffn.gated")
+
+
+def _of_product(y: np.ndarray, at: Any) -> np.ndarray:
+    product = at("ffn.gate") * at("ffn.up")
+    made: np.ndarray = ACTIVATIONS[at.config.activation](product)
+    return made
+
+
+_OF_BOTH: Rules = {"*.ffn.activation": _of_product, "*.ffn.gated": lambda y, at: at("ffn.activation")}
+Gated.mistakes = (
+    *activation_mistakes.MISTAKES,
+    Mistake(
+        "stages under wrong names",
+        "ffn.gate is the product with gate_proj, which is activated; ffn.up is the product with up_proj",
+        _renamed,
+    ),
+    Mistake(
+        "gate and up swapped",
+        "the activation applies to gate_proj, or to the first half of a fused layer; up_proj or the second half is not"
+        " activated",
+        _swapped,
+    ),
+    Mistake(
+        "up left out",
+        "the activation is multiplied by up, the product with up_proj",
+        {
+            "left out": {"*.ffn.gated": lambda y, at: at("ffn.activation")},
+            "added, not multiplied": {"*.ffn.gated": lambda y, at: at("ffn.activation") + at("ffn.up")},
+        },
+    ),
+    Mistake(
+        "activation of gate times up",
+        "the activation applies to one factor, act(x W_1) * (x V), not to the product",
+        {"": {"*.ffn.gated": _of_product}, "exported as both": _OF_BOTH},
+    ),
+)

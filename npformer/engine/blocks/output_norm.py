@@ -1,0 +1,146 @@
+"""A block whose output is normalized before the residual addition, as in Gemma 2 and 3.
+
+Gemma Team, 2024, Gemma 2: Improving Open Language Models at a Practical Size, section 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.engine.blocks.block import Around, Backward, Block
+from npformer.engine.blocks.rows import Rows
+from npformer.engine.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
+from npformer.engine.descriptions.stage import Stage
+from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.direction import Direction
+from npformer.engine.norms.norm import Norm
+from npformer.engine.tape import Stages
+from npformer.engine.taps import spare, tap
+
+NAME = "output_norm"  # name of the stage and of the group of weights
+
+
+@dataclass(frozen=True)
+class Normed(Block):
+    """Normalize(Block(X)). Gemma Team, 2024, Gemma 2, section 2.
+
+    Parameters
+    ----------
+    block : Block
+    norm : Norm of the block's output
+    """
+
+    block: Block
+    norm: Norm
+
+    written = NAME
+
+    @property
+    def around(self) -> Around:  # type: ignore[override]
+        return self.block.around
+
+    @property
+    def dropped(self) -> str:  # type: ignore[override]
+        return self.block.dropped
+
+    @property
+    def core(self) -> Block:
+        return self.block.core
+
+    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        norm = weights.pop(NAME)
+        y = self.block(x, rows, **weights)
+        return tap(NAME, self.norm(y, out=spare(y), **norm))
+
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+        norm = weights.pop(NAME)
+        grad, d_norm = self.norm.backward(stages.through_edit(NAME, grad), stages[self.block.written], **norm)
+        dx, grads, shared = self.block.backward(grad, stages, x, rows, **weights)
+        return dx, {**grads, NAME: d_norm}, shared
+
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        """As in `Block`. The scale of the norm is treated as a constant."""
+        norm, u = weights.pop(NAME), direction.u
+        self.norm.pull(direction, f"{at}{NAME}", f"{at}{self.block.written}", **norm)
+        found = self.block.pull(direction, at, **weights)
+        direction.u = u
+        return found
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {**self.block.groups(d_model), NAME: self.norm.group(d_model)}
+
+    @property
+    def stages(self) -> list[Stage]:
+        *others, output = self.block.stages
+        letter = self.around.output
+        read = output._replace(formula=output.formula.replace(f"{letter} =", f"{letter}' ="), hook="", kept=True)
+        normed = self.norm.stage(NAME, f"{letter}'", output.name, letter, hook=output.hook)
+        return [*others, read, normed._replace(kept=False)]
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def _in_other_places(port: Any) -> Ways:
+    """Ways to swap norms, for example because Llama's post_attention_layernorm is the norm before the FFN."""
+    pairs = [(f"{layer}attention.{NAME}", f"{layer}ffn_norm") for layer in port.layers]
+    both = [*pairs, *(pair[::-1] for pair in pairs)]
+    yield "norms of attention's output and the FFN's input exchanged", port.regrouping(dict(both))
+    named = (("attention", "attention_norm", f"attention.{NAME}"), ("the FFN", "ffn_norm", f"ffn.{NAME}"))
+    for said, before, after in named:
+        pairs = [(layer + before, layer + after) for layer in port.layers]
+        yield (
+            f"norms before and after {said} exchanged",
+            port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)])),
+        )
+    if not port.has("layers.0.ffn_norm.weight"):
+        return
+    named_as_llama = {f"{layer}ffn_norm": f"{layer}attention.{NAME}" for layer in port.layers}
+    yield (
+        "the norm of attention's output used before the FFN, as its name means in Llama, and not after attention",
+        port.regrouping(named_as_llama).ruling(_left_out("attention")),
+    )
+
+
+def _of_the_sum(port: Any) -> Ways:
+    """Normalize(X + Block(X)), with the norm of the output of the block."""
+
+    def steps(block: str, x: str) -> Steps:
+        return Steps(
+            f"*.{block}.{NAME}",
+            f"*.{block}_residual",
+            lambda at: at(f"{block}.output"),
+            lambda total, at: at.norm(total, weight=at.weight(f"{block}.{NAME}")),
+            lambda y, at: at(x) + y,
+        )
+
+    attention, ffn = steps("attention", "input"), steps("ffn", "attention_residual")
+    yield from exchanged(port, ("*",), attention, ffn)
+    yield from exchanged(port, ("*",), attention, said="after attention")
+    yield from exchanged(port, ("*",), ffn, said="after the FFN")
+
+
+def _left_out(*blocks: str) -> Rules:
+    return {f"*.{block}.{NAME}": lambda y, at: at.source for block in blocks}
+
+
+Normed.mistakes = (
+    Mistake(
+        "missing norm after a block",
+        "each block's output is normalized before it is added",
+        {"after attention": _left_out("attention"), "after the FFN": _left_out("ffn"), "both": _left_out("*")},
+    ),
+    Mistake(
+        "norms in the wrong places",
+        "post_attention_layernorm normalizes the output of attention, pre_feedforward_layernorm the input of the FFN",
+        _in_other_places,
+    ),
+    Mistake(
+        "norm of the sum, not of a block's output",
+        "a block's output is normalized before the residual is added",
+        _of_the_sum,
+    ),
+)

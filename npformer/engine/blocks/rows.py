@@ -1,0 +1,91 @@
+"""`Rows`: information about packed rows that blocks need, such as the lengths of their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from npformer.engine.mechanisms.mechanism import Mechanism
+from npformer.engine.runtime.packing import Batch
+
+
+class OwnCache(Protocol):
+    """A cache of keys and values from earlier rows of the texts. `generation/kv_cache.py` has two implementations."""
+
+    def attend(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism], scale: float
+    ) -> np.ndarray | None:
+        """Stores k and v, then computes attention of each row of q to the cached keys of its text, (T, H K).
+
+        mechanisms: may hide keys and add to scores. scale: factor of q k^T. Returns None to let the caller compute
+        attention to `keys` and `values`.
+        """
+
+    @property
+    def keys(self) -> np.ndarray: ...
+
+    @property
+    def values(self) -> np.ndarray: ...
+
+
+class SourceCache(Protocol):
+    """A cache of the sources' keys and values, which are the same in all steps of a decoder."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the keys and values are stored."""
+
+    def keep_source(self, k: np.ndarray, v: np.ndarray, n_heads: int) -> None:
+        """Stores k and v (S, D) in the first step."""
+
+    def attend(self, q: np.ndarray, n_heads: int, scale: float) -> np.ndarray:
+        """Attention of each row of q to the source of its text, (T, D) -> (T, D)."""
+
+
+class Caches(NamedTuple):
+    """The caches of a layer: `own` for self-attention and `source` for cross-attention."""
+
+    own: OwnCache
+    source: SourceCache | None = None
+
+
+class Rows(NamedTuple):
+    """The data about packed rows (T, D) that blocks need.
+
+    Parameters
+    ----------
+    lengths : (B,) integer array, number of tokens of each text
+    batch : Batch, the argument of `Mechanism.begin`
+    attending : integer array, the rows that attention computes, the same number for each text; all unless given
+    source, source_lengths : (S, D) and (B,) arrays, the rows that cross-attention reads and their lengths
+    embedded : (T, D) array, the input of the stack
+    mechanisms : each mechanism of the stack -> the mechanism after `begin`
+    places : (T,) and (S,) integer arrays, the places of the rows, and of the rows that they may attend to
+    caches : Caches of each layer of the stack, optional
+    cache : Caches of the current layer, optional
+    """
+
+    lengths: np.ndarray
+    batch: Batch | None = None
+    attending: np.ndarray | None = None
+    source: np.ndarray | None = None
+    source_lengths: np.ndarray | None = None
+    embedded: np.ndarray | None = None
+    mechanisms: Mapping[Mechanism, Mechanism] = MappingProxyType({})
+    places: tuple[np.ndarray, np.ndarray] | None = None
+    caches: Sequence[Caches] | None = None
+    cache: Caches | None = None
+
+    def attend(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The attending rows of x (T, D), and their number in each text."""
+        if self.attending is None:
+            return x, self.lengths
+        return x[self.attending], np.full_like(self.lengths, len(self.attending) // len(self.lengths))
+
+    @property
+    def whole(self) -> Rows:
+        """The same data, with all rows attending."""
+        return self if self.attending is None else self._replace(attending=None)

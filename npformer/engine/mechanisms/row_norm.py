@@ -1,0 +1,31 @@
+"""Norms of whole queries and keys, over all heads at once, before they are rotated, as in OLMo 2.
+
+Team OLMo, 2024, 2 OLMo 2 Furious, "QK-norm".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from npformer.engine.descriptions.mistake import Mistake
+from npformer.engine.mechanisms.head_norm import OF_ANY_GROUPS, HeadNorm, both, in_groups_of
+
+
+class RowNorm(HeadNorm):
+    """q = Normalize(q) and k = Normalize(k), with weights as wide as all heads of queries and of keys."""
+
+    normalized = "{}, normalized"
+
+    def for_model(self, config: Any) -> RowNorm:
+        return replace(self, eps=config.eps, widths=(config.n_heads * config.d_head, config.kv_heads * config.d_head))
+
+
+RowNorm.mistakes = (
+    *OF_ANY_GROUPS,
+    Mistake(
+        "norms of heads instead of norms of rows",
+        "queries and keys are normalized over all heads at once",
+        {"": both(lambda x, at: in_groups_of(at.d_head, x, at))},
+    ),
+)

@@ -1,0 +1,43 @@
+"""Computations in steps: generators that yield between steps, where other work may be done, and return a result."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import TypeVar
+
+from npformer.engine.taps import listening
+
+A = TypeVar("A")
+Steps = Generator[None, None, A]
+
+PIECE = 128  # tokens per core that are read in one step; with more, a step is longer and hardly faster per token
+
+
+def finished(steps: Steps[A]) -> A:
+    """Computes all steps and returns the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: A = end.value
+            return result
+
+
+def pieces(lengths: Sequence[int], threads: int) -> Iterator[list[int]]:
+    """Yields the indices of texts of these lengths in groups, one for each step: some tokens, or one longer text.
+
+    A listener hears all texts together.
+    """
+    if listening():
+        yield list(range(len(lengths)))
+        return
+    group: list[int] = []
+    taken = 0
+    for index, length in enumerate(lengths):
+        if group and taken + length > PIECE * threads:
+            yield group
+            group, taken = [], 0
+        group.append(index)
+        taken += length
+    if group:
+        yield group

@@ -1,0 +1,80 @@
+"""Work in cache-sized blocks, shared between threads: activations over elements, attention over heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from npformer.engine.runtime.products import with_margins
+from npformer.engine.runtime.threads import parallel_for, part_counts
+from npformer.engine.taps import listening, spare
+
+# Elements in a block: few enough for the cache of a core, and enough that threads rarely wait for the GIL between the
+# steps of a formula.
+BLOCK = 1 << 16
+SCORES = 1 << 16  # scores in a block: few enough to stay in the cache of a core for all steps of softmax
+
+Formula = Callable[[np.ndarray, np.ndarray], None]
+
+
+def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Computes y block by block with formula(x, y), which writes to y. y is a new array or `out`, which may be x."""
+    x = np.asarray(x, order="C")
+    y = out if out is not None and out.flags.c_contiguous else np.empty_like(x)
+    flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+
+    def work(part: slice) -> None:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            for start in range(part.start, part.stop, BLOCK):
+                block = slice(start, min(start + BLOCK, part.stop))
+                formula(flat_x[block], flat_y[block])
+
+    parallel_for(work, x.size, nanoseconds=2.0 * x.size)
+    if out is None or out is y:
+        return y
+    out[...] = y
+    return out
+
+
+def in_place(function: Callable[..., np.ndarray], array: np.ndarray) -> np.ndarray:
+    """Returns function(array), computed in place unless a listener may have kept the array.
+
+    If array is a product with margins (`with_margins`), the function also runs on the margins, because
+    contiguous memory is faster.
+    """
+    if spare(array) is None:
+        return function(array)
+    whole = with_margins(array.mT).mT
+    function(whole, out=whole)
+    return array
+
+
+def over_heads(
+    work: Callable[[tuple[slice, slice]], None], n_texts: int, n_heads: int, scores: int, width: int
+) -> None:
+    """Calls work((texts, heads)) for blocks that cover all heads of all texts.
+
+    scores: number of scores of one head of one text; width: width of a head.
+    """
+    total = n_texts * n_heads * scores
+    nanoseconds = total * (2 + 0.02 * width)
+    if listening() or (total <= SCORES and part_counts(nanoseconds)[1] == 1):
+        work((slice(None), slice(None)))
+        return
+
+    def some_heads(heads: slice) -> None:
+        for block in _blocks(n_texts, heads, scores):
+            work(block)
+
+    parallel_for(some_heads, n_heads, nanoseconds)
+
+
+def _blocks(n_texts: int, heads: slice, scores: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of at most SCORES scores, or of one head of one text if that has more."""
+    some = max(1, SCORES // max(1, scores))
+    n_heads = heads.stop - heads.start
+    heads_of_block, texts_of_block = min(n_heads, some), max(1, some // n_heads)
+    for text in range(0, n_texts, texts_of_block):
+        for head in range(heads.start, heads.stop, heads_of_block):
+            yield slice(text, text + texts_of_block), slice(head, min(head + heads_of_block, heads.stop))

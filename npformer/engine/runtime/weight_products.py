@@ -1,0 +1,325 @@
+"""Products with weights, shared between threads, with the same bits for any number of rows.
+
+`functions.linear` uses these products. They are fast even for few rows, because a weight that is used repeatedly is
+also kept in a second layout: as panels, which kernels for small products read in order, or as its edge columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from npformer.common.errors import NpformerError
+from npformer.engine.runtime.mapped import release
+from npformer.engine.runtime.narrow import NarrowWeight
+from npformer.engine.runtime.narrow_products import narrow_products
+from npformer.engine.runtime.products import (
+    PANEL,
+    column_products,
+    column_shares,
+    has_kernel,
+    in_margins,
+    kernel,
+    power,
+    with_rows,
+)
+from npformer.engine.runtime.same_bits import GROUP, VECTOR, Kernel
+from npformer.engine.runtime.threads import (
+    part_counts,
+    plain_products,
+    run_tasks,
+    single_blas_thread,
+    threads_for_parts,
+)
+from npformer.engine.runtime.trials import Trial
+
+TILE = 7 << 18  # bytes of panels that a large product reads at a time
+MANY = 128  # with more rows than this, a large product spends little of its time copying the weight
+FEW = 256  # up to this number of rows, gathering edge columns takes a large part of their product's time
+
+
+def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
+    """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared between threads.
+
+    out: arrays (kernel(x.dtype).rows(M), N) to write to; the results are views of them.
+    """
+    if not all(has_kernel(x, weight) for weight in weights):
+        return [x @ weight for weight in weights]
+    if NarrowWeight in map(type, weights):
+        return narrow_products(x, weights, out)
+    rows = len(x)
+    way = _way(x.dtype, rows, tuple([weight.shape for weight in weights]), plain_products(), threads_for_parts())
+    if way.rows != rows:
+        x = with_rows(x, way.rows)
+    products = list(out) if out else [np.empty((way.rows, weight.shape[1]), x.dtype) for weight in weights]
+    panels = way.no_panels
+    if way.paneled:
+        few = way.rows if rows <= MANY else 0
+        panels = [_panels(weight, few) if can else None for weight, can in zip(weights, way.paneled, strict=True)]
+
+    def part(index: int, of: int, small: bool) -> None:
+        shares = column_shares(way.widths, index, of)
+        for weight, panel, share, product in zip(weights, panels, shares, products, strict=True):
+            _columns(way.kernel, x, weight, panel, small, share, product)
+        if way.edges:
+            _columns_at_edges(x, weights, shares, products)
+
+    def in_parts(each: tuple[int, bool]) -> None:
+        of, small = each
+        run_tasks([functools.partial(part, index, of, small) for index in range(of)], of)
+
+    trial = way.trial_of_panels if rows <= MANY and any(panels) else way.trial
+    if trial is None:
+        part(0, 1, False)
+    else:
+        trial.run(in_parts, way.nanoseconds)
+    return products if way.rows == rows else [product[:rows] for product in products]
+
+
+class _Way:
+    """The settings for products of `count` rows with weights of these shapes."""
+
+    def __init__(self, dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...]) -> None:
+        self.kernel = k = kernel(dtype)
+        self.rows = k.rows(count)
+        self.edges = k.has_edges(self.rows)
+        self.no_panels: list[Panels | None] = [None] * len(shapes)
+        paneled = [_may_have_panels(dtype, *shape) for shape in shapes]
+        self.paneled = paneled if any(paneled) else []
+        # A first guess. The time to read the weights counts little, because more cores do not shorten it.
+        self.nanoseconds = sum([inner * columns for inner, columns in shapes]) * (0.05 + 0.02 * count)
+        self._trial = functools.partial(_trial, shapes, power(self.rows), dtype.char, *part_counts(self.nanoseconds))
+        self.widths = tuple([columns for _, columns in shapes])
+
+    @functools.cached_property
+    def trial(self) -> Trial[tuple[int, bool]] | None:
+        return self._trial(paneled=False)
+
+    @functools.cached_property
+    def trial_of_panels(self) -> Trial[tuple[int, bool]] | None:
+        return self._trial(paneled=True)
+
+
+@functools.lru_cache(maxsize=1000)
+def _way(dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...], plain: bool, threads: int) -> _Way:
+    """plain, threads: the settings of the calling thread, on which a `_Way` depends."""
+    return _Way(dtype, count, shapes)
+
+
+@functools.lru_cache(maxsize=1000)
+def _trial(
+    shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
+) -> Trial[tuple[int, bool]] | None:
+    """The trial of (number of parts, with panels or not) for about `rows` rows, or None if there is only one way."""
+    if len(counts) == 1 and not paneled:
+        return None
+    guess = paneled and panels_pay(rows)
+    layouts = (guess,) if not paneled or _choice() else (False, True)
+    return Trial([(n, panels) for panels in layouts for n in counts], (first, guess))
+
+
+def _columns(
+    k: Kernel,
+    x: np.ndarray,
+    weight: np.ndarray,
+    panels: Panels | None,
+    small: bool,
+    columns: slice,
+    product: np.ndarray,
+) -> None:
+    """product[:, columns] = x @ weight[:, columns]. Columns that do not fill a panel or vector are computed separately.
+
+    small: if the weight has panels, use small products.
+    """
+    if panels is not None and not small and not panels.alone:
+        panels = None
+    rest = (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
+    if rest:
+        last = slice(columns.stop - rest, columns.stop)
+        product[:, last] = column_products(x, weight[:, last])
+        columns = slice(columns.start, columns.stop - rest)
+    if columns.start == columns.stop:
+        return
+    if panels is not None:
+        (panels.times if small else panels.times_large)(x, columns, out=product[:, columns])
+    else:
+        k.product(x, weight[:, columns], out=product[:, columns])
+
+
+def _columns_at_edges(
+    x: np.ndarray, weights: Sequence[np.ndarray], shares: Sequence[slice], products: Sequence[np.ndarray]
+) -> None:
+    """Recomputes the edge columns of BLAS blocks, for all weights in one product with margins."""
+    k = kernel(x.dtype)
+    ends = tuple((share.start, share.stop) for share in shares)
+    places = _edges(k, ends)
+    if not places:
+        return
+    room = k.span - 2 * GROUP
+
+    def gather() -> list[np.ndarray]:
+        columns = np.concatenate([weights[i][:, place] for i, place, _ in places], axis=1)
+        return [in_margins(columns[:, i : i + room], GROUP) for i in range(0, columns.shape[1], room)]
+
+    blocks = (_laid_out(weights, ends, gather) if len(x) <= FEW else None) or gather()
+    pieces = [k.product(x, block)[:, GROUP : GROUP + room] for block in blocks]
+    again = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+    for i, place, gathered in places:
+        products[i][:, place] = again[:, gathered]
+
+
+@functools.lru_cache(maxsize=1000)
+def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
+    """The columns to recompute: for each edge, the index of its share, its columns, and their places when gathered."""
+    places, end = [], 0
+    for i, (start, stop) in enumerate(shares):
+        for edge in k.edges((stop - start) // VECTOR * VECTOR):
+            width = edge.stop - edge.start
+            places.append((i, slice(start + edge.start, start + edge.stop), slice(end, end + width)))
+            end += width
+    return places
+
+
+def in_order(weight: np.ndarray) -> np.ndarray:
+    """Makes a weight contiguous if a small product may use it, because the order of its sums depends on the layout."""
+    return np.ascontiguousarray(weight) if weight.size <= kernel(weight.dtype).small else weight
+
+
+# --- weights in other layouts ----------------------------------------------------------------------------------------
+
+_kept: dict[tuple, tuple[list[weakref.ref[np.ndarray]], int, Any]] = {}
+
+
+def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any]) -> Any:
+    """make(), a copy of the weights in a different layout, which is kept as long as the weights exist.
+
+    Returns None before the third use, and for weights that are writable, because the copy would not follow a change.
+    """
+    if not all(map(_is_fixed, weights)):
+        return None
+    name = (what, *map(id, weights))
+    references, uses, layout = _kept.get(name, ([], 0, None))
+    if not references or any(each() is not weight for each, weight in zip(references, weights, strict=True)):
+        references = [weakref.ref(weight, lambda _: _kept.pop(name, None)) for weight in weights]
+        uses, layout = 0, None
+    if layout is None:
+        layout = make() if uses >= 2 else None
+        _kept[name] = (references, uses + 1, layout)
+    return layout
+
+
+def _is_fixed(array: np.ndarray) -> bool:
+    """Whether this array and all arrays of which it is a view are read-only."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return False
+        base = base.base
+    return True
+
+
+class Panels:
+    """A copy of a weight (K, N) in contiguous panels, (N / 64, block, 64) for each block of the inner axis.
+
+    The blocks are those in which a large product sums the inner axis. Columns that do not fill a panel are omitted.
+    A product of a few rows with one panel is small, and its kernel reads the panel directly. The kernel of a large
+    product copies the weight first, in every call.
+
+    alone: the weight is mapped from a file and its memory was released, so large products read the panels too.
+    """
+
+    def __init__(self, weight: np.ndarray) -> None:
+        columns = weight.shape[1] // PANEL * PANEL
+        self.blocks = [
+            (block, np.ascontiguousarray(weight[block, :columns].reshape(-1, columns // PANEL, PANEL).swapaxes(0, 1)))
+            for block in kernel(weight.dtype).k_blocks(len(weight))
+        ]
+        self.alone = release(weight)
+
+    def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
+        """out = x @ weight[:, columns] for whole panels, summed over blocks in the same order as a large product."""
+        some = slice(columns.start // PANEL, columns.stop // PANEL)
+        for rows, count in _few_at_a_time(len(x), few_rows()):
+            y = out[rows].reshape(-1, count, some.stop - some.start, PANEL).transpose(2, 0, 1, 3)
+            for block, panels in self.blocks:
+                terms = x[rows, block].reshape(y.shape[1], count, -1)
+                if block.start == 0:
+                    np.matmul(terms, panels[some, None], out=y)
+                else:
+                    y += terms @ panels[some, None]
+
+    def times_large(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
+        """The same as `times`, but with large products, each of which reads several panels as one matrix."""
+        count = max(1, TILE // (PANEL * 4 * self.blocks[0][0].stop))
+        for first in range(columns.start // PANEL, columns.stop // PANEL, count):
+            some = slice(first, min(first + count, columns.stop // PANEL))
+            y = out[:, some.start * PANEL - columns.start : some.stop * PANEL - columns.start]
+            for block, panels in self.blocks:
+                matrix = panels[some].swapaxes(0, 1).reshape(panels.shape[1], -1)
+                if block.start == 0:
+                    np.matmul(x[:, block], matrix, out=y)
+                else:
+                    y += x[:, block] @ matrix
+
+
+@functools.lru_cache(maxsize=1000)
+def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
+    """Slices of `rows` rows, each with the number of rows of its products: at most `few`, and 1 only if `rows` is 1."""
+    if rows <= few:
+        return [(slice(0, rows), rows)]
+    count = (few - 1) // 4 * 4  # kernels process rows in groups of four
+    last = rows % count + (count if rows % count == 1 else 0)
+    return [(slice(0, rows - last), count), (slice(rows - last, rows), last)][: 2 if last else 1]
+
+
+def _may_have_panels(dtype: np.dtype, inner: int, columns: int) -> bool:
+    return dtype.char == "f" and columns >= PANEL and inner * columns >= 2**16
+
+
+def _panels(weight: np.ndarray, rows: int) -> Panels | None:
+    """The panels of a weight that is used repeatedly, made if `panels_pay(rows)`. rows: 0 means many rows."""
+    return _laid_out([weight], "panels", lambda: Panels(weight) if rows and panels_pay(power(rows)) else None)
+
+
+@functools.lru_cache(maxsize=1)
+def few_rows() -> int:
+    """The maximum number of rows for which a product with a panel is small: 34 for blocks of 448 terms, 30 for 512."""
+    k = kernel(np.dtype(np.float32))
+    return k.small // (PANEL * k.k_block_size)
+
+
+def _choice() -> str | None:
+    """The environment variable NPFORMER_PANELS: "0", "1", or None, which leaves the decision to trials."""
+    choice = os.environ.get("NPFORMER_PANELS") or None
+    if choice not in (None, "0", "1"):
+        raise NpformerError(f"NPFORMER_PANELS: expected 0 or 1, got {choice!r:.80}")
+    return choice
+
+
+@functools.lru_cache(maxsize=10)
+def panels_pay(rows: int) -> bool:
+    """Tests whether panels are worth their memory for 2, 4, 8 ... or MANY rows.
+
+    The test uses a weight that stays in the cache. Once panels exist, the trial of each product decides.
+    """
+    if _choice() == "0" or few_rows() < 5:
+        return False
+    if _choice() == "1":
+        return True
+    x, weight, product = (np.ones(shape, np.float32) for shape in ((rows, 384), (384, 1536), (rows, 1536)))
+    panels = Panels(weight)
+    with single_blas_thread():
+        plain = min(_seconds(lambda: np.matmul(x, weight, out=product)) for _ in range(5))
+        return min(_seconds(lambda: panels.times(x, slice(0, 1536), product)) for _ in range(5)) < 0.9 * plain
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
