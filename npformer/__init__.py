@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from npformer.common.errors import NpformerError, NpformerWarning
     from npformer.common.limits import Limits
     from npformer.config import Config
-    from npformer.engine.decoder_layers import shift_right
+    from npformer.engine.embeddings import shift_right
     from npformer.engine.functions import cross_entropy, log_softmax
     from npformer.engine.masks import padding_mask
     from npformer.engine.runtime.packing import Text
@@ -131,9 +131,9 @@ _NAMES = {
     "plain.llama": "grouped_query_attention",
     "plain.rotary": "rotary_frequencies",
     "plain.transformer": "decoder decoder_layer sinusoidal_positions",
+    "engine.embeddings": "shift_right",
     "engine.runtime.packing": "Text",
     "config": "Config",
-    "engine.decoder_layers": "shift_right",
     "interpret.edits": "edit",
     "interpret.direct_attribution": "logit_attribution",
     "interpret.patching": "ablate_heads patch",

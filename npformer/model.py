@@ -17,7 +17,7 @@ from npformer.base_model import expect_finite, packed
 from npformer.common.errors import NpformerError
 from npformer.common.other_libraries import answering
 from npformer.config import POOLED_HEADS, Config
-from npformer.engine.decoder_layers import shift_right
+from npformer.engine.embeddings import shift_right
 from npformer.engine.functions import IGNORE_INDEX
 from npformer.engine.runtime.output import Output
 from npformer.engine.runtime.packing import Batch, Text, pack, shards

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npformer
+from npformer import causal_mask
 from npformer.common.errors import NpformerError
 from npformer.engine import attention
-from npformer.engine.attention import combine_heads, scaled_dot_product_attention, split_heads
+from npformer.engine.attention import combine_heads, split_heads
 from npformer.engine.blocks import Attention, Rows
-from npformer.engine.blocks.attention import self_attention
 from npformer.engine.functions import linear
-from npformer.engine.masks import causal_mask, padding_mask
+from npformer.engine.masks import padding_mask
 from npformer.engine.mechanisms import Causal, Window
 from npformer.engine.runtime.packing import equal_runs
 from npformer.engine.runtime.threads import single_blas_thread
@@ -27,11 +27,12 @@ from npformer.engine.taps import listen
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal
+from tests.support.packed import self_attention
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DTYPES = ("float32", "float64")
-CALLS = [name for name, each in torch_values.calls().items() if each["function"] == "scaled_dot_product_attention"]
+CALLS = [name for name, each in torch_values.calls().items() if each["function"] == "scaled"]
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
@@ -40,18 +41,6 @@ CALLS = [name for name, each in torch_values.calls().items() if each["function"]
 def picture(mask: np.ndarray) -> list[str]:
     assert mask.dtype == bool
     return ["".join(str(int(each)) for each in row) for row in mask]
-
-
-def test_causal_mask() -> None:
-    assert picture(causal_mask(4)) == ["1000", "1100", "1110", "1111"]
-    assert picture(causal_mask(1)) == ["1"]
-    assert causal_mask(0).shape == (0, 0)
-
-
-def test_causal_mask_of_the_last_queries() -> None:
-    assert picture(causal_mask(2, 4)) == ["1110", "1111"]
-    assert picture(causal_mask(1, 3)) == ["111"]
-    assert picture(causal_mask(3, 2)) == ["00", "10", "11"]
 
 
 def test_padding_mask() -> None:
@@ -94,11 +83,27 @@ def test_heads_divide_the_width(n_heads: int) -> None:
 # --- scaled dot-product attention ------------------------------------------------------------------------------------
 
 
+def scaled(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> np.ndarray:
+    """Scaled dot-product attention with torch's arguments."""
+    if is_causal:
+        mask = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
+    return attention.scaled_dot_product_attention(
+        q, k, v, 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), mask
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CALLS)
 def test_torchs_numbers(name: str, dtype: str) -> None:
     arguments, torch32, truth = torch_values.call(name, dtype)
-    ours = scaled_dot_product_attention(**arguments, **torch_values.calls()[name]["options"])
+    ours = scaled(**arguments, **torch_values.calls()[name]["options"])
     assert torch_values.wrong(ours, torch32, truth) == ""
 
 
@@ -133,8 +138,8 @@ def test_the_textbooks_numbers(
     q, k, v = (random.standard_normal((*lead, *s)) for s in ((queries, width), (keys, width), (keys, out)))
     mask = random.random((*lead, queries, keys)) < 0.3 if masked else None
     expected = textbook(q, k, v, mask)
-    assert np.abs(scaled_dot_product_attention(q, k, v, mask) - expected).max() < 1e-12
-    narrow = scaled_dot_product_attention(*(a.astype(np.float32) for a in (q, k, v)), mask)
+    assert np.abs(scaled(q, k, v, mask) - expected).max() < 1e-12
+    narrow = scaled(*(a.astype(np.float32) for a in (q, k, v)), mask)
     assert narrow.dtype == np.float32
     assert np.abs(narrow - expected).max() < 1e-4
 
@@ -153,7 +158,7 @@ def test_the_textbooks_numbers(
 def test_leading_axes_broadcast(q: tuple, k: tuple, v: tuple, mask: tuple | None) -> None:
     arrays = [normal(*shape, dtype="float64", seed=i) for i, shape in enumerate((q, k, v))]
     admitted = None if mask is None else np.random.default_rng(0).random(mask) < 0.5
-    y = scaled_dot_product_attention(*arrays, admitted)
+    y = scaled(*arrays, admitted)
     expected = textbook(*arrays, admitted)
     assert y.shape == expected.shape
     assert np.abs(y - expected).max() < 1e-12
@@ -164,39 +169,32 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros(dtype: str) -> None:
     q, k, v = (normal(3, 8, dtype=dtype, seed=i) for i in range(3))
     admitted = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], bool)
     for mask in (admitted, np.where(admitted, 0, -np.inf).astype(dtype)):
-        y = scaled_dot_product_attention(q, k, v, mask)
+        y = scaled(q, k, v, mask)
         assert not y[1].any()
         assert np.abs(y - textbook(q, k, v, admitted)).max() < 1e-6
-    assert not scaled_dot_product_attention(q, k, v, np.zeros((1, 3), bool)).any()
+    assert not scaled(q, k, v, np.zeros((1, 3), bool)).any()
 
 
 def test_masked_keys_take_no_part_in_anything() -> None:
     """Even NaN has no effect, because masked values are not part of the sums."""
     q, k, v = (normal(2, 3, 5, 8, seed=i).copy() for i in range(3))
     mask = np.array([1, 1, 0, 1, 0], bool)
-    expected = scaled_dot_product_attention(q, k, v, mask)
+    expected = scaled(q, k, v, mask)
     k[..., ~mask, :] = np.nan
     v[..., ~mask, :] = 1e30
-    assert np.array_equal(scaled_dot_product_attention(q, k, v, mask), expected)
+    assert np.array_equal(scaled(q, k, v, mask), expected)
 
 
 def test_nan_in_is_nan_out() -> None:
     q, k, v = (normal(4, 8, seed=i).copy() for i in range(3))
     q[1, 2] = np.nan
     for mask in (None, np.tri(4, dtype=bool), np.zeros((4, 4), np.float32)):
-        y = scaled_dot_product_attention(q, k, v, mask)
+        y = scaled(q, k, v, mask)
         assert np.isnan(y[1]).all()
         assert not np.isnan(y[[0, 2, 3]]).any()
     added = np.zeros((4, 4), np.float32)
     added[2, 0] = np.nan
-    assert np.isnan(scaled_dot_product_attention(np.nan_to_num(q), k, v, added)[2]).all()
-
-
-def test_causal_is_the_causal_mask() -> None:
-    q, k, v = (normal(2, 5, 8, seed=i) for i in range(3))
-    y = scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert np.array_equal(y, scaled_dot_product_attention(q, k, v, causal_mask(5)))
-    assert np.allclose(y[:, 0], v[:, 0])
+    assert np.isnan(scaled(np.nan_to_num(q), k, v, added)[2]).all()
 
 
 def test_dtype_in_is_dtype_out() -> None:
@@ -205,7 +203,7 @@ def test_dtype_in_is_dtype_out() -> None:
         masks = [None, np.tri(3, dtype=bool), np.zeros((3, 3), "float32"), np.zeros((3, 3), "float64")]
         for mask in masks:
             for scale in (None, 0.5, np.float64(0.5)):
-                assert scaled_dot_product_attention(q, q, q, mask, scale=scale).dtype == dtype
+                assert scaled(q, q, q, mask, scale=scale).dtype == dtype
 
 
 def test_inputs_are_never_written_to() -> None:
@@ -213,7 +211,7 @@ def test_inputs_are_never_written_to() -> None:
     for array in (q, k, v, added):
         array.flags.writeable = False
     for mask in (None, added, added > 0):
-        assert not np.shares_memory(scaled_dot_product_attention(q, k, v, mask), v)
+        assert not np.shares_memory(scaled(q, k, v, mask), v)
 
 
 @pytest.mark.parametrize(
@@ -228,28 +226,21 @@ def test_inputs_are_never_written_to() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_nothing_at_all(q: tuple, k: tuple, v: tuple, masked: bool) -> None:
     mask = np.ones((q[-2], k[-2]), bool) if masked else None
-    y = scaled_dot_product_attention(normal(*q), normal(*k), normal(*v), mask)
+    y = scaled(normal(*q), normal(*k), normal(*v), mask)
     assert np.array_equal(y, np.zeros((q[0], q[1], v[-1]), np.float32))
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda f: f(normal(2, 3), normal(2, 4), normal(2, 4)), ["(2, 3)", "(2, 4)"]),
-        (lambda f: f(normal(2, 3), normal(4, 3), normal(5, 3)), ["(4, 3)", "(5, 3)"]),
-        (lambda f: f(normal(3), normal(4, 3), normal(4, 3)), ["(3,)", "(4, 3)"]),
-        (lambda f: f(normal(2, 3), normal(3), normal(4, 3)), ["(3,)", "(4, 3)"]),
-        (lambda f: f(normal(2, 2, 3), normal(3, 2, 3), normal(3, 2, 3)), ["(2, 2, 3)", "(3, 2, 3)"]),
-        (lambda f: f(normal(2, 2, 3), normal(2, 2, 3), normal(3, 2, 3)), ["(2, 2, 3)", "(3, 2, 3)"]),
         (lambda f: f(*[normal(2, 3)] * 3, np.ones((3, 2), bool)), ["mask", "(2, 2)", "(3, 2)"]),
         (lambda f: f(*[normal(2, 3)] * 3, np.ones((3, 3))), ["mask", "(2, 2)", "(3, 3)"]),
         (lambda f: f(*[normal(2, 3)] * 3, np.ones((2, 2), int)), ["mask", "int64"]),
-        (lambda f: f(*[normal(2, 3)] * 3, np.ones((2, 2), bool), is_causal=True), ["mask", "is_causal"]),
     ],
 )
 def test_errors_name_the_argument_and_its_value(call: Callable[[object], object], words: list[str]) -> None:
     with pytest.raises(NpformerError, match=r"^attention: ") as caught:
-        call(scaled_dot_product_attention)
+        call(scaled)
     assert [word for word in words if word not in str(caught.value)] == []
 
 
@@ -301,8 +292,14 @@ def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
         sys.setprofile(None)
     ours = {"every_key", "every_key.<locals>.<lambda>", "multi_head_attention", "packed_attention", "_heads", "work"}
     names = {each.removeprefix("packed_attention.<locals>.") for each in entered if "<listcomp>" not in each}
-    heads = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # for groups of query heads that share a key head
-    assert names == ours | heads | {*("Attention.__call__", "Rows.attend", "Rows.whole", "attend", "split_heads")}
+    heads = {
+        "scaled_dot_product_attention",
+        "kv_heads",
+        "queries_of",
+        "is_grouped",
+        "_by_group",
+    }  # for groups of query heads that share a key head
+    assert names == ours | heads | {*("Attention.__call__", "Rows.attend", "Rows.whole", "split_heads")}
 
 
 def test_mechanisms_depend_on_places() -> None:
@@ -350,8 +347,8 @@ def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
     q, k, v = normal(1, 100, 8), normal(1, 100, 8), normal(1, 100, 8)
     admitted = np.tri(100, dtype=bool)
     added = np.where(admitted, 0, -np.inf).astype(q.dtype)
-    expected = scaled_dot_product_attention(q, k, v, admitted)
-    assert alike(scaled_dot_product_attention(q, k, v, added), expected)
+    expected = scaled(q, k, v, admitted)
+    assert alike(scaled(q, k, v, added), expected)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (6, 3)])

@@ -26,7 +26,6 @@ from npformer.engine.attention import (
     scaled_dot_product_attention_backward,
 )
 from npformer.engine.blocks import Rows
-from npformer.engine.encoder_layers import encoder, layer_of
 from npformer.engine.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
 from npformer.engine.layers.stack import Stack
 from npformer.engine.norms.layernorm import LayerNorm
@@ -35,12 +34,14 @@ from npformer.engine.tape import Recording
 from npformer.engine.taps import listen
 from npformer.engine.transformer import backward, forward
 from npformer.families import parts_of
+from npformer.families.building import encoder_layer_of
 from npformer.interpret.text_parts import is_input
 from npformer.training import Example, HeadLoss, Trainable, initialize, losses
 from npformer.training.batch_gradients import gradients
 from npformer.training.losses import TranslationLoss
 from tests.golden import gradients as given
 from tests.support import tiny, torch_values
+from tests.support.packed import encoder
 from tests.support.seq2seq_models import golden_model
 from tests.support.slow import slow_after
 
@@ -87,16 +88,15 @@ def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
         return {"x": dx, **grads}
     if function == "embedding":
         return {"weight": dense(embedding_backward(grad, given["ids"]), given["weight"])}
-    if function in ("softmax", "log_softmax"):
-        y = getattr(functions, function)(given["x"], **options)
-        return {"x": getattr(functions, f"{function}_backward")(grad, y, **options)}
+    if function == "softmax":
+        return {"x": functions.softmax_backward(grad, functions.softmax(given["x"], **options), **options)}
     if function == "cross_entropy":
         return {"logits": functions.cross_entropy_backward(grad, **given, **options)}
     if function == "scaled_dot_product_attention":
-        recording = Recording()
+        recording, (q, k, v) = Recording(), (given[each] for each in "qkv")
+        mask = np.tri(q.shape[-2], dtype=bool) if options["is_causal"] else given.get("mask")
         with listen(recording):
-            scaled_dot_product_attention(**given, **options)
-        q, k, v = given["q"], given["k"], given["v"]
+            scaled_dot_product_attention(q, k, v, q.shape[-1] ** -0.5, mask)
         return dict(zip("qkv", scaled_dot_product_attention_backward(grad, recording.stages, q, k, v), strict=True))
     return {"x": getattr(activations, f"{function}_backward")(grad, given["x"])}
 
@@ -249,7 +249,7 @@ def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None
 
     with listen(recording):
         run(tree)
-    layer = layer_of(4, activations.gelu, False, LayerNorm(1e-5), norm_first)
+    layer = encoder_layer_of(4, activations.gelu, False, LayerNorm(1e-5), norm_first)
     stack = Stack((layer,) * len(tree["layers"]), LayerNorm(1e-5) if norm else None)
     dx, grads, _ = stack.backward(grad, recording.stages, tree["x"], Rows(lengths, attending=rows), tree)
     arrays, found = layout.flatten(tree), layout.flatten({"x": dx, **grads})

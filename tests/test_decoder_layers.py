@@ -22,19 +22,18 @@ from npformer.engine.activations import ACTIVATIONS
 from npformer.engine.attention import masked_attention
 from npformer.engine.blocks import Rows
 from npformer.engine.blocks.attention import EVERY_KEY
-from npformer.engine.decoder_layers import decoder, decoder_layer_of, shift_right
-from npformer.engine.embeddings import sinusoidal_positions
-from npformer.engine.encoder_layers import encoder
+from npformer.engine.embeddings import shift_right, sinusoidal_positions
 from npformer.engine.layers.stack import Stack
-from npformer.engine.masks import causal_mask
 from npformer.engine.mechanisms import Causal
 from npformer.engine.norms.layernorm import LayerNorm
 from npformer.engine.runtime.packing import Text, pack
 from npformer.engine.runtime.sums import TERMS
 from npformer.engine.taps import listen, scope
+from npformer.families.building import decoder_layer_of
 from npformer.generation.kv_cache import KVCache
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
+from tests.support.packed import decoder, encoder
 from tests.support.seq2seq_models import random_model
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
@@ -55,11 +54,6 @@ def test_shift_of_the_target_that_004_translates() -> None:
         NpformerError, match=r"shift_right: target: expected whole numbers \(L,\), got int64 of shape \(1, 2\)"
     ):
         shift_right([[1, 2]], 0, 1)
-
-
-def test_causal_mask_is_a_lower_triangle() -> None:
-    assert causal_mask(4).astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
-    assert causal_mask(1, 4).astype(int).tolist() == [[1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("width", [2, 8, 9])
@@ -264,10 +258,3 @@ def test_texts_have_the_same_bits_in_any_batch_order_and_number_of_threads() -> 
             together = model.run([pairs[i] for i in order])
             for i, answer in zip(order, together, strict=True):
                 assert all(np.array_equal(answer[name], alone[i][name]) for name in answer)
-
-
-def test_a_target_without_a_source_is_an_error() -> None:
-    model = random_model()
-    x = np.zeros((2, 128), np.float32)
-    with pytest.raises(NpformerError, match="expected a target for each source, got 2 for 1"):
-        decoder(x, np.ones(2, int), x, np.array([2]), 2, ACTIVATIONS["relu"], model.weights["decoder"]["layers"])

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from npformer.checkpoint import load_folder
 from npformer.common.errors import NpformerError
 from npformer.engine.activations import gelu, relu
-from npformer.engine.blocks.attention import self_attention
 from npformer.engine.blocks.ffn import feed_forward
 from npformer.engine.embeddings import embeddings, sinusoidal_positions
-from npformer.engine.encoder_layers import encoder, encoder_layer
 from npformer.engine.functions import layer_norm, linear
 from npformer.engine.norms.layernorm import LayerNorm
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal
+from tests.support.packed import encoder, self_attention
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
@@ -84,7 +83,7 @@ def test_encoder_layer(norm_first: bool, dtype: str) -> None:
     """Y = Normalize(X + Attention(X)), Z = Normalize(Y + FFN(Y)); in pre-norm, each norm precedes its block."""
     weights, lengths = layers(1, dtype)[0], np.array([3, 4])
     x = normal(7, 32, dtype=dtype)
-    z = encoder_layer(x, lengths, 4, gelu, **weights, norm_first=norm_first)
+    z = encoder(x, lengths, 4, gelu, [weights], norm_first=norm_first)
 
     def attend(rows: np.ndarray) -> np.ndarray:
         return self_attention(rows, lengths, 4, **weights["attention"])
@@ -121,7 +120,7 @@ def test_encoder_is_its_layers() -> None:
     weights, lengths, x = layers(3), np.array([2, 5]), normal(7, 32)
     y = x
     for each in weights:
-        y = encoder_layer(y, lengths, 4, gelu, **each)
+        y = encoder(y, lengths, 4, gelu, [each])
     assert np.array_equal(encoder(x, lengths, 4, gelu, weights), y)
     norm = {"weight": normal(32), "bias": normal(32, seed=1)}
     assert np.array_equal(encoder(x, lengths, 4, gelu, weights, norm=norm), layer_norm(y, **norm, eps=1e-12))

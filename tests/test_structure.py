@@ -49,9 +49,8 @@ ORDER = (
         "engine.blocks",
         "engine.layers",
         "engine.embeddings",
-        "engine.encoder_layers",
     ),
-    *("engine.decoder_layers", "engine.output_heads", "engine.token_projections", "engine.parts", "engine.transformer"),
+    *("engine.output_heads", "engine.token_projections", "engine.parts", "engine.transformer"),
     *(
         "config",
         "families",
@@ -279,10 +278,10 @@ def test_no_module_has_a_public_name() -> None:
 
 def test_modules_are_found_by_their_names() -> None:
     code = """
-import npformer.engine.decoder_layers
+import npformer.engine.embeddings
 import npformer
 print(npformer.plain.formulas.linear is npformer.linear.__wrapped__, npformer.golden.__name__, hasattr(npformer, "nothing"))
-print(npformer.engine.decoder_layers.shift_right is npformer.shift_right)
+print(npformer.engine.embeddings.shift_right is npformer.shift_right)
 """
     assert python(code) == "True npformer.golden False\nTrue\n"
 

@@ -11,7 +11,7 @@ from npformer.engine import mechanisms
 #: Room -> the modules that define its names.
 ROOMS = {
     "maths": "plain.formulas plain.rotary plain.llama plain.transformer "
-    "engine.functions engine.masks engine.decoder_layers",
+    "engine.functions engine.masks engine.embeddings",
     "models": "loading model config text.inputs engine.runtime.packing "
     "common.limits common.errors generation.likelihood",
     "tasks": "tasks.pipelines tasks.vector_search",

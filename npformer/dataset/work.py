@@ -24,9 +24,11 @@ from npformer.common.progress import Count, counted
 from npformer.dataset.columns import results
 from npformer.dataset.values import as_list
 from npformer.engine.activations import gelu
-from npformer.engine.encoder_layers import encoder_layer
+from npformer.engine.blocks import Rows
+from npformer.engine.norms.layernorm import LayerNorm
 from npformer.engine.runtime.runner import Runner
 from npformer.engine.runtime.threads import blas_libraries
+from npformer.families.building import encoder_layer_of
 from npformer.generation.settings import resolve
 from npformer.loading import bundled
 from npformer.tasks import pipeline
@@ -199,12 +201,13 @@ def probe() -> str:
             weight = (random.random((inner, outer), np.float32) - 0.5) / 8
             return {"weight": weight, "bias": random.random(outer, np.float32) - 0.5}
 
+        layer = encoder_layer_of(12, gelu, False, LayerNorm(1e-12), norm_first=False)
         attention = {name: linear(d, d) for name in ("query", "key", "value", "output")}
         ffn = {"hidden": linear(d, f), "output": linear(f, d)}
         norm = {"weight": np.ones(d, np.float32), "bias": np.zeros(d, np.float32)}
         x, lengths = random.random((60, d), np.float32) - 0.5, np.array([7, 53])
         with Runner(1, same_bits=True).cores():
-            y = encoder_layer(x, lengths, 12, gelu, attention, norm, ffn, norm)
+            y = layer(x, Rows(lengths), {"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm})
         _probed.append(hashlib.sha256(y.tobytes()).hexdigest()[:16])
     return _probed[0]
 

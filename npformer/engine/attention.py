@@ -70,50 +70,6 @@ def scaled_dot_product_attention(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    mask: np.ndarray | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> np.ndarray:
-    """softmax(q k^T * scale) v, equation 1 of the paper. The result is 0 for a query that may attend to no key.
-
-    Parameters
-    ----------
-    q, k, v : (..., L, K), (..., S, K), (..., S, W) arrays
-    mask : array that broadcasts to (..., L, S): booleans, True = may attend, or floats to add to the scores
-    is_causal : bool, query i sees only keys 0 ... i, as in torch
-    scale : float, 1 / sqrt(K) unless given
-
-    Returns
-    -------
-    (..., L, W) array
-
-    Raises
-    ------
-    NpformerError
-        The shapes do not match, or both mask and is_causal are given.
-
-    Examples
-    --------
-    >>> values = np.array([[1.0], [3.0]])
-    >>> scaled_dot_product_attention(np.eye(2), np.eye(2), values, is_causal=True)
-    array([[1.    ],
-           [2.3395]])
-    """
-    if not _agree(q.shape, k.shape, v.shape):
-        got = f"{q.shape}, {k.shape}, {v.shape}"
-        raise NpformerError(f"attention: q (..., L, K), k (..., S, K) and v (..., S, W) must agree, got {got}")
-    if is_causal:
-        if mask is not None:
-            raise NpformerError("attention: give a mask or is_causal, not both")
-        mask = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # a NumPy float64 would widen float32
-    return attend(q, k, v, scale, mask)
-
-
-def attend(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
     scale: float,
     mask: np.ndarray | None = None,
     add: Add | None = None,
@@ -167,7 +123,7 @@ def scaled_dot_product_attention_backward(
     """Backward of `scaled_dot_product_attention` = W v, W = softmax(S), S = q k^T * scale (W is 0 where masked):
 
     dv = W^T grad; dW = grad v^T; dS = softmax_backward(dW, W); dq = dS k * scale; dk = dS^T q * scale.
-    add_backward: backward of `add` in `attend`.
+    add_backward: backward of `add` in `scaled_dot_product_attention`.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     grad = stages.through_edit("context", grad)
@@ -184,16 +140,6 @@ def scaled_dot_product_attention_backward(
     dq += more_q
     dk += more_k
     return dq, dk, dv
-
-
-def _agree(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
-    """Whether the shapes match; leading axes may broadcast."""
-    if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
-        return False
-    try:
-        return q[:-2] == k[:-2] == v[:-2] or np.broadcast_shapes(q[:-2], k[:-2], v[:-2]) is not None
-    except ValueError:
-        return False
 
 
 def masked_attention(

@@ -1,6 +1,6 @@
 """Embeddings, the input of the first layer: sums of rows of learned tables, sometimes with sinusoidal positions.
 
-Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `encoder_layers.py`.
+Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `blocks/`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from npformer.common.arraylike import as_numbers
+from npformer.common.errors import NpformerError
 from npformer.engine.descriptions import weight_group
 from npformer.engine.descriptions.stage import Stage, within
 from npformer.engine.descriptions.weight_group import Group
@@ -227,3 +229,32 @@ class Embeddings:
         """The stages in firing order."""
         groups = [name.removeprefix("embeddings.") for name in self.groups(0)]
         return embeddings_stages(groups, self.norm or LAYER_NORM, self.scale)
+
+
+def shift_right(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the decoder's input and labels for teacher forcing: [start, *target] and [*target, end].
+
+    Parameters
+    ----------
+    target : (L,) token ids
+    start, end : int, token ids
+
+    Returns
+    -------
+    two (L + 1,) arrays, the input and the labels
+
+    Raises
+    ------
+    NpformerError
+        target is not a sequence of whole numbers.
+
+    Examples
+    --------
+    >>> npformer.shift_right([12, 4433, 2304], start=0, end=99999)
+    (array([   0,   12, 4433, 2304]), array([   12,  4433,  2304, 99999]))
+    """
+    ids = as_numbers("shift_right: target", target, keeps=True)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise NpformerError(f"shift_right: target: expected whole numbers (L,), got {ids.dtype} of shape {ids.shape}")
+    ids = ids.astype(np.int64)
+    return np.concatenate([[start], ids]), np.concatenate([ids, [end]])

@@ -1,8 +1,8 @@
 """The functions of a Transformer, named as in torch.nn.functional. The backward function of each is below it.
 
 They take arrays with any leading axes, in float32 or float64, and return arrays of the same dtype. Only `linears` needs
-rows (T, in). Activations are in `activations.py`, attention in `attention.py`, layers in `encoder_layers.py` and
-`decoder_layers.py`, heads in `output_heads/`.
+rows (T, in). Activations are in `activations.py`, attention in `attention.py`, layers in `layers/`,
+heads in `output_heads/`.
 
 A backward function takes grad, the gradient of the loss with respect to the output, and returns the gradients dx, dW
 ... with respect to the inputs.
@@ -356,11 +356,6 @@ def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
         y = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
         y -= np.log(np.exp(y).sum(axis=axis, keepdims=True))
     return y
-
-
-def log_softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Backward of `log_softmax`, from its output y: dx_i = grad_i - exp(y_i) sum_j grad_j."""
-    return grad - np.exp(y) * grad.sum(axis=axis, keepdims=True)
 
 
 def cross_entropy(

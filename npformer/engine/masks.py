@@ -29,25 +29,6 @@ def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
     return (np.arange(lengths.max(initial=0) if width is None else width) < lengths[:, None])[:, None, None, :]
 
 
-def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
-    """True where key j is not later than query i: (queries, keys). The last query sees every key. Section 3.2.3.
-
-    Parameters
-    ----------
-    queries : int, number of queries
-    keys : int, number of keys; queries unless given
-
-    Examples
-    --------
-    >>> npformer.causal_mask(3).astype(int)
-    array([[1, 0, 0],
-           [1, 1, 0],
-           [1, 1, 1]])
-    """
-    keys = queries if keys is None else keys
-    return np.tri(queries, keys, keys - queries, dtype=bool)
-
-
 def masked_softmax(
     scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0, out: np.ndarray | None = None
 ) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.engine.attention import attend, scaled_dot_product_attention_backward, split_heads
+from npformer.engine.attention import scaled_dot_product_attention, scaled_dot_product_attention_backward, split_heads
 from npformer.engine.functions import linear, linear_backward, linears
 from npformer.engine.runtime.packing import equal_runs
 from npformer.engine.runtime.threads import all_gather
@@ -30,7 +30,7 @@ Formulas = Callable[[slice, slice, int], Formula]
 
 def every_key(rows: slice, source_rows: slice, count: int) -> Formula:
     """Attention of each row to all rows of its text's source."""
-    return lambda some, q, k, v: attend(q, k, v, 1 / math.sqrt(q.shape[-1]))
+    return lambda some, q, k, v: scaled_dot_product_attention(q, k, v, 1 / math.sqrt(q.shape[-1]))
 
 
 def multi_head_attention(

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from npformer.config import POOLED_HEADS, Config
 from npformer.engine.activations import ACTIVATIONS
-from npformer.engine.blocks import Normed
-from npformer.engine.decoder_layers import decoder_layer_of
+from npformer.engine.blocks import Attention, CrossAttention, FeedForward, Gated, Normed
+from npformer.engine.blocks.block import Activation
 from npformer.engine.embeddings import Embeddings
-from npformer.engine.encoder_layers import layer_of
 from npformer.engine.layers.layer import Layer
 from npformer.engine.layers.stack import Stack
 from npformer.engine.mechanisms import Causal, Mechanism
@@ -32,8 +31,35 @@ def stack_of(config: Config, norm: Norm, after_first: Layer | None = None, bias:
     """The stack of an encoder or of a decoder-only model. bias: False removes the biases of linear layers."""
     choices = config.n_heads, ACTIVATIONS[config.activation], config.gated, norm, config.norm_first
     sizes = config.d_ffn, bias and config.bias
-    layers = [layer_of(*choices, mechanisms_of(config, i), *sizes) for i in range(config.n_layers)]
+    layers = [encoder_layer_of(*choices, mechanisms_of(config, i), *sizes) for i in range(config.n_layers)]
     return Stack(tuple(layers), norm if config.final_norm else None, after_first)
+
+
+def encoder_layer_of(
+    n_heads: int,
+    activation: Activation,
+    gated: bool,
+    norm: Norm,
+    norm_first: bool,
+    mechanisms: tuple[Mechanism, ...] = (),
+    d_ffn: int = 0,
+    bias: bool = True,
+) -> Layer:
+    """A layer of an encoder or of a decoder-only model: attention, then the feed-forward network."""
+    feed = (Gated if gated else FeedForward)(activation, d_ffn, bias)
+    return Layer((("attention", Attention(n_heads, mechanisms, bias)), ("ffn", feed)), norm, norm_first)
+
+
+def decoder_layer_of(
+    n_heads: int, activation: Activation, norm: Norm, norm_first: bool, d_ffn: int = 0, bias: bool = True
+) -> Layer:
+    """A decoder layer: causal self-attention, cross-attention, and the feed-forward network."""
+    blocks = (
+        ("attention", Attention(n_heads, (Causal(),), bias)),
+        ("cross_attention", CrossAttention(n_heads, bias)),
+        ("ffn", FeedForward(activation, d_ffn, bias)),
+    )
+    return Layer(blocks, norm, norm_first)
 
 
 def with_output_norms(stack: Stack, norm: Norm) -> Stack:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.engine.decoder_layers import project
 from npformer.engine.functions import log_softmax
+from npformer.engine.output_heads.formulas import project
 from npformer.engine.runtime.products import kernel
 from npformer.engine.runtime.threads import parallel_for
 from npformer.engine.runtime.weight_products import in_order, weight_products

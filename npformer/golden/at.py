@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.config import POOLED_HEADS, Config
 from npformer.engine.activations import soft_cap
+from npformer.engine.blocks import Rows
 from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
+from npformer.engine.layers.stack import Stack
 from npformer.engine.mechanisms import Mechanism, SoftCap
 from npformer.engine.mechanisms.alibi import alibi_of
 from npformer.engine.mechanisms.head_norm import grouped
@@ -19,7 +21,7 @@ from npformer.engine.mechanisms.relative_bias import bias_of
 from npformer.engine.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.engine.multi_head import repeat_heads
 from npformer.engine.norms.norm import Norm
-from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.packing import Text, pack
 from npformer.families import family_of, parts_of
 from npformer.golden.graph import CROSS, HEAD, head_width, heads_of, parents, parted, stacks
 from npformer.golden.port import Port, group_of_normed
@@ -157,9 +159,7 @@ class At:
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The mechanisms of the layer's self-attention."""
-        parts = parts_of(self.config)
-        stack = parts.decoder[1] if parts.decoder and self.stack == "decoder." else parts.stack
-        return stack.attentions[max(self.layer, 0)].mechanisms
+        return self._layers.attentions[max(self.layer, 0)].mechanisms
 
     def heads(self, name: str) -> np.ndarray:
         """The heads of "query", "key" or "value" (H, T, K), repeated where several heads share one."""
@@ -267,14 +267,24 @@ class At:
         """The kind of norm in the model's layers."""
         return family_of(self.config).norm(self.config)
 
-    def layer_weights(self) -> Any:
-        """Returns the layer's weights in the form that `encoder_layer` or `decoder_layer` takes."""
-        here = {
-            name.removeprefix(self._here): self._run.weight(name)
-            for name in self._run.port.weights
-            if name.startswith(self._here)
-        }
-        return layout.unflatten(here)
+    @property
+    def _layers(self) -> Stack:
+        """The layers of the stage's stack."""
+        parts = parts_of(self.config)
+        return parts.decoder[1] if parts.decoder and self.stack == "decoder." else parts.stack
+
+    def layer_on(self, x: np.ndarray) -> np.ndarray:
+        """The output of the stage's layer on rows x (T, D), without notifying the listeners of its stages."""
+        flat = {name: self._run.weight(name) for name in self._run.port.weights if name.startswith(self.stack)}
+        weights, own = (
+            layout.unflatten({name.removeprefix(at): each for name, each in flat.items() if name.startswith(at)})
+            for at in (self.stack, self._here)
+        )
+        layer = replace(self._layers, layers=(self._layers.layers[self.layer],), norm=None, after_first=None)
+        rows = Rows(np.array([len(x)]), pack([Text(np.zeros(len(x), np.int64))]))
+        if self.stack == "decoder.":
+            rows = rows._replace(source=self.encoded, source_lengths=np.array([len(self.encoded)]))
+        return self.unheard(lambda: layer(x, rows, {**weights, "layers": [own]}))
 
     @staticmethod
     def unheard(function: Callable[[], np.ndarray]) -> np.ndarray:

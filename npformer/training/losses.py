@@ -16,7 +16,7 @@ from npformer.base_model import packed
 from npformer.common.checks import number, shown
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.engine.decoder_layers import shift_right
+from npformer.engine.embeddings import shift_right
 from npformer.engine.functions import IGNORE_INDEX, cross_entropy, cross_entropy_backward, log_softmax
 from npformer.engine.runtime.packing import Text, pack
 from npformer.engine.tape import Edit, Recording

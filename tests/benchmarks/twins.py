@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from npformer.checkpoint import tree as layout
 from npformer.config import Config
-from npformer.engine.decoder_layers import shift_right
-from npformer.engine.embeddings import sinusoidal_positions
+from npformer.engine.embeddings import shift_right, sinusoidal_positions
 from npformer.families import write_config
 from npformer.training import Example
 

@@ -186,7 +186,7 @@ def test_empty_arrays_give_empty_results() -> None:
 def test_a_model_calls_the_functions_as_they_are_written() -> None:
     """Only the public functions of `npformer` convert their arguments, so that models do not pay for the conversion."""
     modules = [
-        importlib.import_module(f"npformer.engine.{name}") for name in ("functions", "encoder_layers", "transformer")
+        importlib.import_module(f"npformer.engine.{name}") for name in ("functions", "layers.layer", "transformer")
     ]
     for name in wrapped():
         inside = {id(getattr(module, name)) for module in modules if hasattr(module, name)}

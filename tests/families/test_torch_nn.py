@@ -20,14 +20,13 @@ from npformer.checkpoint.read import read_folder
 from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.engine.activations import ACTIVATIONS
-from npformer.engine.decoder_layers import decoder, decoder_layer
 from npformer.engine.embeddings import sinusoidal_positions
-from npformer.engine.encoder_layers import encoder, encoder_layer
 from npformer.engine.multi_head import multi_head_attention
 from npformer.families import read_config, torch_nn, write_config
 from npformer.model import Seq2Seq
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
+from tests.support.packed import decoder, encoder
 
 pytestmark = pytest.mark.numbers
 
@@ -45,9 +44,9 @@ def result(case: str, dtype: str) -> np.ndarray:
     if kind == "nn.MultiheadAttention":
         return multi_head_attention(y, target_lengths, x, lengths, n_heads, **tree)
     if kind == "nn.TransformerEncoderLayer":
-        return encoder_layer(x, lengths, n_heads, activation, **tree, **options)
+        return encoder(x, lengths, n_heads, activation, [tree], **options)
     if kind == "nn.TransformerDecoderLayer":
-        return decoder_layer(y, target_lengths, x, lengths, n_heads, activation, **tree, **options)
+        return decoder(y, target_lengths, x, lengths, n_heads, activation, [tree], **options)
     if kind == "nn.TransformerEncoder":
         return encoder(x, lengths, n_heads, activation, **tree, **options)
     if kind == "nn.TransformerDecoder":

@@ -204,7 +204,7 @@ def test_a_block_gathers_all_forwards_in_it(model: Model) -> None:
 def test_functions_and_stages_of_ones_own_are_traced_too() -> None:
     q = np.ones((2, 3, 4), np.float32)
     with trace() as t:
-        scaled_dot_product_attention(q, q, q)
+        scaled_dot_product_attention(q, q, q, scale=0.5)
         tap("mine", q[0])
     assert t["weights"].shape == (2, 3, 3)
     assert t.row("mine").shape == "(3, 4)"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.engine.attention import attend
+from npformer.engine.attention import scaled_dot_product_attention
 from npformer.engine.blocks import attention_mistakes, cross_attention_mistakes
 from npformer.engine.blocks.block import Around, Backward, Block, Shared
 from npformer.engine.blocks.rows import OwnCache, Rows
@@ -23,7 +23,6 @@ from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.descriptions.weight_group import linear as linear_group
 from npformer.engine.direction import Direction
 from npformer.engine.functions import linear, linears
-from npformer.engine.mechanisms.causal import Causal
 from npformer.engine.mechanisms.mechanism import Linear, Mechanism, Sums, add_up
 from npformer.engine.multi_head import (
     Formula,
@@ -33,7 +32,6 @@ from npformer.engine.multi_head import (
     packed_attention_backward,
     repeat_heads,
 )
-from npformer.engine.runtime.packing import places_of
 from npformer.engine.tape import Stages
 from npformer.engine.taps import tap
 
@@ -175,46 +173,7 @@ class CrossAttention(Block):
 
 def _in_order(scale: float, rows: slice, source_rows: slice, count: int) -> Formula:
     """Attention of each row to its whole source. Sums are in the same order as in the steps of generation."""
-    return lambda some, q, k, v: attend(q, k, v, scale or 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
-
-
-def self_attention(
-    x: np.ndarray,
-    lengths: np.ndarray,
-    n_heads: int,
-    is_causal: bool = False,
-    row_indices: np.ndarray | None = None,
-    *,
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    output: Linear,
-) -> np.ndarray:
-    """Multi-head self-attention on packed rows, (T, D) -> (T, D). Vaswani et al., 2017, section 3.2.2.
-
-    Parameters
-    ----------
-    x : (T, D) array, the concatenated tokens of the texts
-    lengths : (B,) integer array, number of tokens of each text
-    n_heads : int
-    is_causal : bool, a token attends only to itself and to earlier tokens
-    row_indices : integer array, the rows to compute, the same number for each text; all rows unless given
-    query, key, value, output : linear layers, each {"weight": (D, D), "bias": (D,)}
-
-    Returns
-    -------
-    (T, D) array, or one row for each of row_indices
-
-    Examples
-    --------
-    >>> model = npformer.load("distilbert-sst2")
-    >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
-    >>> self_attention(x, np.array([3, 2]), 12, **model.weights["layers"][0]["attention"]).shape
-    (5, 384)
-    """
-    block = Attention(n_heads, (Causal(),) if is_causal else ())
-    rows = Rows(lengths, attending=row_indices, places=(places_of(lengths),) * 2 if is_causal else None)
-    return block(x, rows, query=query, key=key, value=value, output=output)
+    return lambda some, q, k, v: scaled_dot_product_attention(q, k, v, scale or 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
 
 
 # --- mechanisms -------------------------------------------------------------------------------------------------------
@@ -308,7 +267,7 @@ class _Applied(NamedTuple):
         def formula(some: tuple[slice, slice], q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
             scale = self.scale_of(q.shape[-1])
             admitted = None if mask is None else part(mask, some)
-            return attend(q, k, v, scale, admitted, adding(added, some, q, k, scale), in_order)
+            return scaled_dot_product_attention(q, k, v, scale, admitted, adding(added, some, q, k, scale), in_order)
 
         return formula
 

@@ -193,3 +193,8 @@ def probabilities_stage(answer: str = "", function: str = "softmax") -> Stage:
     made_by = "functions.softmax" if function == "softmax" else "output_heads.probabilities"
     logits = f"{answer}logits"
     return Stage(f"{answer}probabilities", shape, f"{function}({logits})", made_by, parents=(logits,), kept=False)
+
+
+def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Logits over the vocabulary: x E^T + b, (T, D) -> (T, V). Vaswani et al., 2017, section 3.4."""
+    return tap("logits", linear(x, weight, bias))

@@ -9,9 +9,7 @@ import numpy as np
 
 from npformer.engine.activations import ACTIVATIONS
 from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
-from npformer.engine.decoder_layers import decoder_layer
 from npformer.engine.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
-from npformer.engine.encoder_layers import encoder_layer
 from npformer.engine.norms.norm_mistakes import standard
 from npformer.golden.at import At
 from npformer.golden.graph import INNER, QKV, parents, stacks
@@ -299,13 +297,8 @@ def layer_count(port: Port) -> Ways:
 
 
 def again(x: np.ndarray, at: At) -> np.ndarray:
-    """Runs a whole layer on x without notifying listeners."""
-    config, lengths = at.config, np.array([len(x)])
-    shared: dict[str, Any] = {"activation": ACTIVATIONS[config.activation], "eps": config.eps, **at.layer_weights()}
-    if at.stack == "decoder.":
-        source = at.encoded
-        return at.unheard(lambda: decoder_layer(x, lengths, source, np.array([len(source)]), at.n_heads, **shared))
-    return at.unheard(lambda: encoder_layer(x, lengths, at.n_heads, **shared))
+    """Runs a whole layer on x."""
+    return at.layer_on(x)
 
 
 MISTAKES = (
