@@ -163,7 +163,7 @@ def masked_attention(
         return _in_blocks(q, k, v, mask)
     scores = _by_group(inner_products_in_room, q, k)  # q @ k.mT
     scores = tap("scores", scores if add is None else add(scores))
-    weights = tap("weights", masked_softmax(scores, mask, terms, front))
+    weights = tap("weights", masked_softmax(scores, mask, partial(sum_in_order, terms=terms, front=front)))
     return tap("context", _by_group(partial(matmul_in_order, terms=terms, front=front), weights, v))  # weights @ v
 
 

@@ -5,10 +5,12 @@ Attention Is All You Need (Vaswani et al., 2017), section 3.2.3. Next: `attentio
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.engine.runtime.sums import TERMS, sum_in_order
+from npformer.engine.runtime.sums import sum_in_order
 
 
 def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
@@ -30,12 +32,15 @@ def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
 
 
 def masked_softmax(
-    scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0, out: np.ndarray | None = None
+    scores: np.ndarray,
+    mask: np.ndarray,
+    total: Callable[..., np.ndarray] = sum_in_order,
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """softmax over the keys that the mask allows. A row without such a key becomes zeros.
 
-    The mask holds booleans, or floats that are added to the scores. terms, front: as in `sum_in_order`. out: array for
-    the result, which may be `scores` itself.
+    The mask holds booleans, or floats that are added to the scores. total: function that sums the exponentials. out:
+    array for the result, which may be `scores` itself.
     """
     if mask.dtype != bool and mask.dtype.kind != "f":
         raise NpformerError(f"attention: mask must be booleans, or floats to be added to the scores, got {mask.dtype}")
@@ -57,7 +62,7 @@ def masked_softmax(
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         weights -= weights.max(axis=-1, keepdims=True)
         np.exp(weights, out=weights)
-        weights /= sum_in_order(weights, terms=terms, front=front)
+        weights /= total(weights)
     return weights if every_row else weights * seen
 
 
