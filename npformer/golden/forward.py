@@ -28,12 +28,15 @@ from npformer.interpret.traces import post_process
 from npformer.model import Model, Seq2Seq
 
 
+SMALL = 1 << 16  # numbers in a stage; the casts of larger ones would double the memory of a large export
+
+
 class _Enough(Exception):
     """Raised to stop a forward pass once the requested stage has been computed."""
 
 
 class Forward:
-    """Runs ports on the other program's stages, casting each weight only once."""
+    """Runs ports on the other program's stages, casting each weight and each small stage only once."""
 
     def __init__(
         self, given: Mapping[str, list[np.ndarray]], weights: Mapping[str, np.ndarray], threads: int = 1
@@ -41,6 +44,7 @@ class Forward:
         """threads: number of runs of large models that `ways.py` computes at once."""
         self.given, self.threads = given, threads
         self._own = {id(array): array for array in weights.values()}
+        self._own |= {id(array): array for each in given.values() for array in each if array.size <= SMALL}
         self._cast: dict[tuple[int, Any], np.ndarray] = {}
 
     def __call__(
@@ -168,8 +172,11 @@ class Run(Arrays):
             self.whole.setdefault(name, []).append((first, cut, array))
             return array
         pieces = cut(array)
-        if unchanged := self._unchanged(name):
+        unchanged = self._unchanged(name)
+        if self.noise is None and not self._has_rules(name):  # most stages: no loop over the ports' rules
             self.made.setdefault(name, []).extend(pieces)
+            if not unchanged:
+                pieces = [self._replaced(name, i, piece) for i, piece in enumerate(pieces, first)]
             self.kept |= {(name, i): piece for i, piece in enumerate(pieces, first)}
         else:
             pieces = [self._stage(name, i, piece) for i, piece in enumerate(pieces, first)]
@@ -179,10 +186,11 @@ class Run(Arrays):
             name, unchanged = self._embedded[name], False
             pieces = [self._kept(name, first + i, piece) for i, piece in enumerate(pieces)]
         if (after := self._after.get(name)) is not None:
-            for i, piece in enumerate(pieces, first):
-                rules = self.ports[i % len(self.ports)].rules
-                pieces[i - first] = self.kept[after, i] = self._ruled(after, i, piece, rules)
-            unchanged = unchanged and not self._has_rules(after)
+            if self._has_rules(after):
+                unchanged = False
+                for i, piece in enumerate(pieces, first):
+                    pieces[i - first] = self._ruled(after, i, piece, self.ports[i % len(self.ports)].rules)
+            self.kept |= {(after, i): piece for i, piece in enumerate(pieces, first)}
         return array if unchanged else join(pieces)
 
     def _unchanged(self, name: str) -> bool:
@@ -234,15 +242,21 @@ class Run(Arrays):
         return made.astype(array.dtype, copy=False)
 
     def _kept(self, name: str, row: int, made: np.ndarray) -> np.ndarray:
+        """The array that later stages read: the other program's, changed by the rules on what they read."""
+        made = self._replaced(name, row, made)
+        self.kept[name, row] = made = self._ruled(name, row, made, self.ports[row % len(self.ports)].reads)
+        return made
+
+    def _replaced(self, name: str, row: int, made: np.ndarray) -> np.ndarray:
         """Replaces the port's array with the other program's, except for padding that the port adds."""
         theirs = self.given_array(name, row)
-        if theirs is not None and theirs.shape == made.shape:
-            made = theirs.astype(made.dtype)
-        elif theirs is not None:
-            corner = corner_of(made, theirs, self.port.at_end)
-            made = made.copy()
-            if made[corner].shape != theirs.shape:
-                raise NpformerError(f"{name}: expected shape {made.shape} at most, got {theirs.shape}")
-            made[corner] = theirs
-        self.kept[name, row] = made = self._ruled(name, row, made, self.ports[row % len(self.ports)].reads)
+        if theirs is None:
+            return made
+        if theirs.shape == made.shape:
+            return self._forward.cast(theirs, made.dtype)
+        corner = corner_of(made, theirs, self.port.at_end)
+        made = made.copy()
+        if made[corner].shape != theirs.shape:
+            raise NpformerError(f"{name}: expected shape {made.shape} at most, got {theirs.shape}")
+        made[corner] = theirs
         return made
