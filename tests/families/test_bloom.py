@@ -12,7 +12,8 @@ from npformer.engine.mechanisms.alibi import alibi_slopes
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from tests.support import tiny
-from tests.support.planted_decoders import PLANTED, diagnosis
+from tests.support.edited_pages import diagnosis
+from tests.support.planted_decoders import PLANTED
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4}
 
@@ -70,5 +71,6 @@ CASES = [(name, True) for name in PLANTED["bloom"]] + [("no ALiBi", False)]
     [pytest.param(*case, marks=() if case[1] and case[0] in QUICK else pytest.mark.slow) for case in CASES],
 )
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
-    found = diagnosis(tiny.model("bloom", "causal-lm", n_heads=6, d_model=48), planted, full)
-    assert PLANTED["bloom"][planted][0] in found, found
+    name, plant = PLANTED["bloom"][planted]
+    found = diagnosis(tiny.model("bloom", "causal-lm", n_heads=6, d_model=48), plant, full)
+    assert name in found, found

@@ -27,7 +27,8 @@ from npformer.interpret.traces import trace
 from npformer.model import Model
 from npformer.training import initialize
 from tests.support import tiny
-from tests.support.planted_decoders import PLANTED, diagnosed
+from tests.support.edited_pages import diagnosed
+from tests.support.planted_decoders import PLANTED
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 12, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -268,12 +269,14 @@ QUICK = ("w for 1 + w", "Llama's places", "norm of the sum", "no cap of scores",
 )
 def test_a_mistake_of_a_port_is_named(name: str, planted: str, full: bool) -> None:
     ends = ("/embeddings.token", "/norm", "/logits", "_residual")
-    found = str(diagnosed(of_head(name), planted, lambda stage: full or stage.endswith(ends)))
-    assert PLANTED[name][planted][0] in found.partition("then")[0], found
+    mistake, plant = PLANTED[name][planted]
+    found = str(diagnosed(of_head(name), plant, lambda stage: full or stage.endswith(ends)))
+    assert mistake in found.partition("then")[0], found
 
 
 def test_norms_after_the_rotation_are_not_said_to_be_left_out() -> None:
     """If the norms' stages are missing, a port that rotates first has the same rotated queries as one without norms."""
-    found = diagnosed(of_head("gemma3_text"), "rotated first", lambda stage: not stage.endswith("_normed"))
+    _, plant = PLANTED["gemma3_text"]["rotated first"]
+    found = diagnosed(of_head("gemma3_text"), plant, lambda stage: not stage.endswith("_normed"))
     assert found.causes == ["norms of queries and keys after the rotation"], found
     assert not found.then, found

@@ -16,7 +16,8 @@ from npformer.families import FAMILIES, parts_of, read_config, write_config
 from npformer.families.base import TensorPart
 from npformer.interpret.direct_attribution import logit_attribution
 from tests.support import tiny
-from tests.support.planted_decoders import PLANTED, diagnosis
+from tests.support.edited_pages import diagnosis
+from tests.support.planted_decoders import PLANTED
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
@@ -99,8 +100,9 @@ CASES = [(name, True) for name in PLANTED["gpt_neox"]] + [(name, False) for name
 )
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     model = tiny.model("gpt_neox", "causal-lm", mechanisms=(PartialRotary(30.0, columns=4),))
-    found = diagnosis(model, planted, full)
-    assert PLANTED["gpt_neox"][planted][0] in found, found
+    name, plant = PLANTED["gpt_neox"][planted]
+    found = diagnosis(model, plant, full)
+    assert name in found, found
 
 
 @pytest.mark.parametrize("shape", [(12, 0), (0, 4), (12, 4)])

@@ -15,7 +15,8 @@ from npformer.families import parts_of, read_config, write_config
 from npformer.interpret.direct_attribution import head_results, logit_attribution
 from npformer.interpret.traces import trace
 from tests.support import tiny
-from tests.support.planted_decoders import PLANTED, diagnosis
+from tests.support.edited_pages import diagnosis
+from tests.support.planted_decoders import PLANTED
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16,
@@ -105,11 +106,12 @@ QUICK = ("norms before blocks", "norms of heads", "norms after blocks exchanged"
 )
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     kv_heads = 0 if "exchanged" in planted else 2  # weights of different widths cannot be exchanged
-    found = diagnosis(model(n_kv_heads=kv_heads), planted, full)
-    assert PLANTED["olmo2"][planted][0] in found, found
+    name, plant = PLANTED["olmo2"][planted]
+    found = diagnosis(model(n_kv_heads=kv_heads), plant, full)
+    assert name in found, found
     assert found.count("cause:") == 1, found
 
 
 def test_a_norm_left_out_after_attention_is_not_said_to_be_before_the_ffn() -> None:
-    found = diagnosis(model(), "no norm after attention", full=True)
+    found = diagnosis(model(), PLANTED["olmo2"]["no norm after attention"][1], full=True)
     assert "as its name means in Llama" not in found, found

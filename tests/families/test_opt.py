@@ -13,7 +13,8 @@ from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.logit_lens import logit_lens
 from npformer.interpret.traces import trace
 from tests.support import tiny
-from tests.support.planted_decoders import PLANTED, diagnosis
+from tests.support.edited_pages import diagnosis
+from tests.support.planted_decoders import PLANTED
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 16,
@@ -74,5 +75,6 @@ CASES = [(name, True) for name in PLANTED["opt"]] + [("norms before", False)]
 )
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     model = tiny.model("opt", "causal-lm", **AFTER)
-    found = diagnosis(model, planted, full)
-    assert PLANTED["opt"][planted][0] in found, found
+    name, plant = PLANTED["opt"][planted]
+    found = diagnosis(model, plant, full)
+    assert name in found, found

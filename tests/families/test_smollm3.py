@@ -13,7 +13,8 @@ from npformer.engine.mechanisms import Rotary, Window
 from npformer.families import read_config, write_config
 from npformer.interpret.traces import trace
 from tests.support import tiny
-from tests.support.planted_decoders import PLANTED, diagnosis
+from tests.support.edited_pages import diagnosis
+from tests.support.planted_decoders import PLANTED
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 16,
@@ -79,5 +80,6 @@ def test_a_layer_without_rotation_has_no_rotated_stages() -> None:
 @pytest.mark.parametrize("full", [True, False])
 def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     model = tiny.model("smollm3", "causal-lm", n_layers=3, local=Local((1,), ()), mechanisms=(Rotary(30.0),))
-    found = diagnosis(model, planted, full)
-    assert PLANTED["smollm3"][planted][0] in found, found
+    name, plant = PLANTED["smollm3"][planted]
+    found = diagnosis(model, plant, full)
+    assert name in found, found

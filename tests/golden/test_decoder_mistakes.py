@@ -21,8 +21,8 @@ from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
 from npformer.model import Model, Seq2Seq
 from tests.support import tiny
-from tests.support.edited_pages import Plant, edited, inputs, run
-from tests.support.planted import CAUSAL, GELU, ROOT, SCORES, changed, swapped
+from tests.support.edited_pages import Plant, changed, edited, inputs, run, swapped
+from tests.support.planted import CAUSAL, GELU, ROOT, SCORES
 from tests.support.seq2seq_models import golden_model
 from tests.support.slow import slow_after
 

@@ -20,8 +20,8 @@ from npformer.interpret.edits import edit
 from npformer.model import Model
 from tests.golden.test_mistakes import diagnosed, reference, stages
 from tests.support.edited_pages import Plant, edited, inputs, weights
-from tests.support.planted import GELU, MASKED, SCORES, gelu, scores
-from tests.support.planted_kinds import KINDS, LAYER
+from tests.support.planted import GELU, MASKED, SCORES
+from tests.support.planted_kinds import KINDS
 
 pytestmark = pytest.mark.numbers
 
@@ -167,6 +167,7 @@ def test_a_cause_that_would_change_a_right_stage_is_not_named() -> None:
     assert diagnosis.mistake == "values of another stage", str(diagnosis)
 
 
+LAYER = "def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):"
 OF_GPT2 = LAYER.replace("encoder", "gpt2")
 PARALLEL = edited(("layer_norm(attention_residual, **ffn_norm", "layer_norm(x, **ffn_norm"))
 #: As hooks on torch modules record it: the input of the FFN's norm is the layer's input.
@@ -247,7 +248,7 @@ FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
     ),
     "softmax in float16": ("bert", (*WEIGHTS[:3], "0.attention.context"), "one stage rounded", edited((MASKED, IN_FLOAT16))),
     "activations clipped": (
-        "bert", ("0.attention_norm", "0.ffn_norm"), "clipped", gelu(f"np.minimum({GELU}, 1)")
+        "bert", ("0.attention_norm", "0.ffn_norm"), "clipped", edited((GELU, f"np.minimum({GELU}, 1)"))
     ),
     "rows in (K, H)": (
         "bert", ("0.attention.context", "0.attention_norm", "embeddings.norm"), "weight in the wrong order", KINDS["rows in (K, H)"][2]
@@ -335,7 +336,7 @@ def test_weights_of_one_projection_in_the_others_are_named_once() -> None:
 )
 def test_a_cap_on_scores_is_named_once(end: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(general.FUNCTIONS, "1.5 tanh(x / 1.5)", lambda y: 1.5 * np.tanh(y / 1.5))
-    cap = scores(f"1.5 * np.tanh({SCORES} / 1.5)")
+    cap = edited((SCORES, f"1.5 * np.tanh({SCORES} / 1.5)"))
     heads = ("query_heads", "key_heads", f"layers.0.{end}")
     assert cause_of(cap, heads) == ("an extra function", way)
 

@@ -139,7 +139,7 @@ def test_every_known_mistake_is_tried(few: bool) -> None:
 
 
 #: Mistakes of a causal pre-norm model that are also diagnosed with few stages.
-FEW_IN_GPT2 = ("no causal mask", "c_attn by head", "post-norm", "last of the batch")
+FEW_IN_GPT2 = ("no causal mask", "fused", "post-norm", "last of the batch")
 
 
 @pytest.mark.slow

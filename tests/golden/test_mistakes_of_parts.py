@@ -23,8 +23,7 @@ from npformer.families import FAMILIES
 from npformer.model import Model, Seq2Seq
 from npformer.plain.rotary import rotary_frequencies
 from tests.support import tiny
-from tests.support.edited_pages import Plant, edited, inputs, run, weights
-from tests.support.planted import swapped
+from tests.support.edited_pages import Plant, edited, inputs, run, swapped, taken, weights
 from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
@@ -39,10 +38,6 @@ def in_pairs(flat: Weights) -> Weights:
 
     parts = (".query.weight", ".key.weight")
     return {name: permuted(array) for name, array in flat.items() if name.endswith(parts)}
-
-
-def of_self(flat: Weights) -> Weights:
-    return {name: flat[name.replace("cross_attention.", "attention.")] for name in flat}
 
 
 MEAN_SQUARE = "(x**2).mean(axis=-1, keepdims=True)"
@@ -122,7 +117,7 @@ T5: dict[str, tuple[str, str, Plant]] = {
         "relative bias with wrong bucket boundaries", "all buckets",
         edited(("np.where(distances < exact, distances, np.minimum(far, n_buckets - 1))", "np.minimum(distances, n_buckets - 1)")),
     ),
-    "weights of self-attention": ("cross-attention with self-attention's weights", "all", weights(of_self)),
+    "weights of self-attention": ("cross-attention with self-attention's weights", "all", taken(("cross_attention.", "attention."))),
 }  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from npformer.engine.runtime.packing import Text
 from npformer.families import FAMILIES
 from npformer.model import Seq2Seq
 from tests.support import tiny
-from tests.support.edited_pages import Plant, edited, inputs, run, weights
-from tests.support.planted import CAUSAL, changed
+from tests.support.edited_pages import Plant, changed, edited, inputs, run, taken
+from tests.support.planted import CAUSAL
 
 pytestmark = pytest.mark.numbers
 
@@ -76,7 +76,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
     "no bias": ("relative bias left out", edited((BIASED, BIASED.removesuffix(" + bias")))),
     "the encoder's table in both": (
         "relative bias of the other stack",
-        weights(lambda flat: {"decoder.relative_bias.weight": flat["encoder.relative_bias.weight"]}),
+        taken(("decoder.relative_bias", "encoder.relative_bias")),
     ),
     "bias transposed": (
         "relative bias with the wrong sign",

@@ -13,7 +13,7 @@ from tests.golden.test_mistakes import diagnosed, stages
 from tests.support import tiny
 from tests.support.edited_pages import Plant, edited, run
 from tests.support.planted import MASKED
-from tests.support.planted_tiles import CAUSAL, OF_GPT2, TILES, product
+from tests.support.planted_kinds import OF_GPT2, TILED, TILES, product
 from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
@@ -46,14 +46,15 @@ def test_a_mistake_in_a_tile_is_named_from_hidden_states(key: str) -> None:
 
 def test_the_columns_of_one_product_are_named_by_their_number_alone() -> None:
     """The size of a tile explains the ends of several widths; the end of one width is a number."""
-    diagnosis = diagnosed("gpt2", stages("gpt2", product("columns(x @ weight, 4, 0, 'ffn.hidden')")), few=True)
+    plant = product("x @ weight * (np.arange(len(bias)) < len(bias) - 4)", "at().endswith('ffn.hidden')")
+    diagnosis = diagnosed("gpt2", stages("gpt2", plant), few=True)
     assert "ffn.hidden: the last 4 columns are the bias alone" in str(diagnosis)
     assert "mod" not in str(diagnosis)
 
 
 def test_a_mask_of_a_tile_is_named_from_weights_too() -> None:
     assert said("gpt2", OF_GPT2["the next seen"]) == ""
-    assert CAUSAL not in diagnosed("gpt2", stages("gpt2")).causes
+    assert TILED not in diagnosed("gpt2", stages("gpt2")).causes
 
 
 @pytest.mark.parametrize("ends", [("",), (".ffn_residual", "logits")], ids=["every stage", "hidden states"])

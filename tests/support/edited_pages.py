@@ -4,7 +4,7 @@
 
 The page is the one file that `npformer.plain.source(model, standalone=True)` writes. In edits, `seen` is the mask of a
 padded batch, (B, 1, 1, L), `lengths` the number of tokens of each text, (B,), and `at()` the group of the weights that
-the current call reads, such as "layers.0.attention.query".
+the current call reads, such as "layers.0.attention.query". They can call `half`, `tf32` and `reduce`, too.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import numpy as np
 
+from npformer import golden
 from npformer.checkpoint import flatten, unflatten
 from npformer.common.halves import half
 from npformer.engine.runtime.packing import Text
-from npformer.golden import Golden
 from npformer.golden.mistakes.precision import tf32
+from npformer.model import Model
 from npformer.plain.formulas import softmax
 from npformer.plain.pages import functions_of, page_of
 from npformer.plain.roberta import padded_positions
@@ -66,16 +67,67 @@ def edited(*edits: tuple[str, str], added: str = "") -> Plant:
     return Plant(edits, added=added)
 
 
+def layer(of: str, function: Callable[..., Any]) -> Plant:
+    """Has the layers of another page in a page with the layers `of`."""
+    return edited((f"x = {of}(", f"x = {function.__name__}("), added=inspect.getsource(function))
+
+
+def rotated(layers: tuple[int, ...]) -> Plant:
+    """Rotates with the angles of these layers, in the order of the page's layers."""
+    return edited(("layers, rotations, reaches)", f"layers, [rotations[i] for i in {layers}], reaches)"))
+
+
 def weights(change: Callable[[Arrays], Arrays]) -> Plant:
     return Plant(weights=(change,))
 
 
-def inputs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
-    return Plant(inputs=(change,))
+def changed(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Plant:
+    """Changes the weights with this part in their names."""
+    return weights(lambda flat: {name: change(w) for name, w in flat.items() if part in name})
 
 
-def exported(change: Callable[[Arrays], dict[str, Any]]) -> Plant:
-    return Plant(exported=(change,))
+def taken(*pairs: tuple[str, str]) -> Plant:
+    """Weights from elsewhere: for a pair such as ("layers.0.", "layers.1."), layer 0 has those of layer 1."""
+
+    def found(flat: Arrays) -> Arrays:
+        names = {name: name.replace(own, other) for own, other in pairs for name in flat if own in name}
+        return {name: flat[other] for name, other in names.items() if other in flat}
+
+    return weights(found)
+
+
+def swapped(one: str, other: str) -> Plant:
+    """Exchanges the weights of two parts of every layer, such as query and key."""
+    return taken((one, other), (other, one))
+
+
+def resplit(*shape: int) -> Plant:
+    """Splits columns of fused queries, keys and values of this shape, (heads, 3, 8), as (3, heads, 8); or the reverse."""
+
+    def split(flat: Arrays) -> Arrays:
+        found = {}
+        for query in [name for name in flat if ".attention.query." in name]:
+            names = [query.replace("query", each) for each in ("query", "key", "value")]
+            fused = np.concatenate([flat[name] for name in names], axis=-1)
+            order = np.arange(fused.shape[-1]).reshape(shape).swapaxes(0, 1).ravel()
+            found |= dict(zip(names, np.split(fused[..., order], 3, axis=-1), strict=True))
+        return found
+
+    return weights(split)
+
+
+def inputs(change: Callable[[dict[str, Any]], dict[str, Any]] | None = None, **new: str) -> Plant:
+    """Changes arguments, by a function or by expressions such as positions="positions + 1"."""
+    return Plant(inputs=(change or _computed(new),))
+
+
+def exported(change: Callable[[Arrays], dict[str, Any]] | None = None, **new: str) -> Plant:
+    """Changes what is exported, by a function or by expressions such as logits="2 * logits"."""
+    return Plant(exported=(change or _computed(new),))
+
+
+def _computed(new: Mapping[str, str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    return lambda given: {name: eval(text, {"np": np, **given}) for name, text in new.items()}
 
 
 def at_stage(end: str, change: Callable[[np.ndarray], np.ndarray]) -> Plant:
@@ -83,7 +135,7 @@ def at_stage(end: str, change: Callable[[np.ndarray], np.ndarray]) -> Plant:
     return Plant(stage=(lambda name, x: change(x) if name.endswith(end) else x,))
 
 
-def run(model: Any, recorded: Golden, plant: Plant | None = None, padded: bool = True) -> Arrays:
+def run(model: Any, recorded: golden.Golden, plant: Plant | None = None, padded: bool = True) -> Arrays:
     """The stages of the golden file, computed by the page in one padded batch, or as `i/stage` one text at a time."""
     plant, texts = plant or Plant(), recorded.inputs
     flat = {name: np.array(array) for name, array in flatten(dict(model.weights)).items()}
@@ -97,10 +149,27 @@ def run(model: Any, recorded: Golden, plant: Plant | None = None, padded: bool =
     return {f"{i}/{name}": array for i, each in enumerate(runs) for name, array in each.items()}
 
 
+def diagnosed(model: Model, plant: Plant, shown: Callable[[str], bool]) -> golden.Diagnosis:
+    """Diagnoses a port with mistakes from the stages that it shows. The correct port must pass the comparison."""
+    recorded = golden.record(model, [Text(np.arange(5, 14)), Text(np.arange(20, 26))])
+    comparison = golden.compare(recorded, run(model, recorded, padded=False))
+    assert comparison.ok, comparison
+    assert not comparison.missing, comparison.missing
+    stages = run(model, recorded, plant, padded=False)
+    return golden.diagnose(recorded, {name: array for name, array in stages.items() if shown(name)}, model)
+
+
+def diagnosis(model: Model, plant: Plant, full: bool) -> str:
+    """The diagnosis from all stages if `full`, else from hidden states and answers."""
+    answers = ("embeddings.sum", "embeddings.norm", "norm", "logits", "project")
+    ends = ("",) if full else ("ffn_residual", "ffn_norm", *(f"/{each}" for each in answers))
+    return str(diagnosed(model, plant, lambda stage: stage.endswith(ends))).partition("then")[0]
+
+
 class _Edited(Stages):
     """An edited page, instrumented."""
 
-    def __init__(self, model: Any, recorded: Golden, plant: Plant, padded: bool) -> None:
+    def __init__(self, model: Any, recorded: golden.Golden, plant: Plant, padded: bool) -> None:
         super().__init__()
         self.model, self.plant, self.axes_before = model, plant, int(padded)
         self.names = set(recorded.stages)
@@ -114,7 +183,7 @@ class _Edited(Stages):
             )
             source = source.replace(old, new)
         self.page = types.ModuleType("page")
-        self.page.__dict__.update(_page=self, half=half, tf32=tf32, at=lambda: ".".join(self._scope))
+        self.page.__dict__.update(_page=self, half=half, tf32=tf32, reduce=reduce, at=lambda: ".".join(self._scope))
         for definition in f"{source}\n\n\n{plant.added.strip()}".split("\n\n\n"):
             exec(_compiled(definition), self.page.__dict__)
 
