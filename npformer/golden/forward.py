@@ -27,7 +27,6 @@ from npformer.interpret.text_parts import TextParts, is_input
 from npformer.interpret.traces import post_process
 from npformer.model import Model, Seq2Seq
 
-
 SMALL = 1 << 16  # numbers in a stage; the casts of larger ones would double the memory of a large export
 
 

@@ -110,7 +110,7 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float = 1.0, axis
 def attended(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[Text]], Made]:
     @contextmanager
     def made(model: Model, texts: list[Text]) -> Made:
-        with patched(attention, "attend", lambda q, k, v, *_, **__: wrong(q, k, v)):
+        with patched(attention, "scaled_dot_product_attention", lambda q, k, v, *_, **__: wrong(q, k, v)):
             yield model, texts
 
     return made
@@ -323,7 +323,7 @@ def test_a_wrong_mask_is_named_after_an_earlier_mistake() -> None:
     texts = [Text(np.pad(text.ids, (0, max(LENGTHS) - len(text)))) for text in recorded.texts]
     with (
         norm_made(lambda x: standardized(x, 1e-5))(model, texts),
-        patched(attention, "attend", lambda q, k, v, *_, **__: too_high(q, k, v)),
+        patched(attention, "scaled_dot_product_attention", lambda q, k, v, *_, **__: too_high(q, k, v)),
     ):
         t = trace(model, texts)
     diagnosis = golden.diagnose(recorded, {name: np.stack(t[name]) for name in t}, model)
