@@ -11,11 +11,11 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.engine.blocks.convolution import convolved
-from npformer.engine.descriptions.mistake import Rule, Rules
 from npformer.engine.functions import softmax
 from npformer.engine.runtime.packing import Text
 from npformer.golden.graph import head_width, heads_of, matches, parted, stacks
+from npformer.golden.mistake import Rule, Rules
+from npformer.golden.recomputed import convolved
 from npformer.golden.rounded import Rounded
 
 HEAD_NORMS = ("attention.query_norm", "attention.key_norm")  # groups whose stages end with "_normed"

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.engine.attention import attend
-from npformer.engine.blocks import attention_mistakes, cross_attention_mistakes
 from npformer.engine.blocks.block import Around, Backward, Block, Shared
 from npformer.engine.blocks.rows import OwnCache, Rows
 from npformer.engine.blocks.terms import adding, part, terms_of
@@ -69,7 +68,6 @@ class Attention(Block):
     scale: float = 0.0
 
     around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
-    mistakes = attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         own, lengths = rows.attend(x)
@@ -131,7 +129,6 @@ class CrossAttention(Block):
 
     around = Attention.around
     pull = Attention.pull
-    mistakes = cross_attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         if rows.cache is None or rows.cache.source is None:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from npformer.config import ROUNDED, Config
-from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
-from npformer.engine.norms.norm_mistakes import standard
 from npformer.engine.runtime.packing import Text, positions
 from npformer.golden.at import At
 from npformer.golden.graph import parted
+from npformer.golden.mistake import Mistake, Rule, Ways
 from npformer.golden.mistakes.nearest import nearest, nearest_normalized, put_first
+from npformer.golden.mistakes.parts.norm import standard
 from npformer.golden.port import Port
 
 Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its index) -> changed positions

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake, Rule, Rules, Ways
 from npformer.engine.functions import softmax
-from npformer.engine.mechanisms.rotary import ROTATED, rotated_in
 from npformer.engine.runtime.packing import Text
 from npformer.golden.at import At
 from npformer.golden.graph import parted
+from npformer.golden.mistake import Mistake, Rule, Rules, Ways
 from npformer.golden.mistakes.nearest import nearest, nearest_normalized, put_first
+from npformer.golden.mistakes.parts.rotary import ROTATED, rotated_in
 from npformer.golden.port import Port
 
 MOST = 1 << 31  # limit on the search for wrong ids: size of the token table times number of tokens

@@ -14,9 +14,9 @@ from itertools import combinations
 import numpy as np
 
 from npformer.engine.attention import combine_heads, split_heads
-from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import parents
+from npformer.golden.mistake import Mistake, Rule, Ways
 from npformer.golden.mistakes.general import flat, head_width_in
 from npformer.golden.mistakes.maps import lines_said, said_of_map, zeros_said
 from npformer.golden.mistakes.nearest import nearest

@@ -10,11 +10,11 @@ import numpy as np
 from npformer.engine.activations import ACTIVATIONS
 from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.engine.decoder_layers import decoder_layer
-from npformer.engine.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.engine.encoder_layers import encoder_layer
-from npformer.engine.norms.norm_mistakes import standard
 from npformer.golden.at import At
 from npformer.golden.graph import INNER, QKV, parents, stacks
+from npformer.golden.mistake import Mistake, Rules, Steps, Ways, exchanged
+from npformer.golden.mistakes.parts.norm import standard
 from npformer.golden.port import Port
 
 ATTENTION, FFN = "*.attention_residual", "*.ffn_residual"

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from npformer.common.halves import HALVES, cut_bits, half
-from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import INNER, parted
+from npformer.golden.mistake import Mistake, Rules, Ways
 from npformer.golden.port import Port
 
 Round = Callable[[np.ndarray], np.ndarray]

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
+from npformer.golden.mistake import Mistake, Rule, Ways
 from npformer.golden.mistakes.kinds import in_all_layers
 from npformer.golden.mistakes.maps import lines_said
 from npformer.golden.mistakes.nearest import nearest

@@ -8,9 +8,9 @@ import numpy as np
 
 from npformer.checkpoint.parameters import parameters
 from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
-from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted, stacks
+from npformer.golden.mistake import Mistake, Ways
 from npformer.golden.port import FORMS, Port
 
 MOST = 40  # maximum number of weights to try one by one

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from npformer.engine.attention import split_heads
-from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
 from npformer.engine.functions import softmax
+from npformer.golden.mistake import Mistake, Rules, Ways
 
 KEY, VALUE, CONTEXT = (f"*.cross_attention.{name}" for name in ("key", "value", "context"))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Rule, Rules, Ways
+from npformer.golden.mistake import Rule, Rules, Ways
 
 EPS = (1e-5, 1e-6, 1e-12, 1e-3, 1e-7, 1e-8, 1e-10, 1e-4, 0.0)
 IN_GROUPS = "a row is normalized over all its columns at once"
