@@ -71,22 +71,17 @@ class Attention(Block):
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         own, lengths = rows.attend(x)
-        if self.mechanisms or self.scale:
-            applied = _applied(self, rows, weights)
-            weights = {name: weights[name] for name in PROJECTIONS}
-            weights["attention"] = applied.attention
-        return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, **weights)
+        layers = weights["query"], weights["key"], weights["value"], weights["output"]
+        attention = _applied(self, rows, weights).attention if self.mechanisms or self.scale else packed_attention
+        return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, *layers, attention)
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         own, lengths = rows.attend(x)
+        layers = weights["query"], weights["key"], weights["value"], weights["output"]
         applied = _applied(self, rows, weights).in_layer() if self.mechanisms or self.scale else None
-        if applied is not None:
-            weights = {
-                **{name: weights[name] for name in PROJECTIONS},
-                "attention_backward": applied.attention_backward,
-            }
+        attention_backward = packed_attention_backward if applied is None else applied.attention_backward
         drows, dx, grads = multi_head_attention_backward(
-            grad, stages, own, lengths, x, rows.lengths, self.n_heads, **weights
+            grad, stages, own, lengths, x, rows.lengths, self.n_heads, *layers, attention_backward
         )
         dx[slice(None) if rows.attending is None else rows.attending] += drows
         return dx, grads, {} if applied is None else applied.in_layer_backward(grads)
