@@ -78,6 +78,14 @@ class Port:
         alike = all(array.shape == self.weights[own].shape for own, array in changes.items())
         return replace(self.weighing(changes), possible=self.possible and alike)
 
+    def exchanging(self, *pairs: tuple[str, str]) -> Port:
+        """Returns the port with the two groups of weights of each pair exchanged."""
+        return self.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+
+    def exchanging_in_layers(self, one: str, other: str) -> Port:
+        """Returns the port with two groups of weights of each layer exchanged."""
+        return self.exchanging(*((layer + one, layer + other) for layer in self.layers))
+
     def rounding(self, rounded: Callable[[np.ndarray], np.ndarray], names: Iterable[str]) -> Port:
         """Returns the port with these weights rounded."""
         names = frozenset(names)

@@ -21,8 +21,7 @@ def bias_of(at: Any, scores: np.ndarray, name: str = "relative_bias", **choices:
     _, length, width = scores.shape
     own = replace(own, **choices)
     values = relative_bias(at.weight(name), max(length, width), own.max_distance, own.bidirectional)
-    bias: np.ndarray = at_distances(values, np.arange(length)[None], np.arange(width)[None])[0]
-    return bias
+    return np.asarray(at_distances(values, np.arange(length)[None], np.arange(width)[None])[0])
 
 
 def alibi_of(at: Any, scores: np.ndarray) -> np.ndarray | float:
@@ -30,12 +29,10 @@ def alibi_of(at: Any, scores: np.ndarray) -> np.ndarray | float:
     if not any(isinstance(each, Alibi) for each in at.mechanisms):
         return 0.0
     distances = np.arange(scores.shape[-1]) - np.arange(scores.shape[-2])[:, None]
-    found: np.ndarray = alibi_slopes(len(scores)).astype(scores.dtype)[:, None, None] * distances
-    return found
+    return np.multiply(alibi_slopes(len(scores)).astype(scores.dtype)[:, None, None], distances)
 
 
 def convolved(at: Any, x: np.ndarray) -> np.ndarray:
     """The convolution of the rows x of a text, (T, D) -> (T, D), without activation."""
     hidden = {part: array for part in ("weight", "bias") if (array := at.weight("convolution", part)) is not None}
-    made: np.ndarray = at.unheard(lambda: convolve(x, np.array([len(x)]), np.arange(len(x)), **hidden))
-    return made
+    return np.asarray(at.unheard(lambda: convolve(x, np.array([len(x)]), np.arange(len(x)), **hidden)))

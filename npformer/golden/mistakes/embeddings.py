@@ -280,11 +280,7 @@ MISTAKES = (
     ),
     Mistake("positions from the wrong rule", "a token's position is its place in its text", found_positions),
     Mistake("sinusoidal positions instead of learned", "this model has a table of learned positions", sinusoids),
-    Mistake(
-        SINUSOIDS,
-        "the paper's table alternates sines and cosines; Marian's has all sines first",
-        other_sinusoids,
-    ),
+    Mistake(SINUSOIDS, "the paper's table alternates sines and cosines; Marian's has all sines first", other_sinusoids),
     Mistake(
         FORMULA, "the angle of position p in pair i of columns is p / 10000^(i / n), for n = D / 2 pairs", other_angles
     ),

@@ -67,10 +67,7 @@ def other_stage(port: Port) -> Ways:
         and not parted(group)[2].startswith("embeddings")
     ):
         for name in names:
-            yield (
-                f"it is computed from {name}",
-                {port.stage: lambda y, at, name=name: at.linear(at(name), group)},
-            )
+            yield (f"it is computed from {name}", {port.stage: lambda y, at, name=name: at.linear(at(name), group)})
 
 
 def names_of(port: Port) -> list[str]:

@@ -224,10 +224,7 @@ def some_columns(port: Port) -> Ways:
         if (empty := _without_product(port)) is not None:
             bias = port.weights[f"{port.stage}.bias"].astype(np.float64)
             alone = np.isin(np.arange(len(bias)), empty)
-            yield (
-                zeros_said("column", empty, " of the weight"),
-                {port.stage: lambda y, at: np.where(alone, bias, y)},
-            )
+            yield (zeros_said("column", empty, " of the weight"), {port.stage: lambda y, at: np.where(alone, bias, y)})
         if (order := _copied(theirs, right)) is not None:
             yield f"columns {said_of_map(order, head_width_in(port))}", {port.stage: lambda y, at: y[..., order]}
         if (inputs := _inputs(port)) is not None:

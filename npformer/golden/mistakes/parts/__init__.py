@@ -6,21 +6,8 @@ reading their files.
 
 from __future__ import annotations
 
-from npformer.engine.blocks import Attention, Convolution, CrossAttention, FeedForward, Gated, Normed
-from npformer.engine.layers.parallel_layer import ParallelLayer
-from npformer.engine.mechanisms import (
-    Alibi,
-    Causal,
-    Disentangled,
-    HeadNorm,
-    PartialRotary,
-    RelativeBias,
-    Rotary,
-    RowNorm,
-    SoftCap,
-    Window,
-)
-from npformer.engine.norms import LayerNorm, RMSNorm, ZeroCentredRMSNorm
+from npformer.engine import blocks, mechanisms, norms
+from npformer.engine.layers import ParallelLayer
 from npformer.engine.output_heads import CappedLogits, OutputScale
 from npformer.engine.token_projections import ProjectedStack, ProjectedTokens
 from npformer.families.interleaved import Interleaved
@@ -37,7 +24,6 @@ from npformer.golden.mistakes.parts import (
     ffn,
     head_norm,
     layernorm,
-    output_heads,
     output_norm,
     parallel_layer,
     relative_bias,
@@ -50,30 +36,30 @@ from npformer.golden.mistakes.parts import (
 
 #: Class of a part or of a family -> its mistakes; if several fit equally well, the diagnosis names the first.
 OF_CLASS: dict[type, tuple[Mistake, ...]] = {
-    Alibi: alibi.MISTAKES,
-    Attention: attention.MISTAKES,
-    CappedLogits: output_heads.CAPPED_LOGITS,
-    Causal: causal.MISTAKES,
-    Convolution: convolution.MISTAKES,
-    CrossAttention: cross_attention.MISTAKES,
-    Disentangled: disentangled.MISTAKES,
-    FeedForward: ffn.MISTAKES,
-    Gated: ffn.GATED,
-    HeadNorm: head_norm.OF_HEADS,
-    LayerNorm: layernorm.MISTAKES,
-    Normed: output_norm.MISTAKES,
-    OutputScale: output_heads.OUTPUT_SCALE,
+    CappedLogits: soft_cap.OF_LOGITS,
+    OutputScale: token_projections.OUTPUT_SCALE,
     ParallelLayer: parallel_layer.MISTAKES,
-    PartialRotary: rotary.PARTIAL,
     ProjectedStack: token_projections.STACK,
     ProjectedTokens: token_projections.TOKENS,
-    RelativeBias: relative_bias.MISTAKES,
-    RMSNorm: root_mean_square.MISTAKES,
-    Rotary: rotary.MISTAKES,
-    RowNorm: head_norm.OF_ROWS,
-    SoftCap: soft_cap.MISTAKES,
-    Window: window.MISTAKES,
-    ZeroCentredRMSNorm: root_mean_square.ZERO_CENTRED,
+    blocks.Attention: attention.MISTAKES,
+    blocks.Convolution: convolution.MISTAKES,
+    blocks.CrossAttention: cross_attention.MISTAKES,
+    blocks.FeedForward: ffn.MISTAKES,
+    blocks.Gated: ffn.GATED,
+    blocks.Normed: output_norm.MISTAKES,
+    mechanisms.Alibi: alibi.MISTAKES,
+    mechanisms.Causal: causal.MISTAKES,
+    mechanisms.Disentangled: disentangled.MISTAKES,
+    mechanisms.HeadNorm: head_norm.OF_HEADS,
+    mechanisms.PartialRotary: rotary.PARTIAL,
+    mechanisms.RelativeBias: relative_bias.MISTAKES,
+    mechanisms.Rotary: rotary.MISTAKES,
+    mechanisms.RowNorm: head_norm.OF_ROWS,
+    mechanisms.SoftCap: soft_cap.MISTAKES,
+    mechanisms.Window: window.MISTAKES,
+    norms.LayerNorm: layernorm.MISTAKES,
+    norms.RMSNorm: root_mean_square.MISTAKES,
+    norms.ZeroCentredRMSNorm: root_mean_square.ZERO_CENTRED,
     # families
     Interleaved: families.INTERLEAVED,
     SmolLM3: families.SMOLLM3,

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from npformer.engine.mechanisms.alibi import alibi_slopes, geometric
 from npformer.golden.mistake import Mistake, Rules, Ways
-from npformer.golden.recomputed import alibi_of
-
-SCORES = "*.attention.scores"
-
-
-def _changed(change: Callable[[np.ndarray, Any], Any]) -> Rules:
-    """Rules that add change(bias, at) to the scores instead of the model's biases."""
-
-    def rule(scores: np.ndarray, at: Any) -> np.ndarray:
-        bias = np.asarray(alibi_of(at, scores))
-        made: np.ndarray = scores + (change(bias, at) - bias)
-        return made
-
-    return {SCORES: rule}
+from npformer.golden.mistakes.parts.relative_bias import biased
 
 
 def _sloped(slopes: np.ndarray) -> Rules:
     """Rules that add biases with these slopes."""
     own = alibi_slopes(len(slopes))
-    return _changed(lambda bias, at: bias * (slopes / own)[:, None, None])
+    return biased(lambda bias, at: bias * (slopes / own)[:, None, None])
 
 
 def _other_slopes(port: Any) -> Ways:
@@ -52,22 +38,19 @@ MISTAKES = (
     Mistake(
         "ALiBi left out",
         "each head adds slope * (key position - query position) to its scores",
-        {"": _changed(lambda bias, at: 0 * bias)},
+        {"": biased(lambda bias, at: 0 * bias)},
     ),
     Mistake(
         "ALiBi with the wrong sign",
         "the bias of an earlier key is negative: slope * (key position - query position), not slope * distance",
-        {
-            "": _changed(lambda bias, at: -bias),
-            "the absolute distance": _changed(lambda bias, at: np.abs(bias)),
-        },
+        {"": biased(lambda bias, at: -bias), "the absolute distance": biased(lambda bias, at: np.abs(bias))},
     ),
     Mistake(
         "ALiBi scaled",
         "scores are divided by sqrt(d_head) before the bias is added",
         {
-            "divided by sqrt(d_head) too": _changed(lambda bias, at: bias * at.d_head**-0.5),
-            "multiplied by sqrt(d_head)": _changed(lambda bias, at: bias * at.d_head**0.5),
+            "divided by sqrt(d_head) too": biased(lambda bias, at: bias * at.d_head**-0.5),
+            "multiplied by sqrt(d_head)": biased(lambda bias, at: bias * at.d_head**0.5),
         },
     ),
     Mistake(

@@ -12,11 +12,11 @@ from npformer.engine.attention import combine_heads, split_heads
 from npformer.engine.functions import softmax
 from npformer.engine.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.engine.mechanisms.window import Window
+from npformer.golden.graph import QKV
 from npformer.golden.mistake import Mistake, Rule, Rules, Ways
 from npformer.golden.mistakes.parts.causal import AFTER, SHIFTED, Picture, misused, pictured
 from npformer.golden.mistakes.parts.ffn import sigmoid
 
-QKV = ("query", "key", "value")
 SCORES, WEIGHTS, CONTEXT = "*.attention.scores", "*.attention.weights", "*.attention.context"
 HEADS, COMBINED = "*.attention.*_heads", "*.attention.combined"
 

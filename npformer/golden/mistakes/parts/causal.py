@@ -23,7 +23,7 @@ def _earlier(n: int) -> np.ndarray:
 AFTER: dict[str, Picture] = {"a token sees itself and later tokens": lambda n: np.tri(n, dtype=bool).T}
 SHIFTED: dict[str, Picture] = {
     "a token sees only earlier tokens": lambda n: np.tri(n, k=-1, dtype=bool),
-    "a token sees only earlier tokens, but the first sees itself": lambda n: _earlier(n),
+    "a token sees only earlier tokens, but the first sees itself": _earlier,
     "a token sees itself, earlier tokens and the next token": lambda n: np.tri(n, k=1, dtype=bool),
 }
 

@@ -74,9 +74,7 @@ PLACES: dict[str, Rules] = {
 }
 MISTAKES = (
     Mistake(
-        "convolution's kernel misread",
-        "W_1, W_2 and W_3 multiply rows i - 1, i and i + 1, in this order",
-        _kernel,
+        "convolution's kernel misread", "W_1, W_2 and W_3 multiply rows i - 1, i and i + 1, in this order", _kernel
     ),
     Mistake("padding convolved", "rows before and after a text are zeros", _padding_counted),
     Mistake(

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from npformer.families.base import TensorPart
+from npformer.golden.graph import QKV
 from npformer.golden.mistake import Mistake, Ways
-
-QKV = ("query", "key", "value")
 
 
 def _in_thirds(port: Any) -> Ways:

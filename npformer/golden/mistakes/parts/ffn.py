@@ -153,8 +153,7 @@ MISTAKES = (
 
 
 def _swapped(port: Any) -> Ways:
-    pairs = [(f"{layer}ffn.gate", f"{layer}ffn.up") for layer in port.layers]
-    yield "", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+    yield "", port.exchanging_in_layers("ffn.gate", "ffn.up")
     yield (
         "up is activated",
         {
@@ -176,9 +175,7 @@ def _renamed(port: Any) -> Ways:
 
 
 def _of_product(y: np.ndarray, at: Any) -> np.ndarray:
-    product = at("ffn.gate") * at("ffn.up")
-    made: np.ndarray = ACTIVATIONS[at.config.activation](product)
-    return made
+    return ACTIVATIONS[at.config.activation](at("ffn.gate") * at("ffn.up"))
 
 
 _OF_BOTH: Rules = {"*.ffn.activation": _of_product, "*.ffn.gated": lambda y, at: at("ffn.activation")}

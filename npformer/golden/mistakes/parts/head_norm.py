@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ NORMED = tuple(f"*.attention.{name}_normed" for name in NAMES)
 
 def _name(at: Any) -> str:
     """ "query" or "key", depending on the stage."""
-    name: str = at.name.rpartition(".")[2].partition("_")[0]
-    return name
+    return str(at.name).rpartition(".")[2].partition("_")[0]
 
 
 def _normed(x: np.ndarray, at: Any) -> np.ndarray:
@@ -39,14 +37,9 @@ def _root(x: np.ndarray, width: int, eps: float) -> np.ndarray:
     return np.sqrt(squares.mean(-1, keepdims=True) + eps).repeat(width, axis=-1).reshape(x.shape)
 
 
-def _projected(name: str, at: Any) -> np.ndarray:
-    rows: np.ndarray = at(f"attention.{name}")
-    return rows
-
-
 def _after_rotation(port: Any) -> Ways:
     pairs = (
-        Steps(normed, rotated, partial(_projected, name), _normed, rotated_in)
+        Steps(normed, rotated, lambda at, name=name: at(f"attention.{name}"), _normed, rotated_in)
         for name, normed, rotated in zip(NAMES, NORMED, ROTATED, strict=True)
     )
     yield from exchanged(port, ("*.attention.*_heads",), *pairs)
@@ -54,7 +47,7 @@ def _after_rotation(port: Any) -> Ways:
 
 def _exchanged(port: Any) -> Ways:
     pairs = [(f"{layer}attention.query_norm", f"{layer}attention.key_norm") for layer in port.layers]
-    yield "", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+    yield "", port.exchanging(*pairs)
     yield "the query's weight for both", port.regrouping(dict(pair[::-1] for pair in pairs))
     yield "the key's weight for both", port.regrouping(dict(pairs))
 

@@ -10,16 +10,12 @@ from npformer.golden.mistake import Mistake, Rules, Steps, Ways, exchanged
 
 def _in_other_places(port: Any) -> Ways:
     """Ways to swap norms, for example because Llama's post_attention_layernorm is the norm before the FFN."""
-    pairs = [(f"{layer}attention.{NAME}", f"{layer}ffn_norm") for layer in port.layers]
-    both = [*pairs, *(pair[::-1] for pair in pairs)]
-    yield "norms of attention's output and the FFN's input exchanged", port.regrouping(dict(both))
-    named = (("attention", "attention_norm", f"attention.{NAME}"), ("the FFN", "ffn_norm", f"ffn.{NAME}"))
-    for said, before, after in named:
-        pairs = [(layer + before, layer + after) for layer in port.layers]
-        yield (
-            f"norms before and after {said} exchanged",
-            port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)])),
-        )
+    for said, one, other in (
+        ("of attention's output and the FFN's input", f"attention.{NAME}", "ffn_norm"),
+        ("before and after attention", "attention_norm", f"attention.{NAME}"),
+        ("before and after the FFN", "ffn_norm", f"ffn.{NAME}"),
+    ):
+        yield f"norms {said} exchanged", port.exchanging_in_layers(one, other)
     if not port.has("layers.0.ffn_norm.weight"):
         return
     named_as_llama = {f"{layer}ffn_norm": f"{layer}attention.{NAME}" for layer in port.layers}

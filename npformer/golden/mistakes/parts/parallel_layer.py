@@ -13,19 +13,14 @@ from npformer.golden.mistake import Mistake, Rules, Ways
 def _normed(of: str, norm: str, read: Callable[[Any], np.ndarray] = lambda at: at("input")) -> Rules:
     """Rules that recompute the norm `of` with the weights of `norm`, from the rows that `read` returns."""
 
-    def rule(y: np.ndarray, at: Any) -> np.ndarray:
-        made: np.ndarray = at.norm(read(at), weight=at.weight(norm), bias=at.weight(norm, "bias"))
-        return made
-
-    return {f"*.{of}": rule}
+    return {f"*.{of}": lambda y, at: at.norm(read(at), weight=at.weight(norm), bias=at.weight(norm, "bias"))}
 
 
 def _one_norm(port: Any) -> Ways:
     """One norm for both blocks, as in GPT-J."""
     yield "attention's", _normed("ffn_norm", "attention_norm")
     yield "the FFN's", _normed("attention_norm", "ffn_norm")
-    pairs = [(f"{layer}attention_norm", f"{layer}ffn_norm") for layer in port.layers]
-    yield "exchanged", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+    yield "exchanged", port.exchanging_in_layers("attention_norm", "ffn_norm")
 
 
 MISTAKES = (

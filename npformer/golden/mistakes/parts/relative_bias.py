@@ -15,15 +15,14 @@ from npformer.golden.recomputed import bias_of
 SCORES = "*.attention.scores"
 
 
-def _changed(change: Callable[[Any, Any], Any]) -> Rules:
+def biased(change: Callable[[Any, Any], Any]) -> Rules:
     """Rules that add change(bias, at) to the scores instead of the bias (H, T, T)."""
 
     def rule(scores: np.ndarray, at: Any) -> np.ndarray:
         if at.crosses:
             return scores
         bias = at.bias(scores)
-        changed: np.ndarray = scores + (change(bias, at) - bias)  # an unchanged bias leaves the bits as they are
-        return changed
+        return np.add(scores, change(bias, at) - bias)  # an unchanged bias leaves the bits as they are
 
     return {SCORES: rule}
 
@@ -32,7 +31,7 @@ def _other_buckets(port: Any) -> Ways:
     """Buckets for one direction instead of two, or for two instead of one, or with a wrong max_distance."""
 
     def with_other(**choices: Any) -> Rules:
-        return _changed(lambda bias, at: bias_of(at, bias, **choices))
+        return biased(lambda bias, at: bias_of(at, bias, **choices))
 
     yield "of both directions", with_other(bidirectional=True)
     yield "of one direction", with_other(bidirectional=False)
@@ -64,10 +63,9 @@ def _with_buckets(far: Callable[[np.ndarray], np.ndarray], exact: Callable[[int]
         steps = np.log(np.maximum(away, 1) / border) / math.log(mechanism.max_distance / border) * (count - border)
         beyond = np.minimum(border + far(steps).astype(np.int64), count - 1)
         bucket = np.where(away < border, away, beyond) + (count * (distance > 0) if both else 0)
-        found: np.ndarray = table[bucket].transpose(2, 0, 1)
-        return found
+        return np.transpose(table[bucket], (2, 0, 1))
 
-    return _changed(lambda own, at: bias(own, at) if np.ndim(own) else own)
+    return biased(lambda own, at: bias(own, at) if np.ndim(own) else own)
 
 
 def _rounded_otherwise(port: Any) -> Ways:
@@ -100,20 +98,20 @@ MISTAKES = (
     Mistake(
         "relative bias with the wrong sign",
         "the bucket depends on key position - query position; keys after the query have the upper half of the buckets",
-        {"": _changed(lambda bias, at: bias.swapaxes(-1, -2))},
+        {"": biased(lambda bias, at: bias.swapaxes(-1, -2))},
     ),
     Mistake(
-        "relative bias left out", "every layer adds the bias to its scores", {"": _changed(lambda bias, at: 0 * bias)}
+        "relative bias left out", "every layer adds the bias to its scores", {"": biased(lambda bias, at: 0 * bias)}
     ),
     Mistake(
         "relative bias scaled",
         "scores are divided by sqrt(d_head) before the bias is added",
-        {"": _changed(lambda bias, at: bias * at.d_head**-0.5)},
+        {"": biased(lambda bias, at: bias * at.d_head**-0.5)},
     ),
     Mistake(
         "relative bias only in the first layer",
         "all layers of a stack add biases from the same table",
-        {"": _changed(lambda bias, at: bias if at.layer == 0 else 0 * bias)},
+        {"": biased(lambda bias, at: bias if at.layer == 0 else 0 * bias)},
     ),
     Mistake(
         "relative bias with wrong buckets",
@@ -129,8 +127,8 @@ MISTAKES = (
         "relative bias of the wrong row",
         "each query has its own row of biases; a step with a cache uses the row of the query's position",
         {
-            "the first query's row for all": _changed(lambda bias, at: 0 * bias + bias[:, :1]),
-            "the last query's row for all": _changed(lambda bias, at: 0 * bias + bias[:, -1:]),
+            "the first query's row for all": biased(lambda bias, at: 0 * bias + bias[:, :1]),
+            "the last query's row for all": biased(lambda bias, at: 0 * bias + bias[:, -1:]),
         },
     ),
     Mistake("relative bias in attention to the source", "attention to the source has no biases", _crossed),

@@ -329,20 +329,15 @@ def _other_frequencies(y: np.ndarray, at: Any) -> np.ndarray:
     return rotary.rotated(at.source, *slower.angles_at(np.arange(len(y)), y.dtype))
 
 
-def _other_columns(port: Any) -> Ways:
-    rules: dict[str, Rules] = {
-        "whole heads": dict.fromkeys(ROTATED, _whole_heads),
-        "the last columns instead of the first": dict.fromkeys(ROTATED, _last_columns),
-        "with d_head in the frequencies": dict.fromkeys(ROTATED, _other_frequencies),
-    }
-    yield from rules.items()
-
-
 PARTIAL = (
     Mistake(
         "rotation of the wrong columns",
         "the first columns of each head are rotated, and the frequencies depend on the number of rotated columns",
-        _other_columns,
+        {
+            "whole heads": dict.fromkeys(ROTATED, _whole_heads),
+            "the last columns instead of the first": dict.fromkeys(ROTATED, _last_columns),
+            "with d_head in the frequencies": dict.fromkeys(ROTATED, _other_frequencies),
+        },
     ),
     *MISTAKES,
 )
