@@ -15,11 +15,9 @@ import pytest
 
 from npformer.checkpoint import flatten, load_folder
 from npformer.engine.blocks import Attention, Convolution, CrossAttention, FeedForward, Gated, Normed
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.mechanisms import Causal, Disentangled, HeadNorm, RelativeBias, Rotary, RowNorm, SoftCap, Window
 from npformer.engine.norms.layernorm import LayerNorm
 from npformer.engine.norms.root_mean_square import RMSNorm
-from npformer.engine.norms.zero_centred import MISUSED
 from npformer.engine.output_heads.capped_logits import CappedLogits
 from npformer.engine.runtime.packing import Text
 from npformer.engine.runtime.padding import unpadded
@@ -28,7 +26,10 @@ from npformer.families import distinct_encoders, encoders
 from npformer.families.bart import BART
 from npformer.families.t5 import T5
 from npformer.golden.forward import Forward
+from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes import ANYWHERE, of_model
+from npformer.golden.mistakes.parts import of_class
+from npformer.golden.mistakes.parts.root_mean_square import MISUSED
 from npformer.golden.port import Port
 from npformer.interpret import stages
 from npformer.interpret.text_parts import is_input
@@ -138,7 +139,7 @@ UNSEEN |= {
 }
 #: Mistakes of decoders and of the convolution: tests/golden/test_decoder_mistakes.py and
 #: tests/oracle/test_relative_mistakes.py.
-UNSEEN |= {each.name for part in (CrossAttention, Convolution) for each in part.mistakes}
+UNSEEN |= {each.name for part in (CrossAttention, Convolution) for each in of_class(part)}
 UNSEEN |= {"decoder input not shifted", "wrong start token"}
 UNSEEN |= {"sines and cosines in the wrong order", "positions from the wrong formula"}
 #: Mistakes of T5 alone: tests/golden/test_t5_mistakes.py.
@@ -157,10 +158,10 @@ OF_GPT2 = {
 OF_ONE_CASE = {**dict.fromkeys(OF_GPT2, ("gpt2-base",)), "head in the wrong order": ("bert-masked-lm",)}
 OF_ONE_CASE["norm before a block, not after it"] = ("olmo2-causal-lm",)
 GROUPED = "grouped heads paired wrongly"
-OF_PARTS = [each for part in (LayerNorm, Attention, FeedForward, Causal) for each in part.mistakes]
-OF_FEW = [each for part in (RelativeBias, Rotary, Window, Disentangled, Gated, RMSNorm) for each in part.mistakes]
-OF_FEW += [each for part in (SoftCap, HeadNorm, Normed, CappedLogits) for each in part.mistakes] + [MISUSED]
-OF_FEW += [each for each in RowNorm.mistakes if each not in HeadNorm.mistakes]
+OF_PARTS = [each for part in (LayerNorm, Attention, FeedForward, Causal) for each in of_class(part)]
+OF_FEW = [each for part in (RelativeBias, Rotary, Window, Disentangled, Gated, RMSNorm) for each in of_class(part)]
+OF_FEW += [each for part in (SoftCap, HeadNorm, Normed, CappedLogits) for each in of_class(part)] + [MISUSED]
+OF_FEW += [each for each in of_class(RowNorm) if each not in of_class(HeadNorm)]
 OF_FEW = [each for each in OF_FEW if each not in OF_PARTS]
 OF_FEW += [each for each in OF_PARTS if each.name == GROUPED]
 OF_PARTS = [each for each in OF_PARTS if each.name != GROUPED]

@@ -202,6 +202,19 @@ def test_torch_is_only_for_comparing() -> None:
     assert {name for name in users if not name.startswith("npformer.golden")} == set()
 
 
+def test_the_maths_does_not_know_the_mistakes_of_ports() -> None:
+    """`golden.mistakes` has every mistake. Only the diagnosis of ports loads it, not `classify`."""
+    maths = [name for name in MODULES if name.startswith(("npformer.engine", "npformer.families"))]
+    assert [name for name in maths if "mistake" in MODULES[name].read_text(encoding="utf-8").lower()] == []
+    assert [name for name in maths if any(each.startswith("npformer.golden") for each in imports(name))] == []
+    code = """
+from npformer.cli.main import main
+assert main(["classify", "I love it"]) == 0
+print([name for name in sys.modules if name.startswith("npformer.golden")])
+"""
+    assert python(code).splitlines()[-1] == "[]"
+
+
 def test_both_kinds_of_model_have_one_interface() -> None:
     """A task refuses the wrong class of model, and a pipeline takes either. No other code tests a model's class."""
     askers = {

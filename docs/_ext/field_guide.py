@@ -27,8 +27,8 @@ from tables import rows as fields_of
 from weight_tables import of_config
 
 from examples.checkpoints import verdict
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.families import FAMILIES
+from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes import ANYWHERE, of_model
 from npformer.interpret.stages import of_model as stages_of
 from npformer.plain import page
@@ -191,19 +191,19 @@ def _list(found: Iterable[Mistake]) -> Iterable[str]:
 
 @cache
 def _mistakes(name: str) -> list[Mistake]:
-    """Returns the mistakes that the parts of a model declare, without those of every family."""
-    return [each for each in _declared(name) if each.name not in _everywhere()]
+    """Returns the mistakes in the parts of a model, without those of every family."""
+    return [each for each in _of_parts(name) if each.name not in _everywhere()]
 
 
 @cache
-def _declared(name: str) -> list[Mistake]:
+def _of_parts(name: str) -> list[Mistake]:
     return list(of_model(tiny(name))[: -len(ANYWHERE)])
 
 
 @cache
 def _everywhere() -> dict[str, Mistake]:
-    shared = set.intersection(*({each.name for each in _declared(name)} for name in PARENTS))
-    return {each.name: each for each in (*_declared("bert"), *ANYWHERE) if each.name in shared or each in ANYWHERE}
+    shared = set.intersection(*({each.name for each in _of_parts(name)} for name in PARENTS))
+    return {each.name: each for each in (*_of_parts("bert"), *ANYWHERE) if each.name in shared or each in ANYWHERE}
 
 
 # --- the first page --------------------------------------------------------------------------------------------------

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from npformer.engine.descriptions import weight_group
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.descriptions.stage import Stage, within
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.direction import Direction
@@ -51,8 +50,6 @@ class ProjectedTokens(Embeddings):
     """
 
     norm: None = None
-
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     def groups(self, d_model: int) -> dict[str, Group]:
         found = {"token": weight_group.table(self.n_tokens, self.width)}
@@ -110,8 +107,6 @@ class ProjectedStack(Stack):
 
     table_width: int = 0
 
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()
-
     def finish(self, x: np.ndarray, weights: Mapping[str, Any]) -> np.ndarray:
         return tap("project", linear(super().finish(x, weights), **weights["project"]))
 
@@ -145,38 +140,3 @@ class ProjectedStack(Stack):
 def project_stage(x: str) -> Stage:
     """The stage of the projected output of a stack, computed from stage x."""
     return Stage("project", "(T, E)", "Z W", "functions.linear", parents=(x,))
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-
-def _padded(y: np.ndarray, at: Any) -> np.ndarray:
-    rows: np.ndarray = at.source
-    return np.pad(rows, ((0, 0), (0, y.shape[1] - rows.shape[1])))
-
-
-def _other(table: str) -> Any:
-    """A rule that projects with the transposed weight `table` instead."""
-    return lambda y, at: at.source @ at.weight(table).T
-
-
-ProjectedTokens.mistakes = (
-    Mistake(
-        "missing projection of the token rows",
-        "token rows are projected to the width of the layers by project_in before positions are added",
-        {
-            "padded with zeros": {"embeddings.project": _padded},
-            "project_out, transposed": {"embeddings.project": _other("project")},
-        },
-    ),
-)
-ProjectedStack.mistakes = (
-    Mistake(
-        "missing projection of the last layer's rows",
-        "the rows of the last layer are projected to the width of the token table by project_out",
-        {
-            "its first columns": {"project": lambda y, at: at.source[:, : y.shape[1]]},
-            "project_in, transposed": {"project": _other("embeddings.project")},
-        },
-    ),
-)

@@ -13,7 +13,6 @@ import numpy as np
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import LABELLED, MOST, Config
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.embeddings import Embeddings
 from npformer.engine.layers.stack import Stack
@@ -238,11 +237,6 @@ class Family:
         return tuple(
             type(each) for each in (*self.constants.get("mechanisms", ()), *(local.mechanisms if local else ()))
         )
-
-    @property
-    def mistakes(self) -> tuple[Mistake, ...]:
-        """Mistakes that ports make when they read the files of this family."""
-        return ()
 
     # --- the model ---------------------------------------------------------------------------------------------------
 

@@ -7,13 +7,11 @@ positions (Kazemnejad et al., 2023; Yang et al., 2025). They may have a window.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Local
-from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.engine.mechanisms import Mechanism, Rotary, Window
 from npformer.families.encoder_table import decoder_classes, usual_length
 from npformer.families.layer_types import read_layer_types, write_layer_types
@@ -51,16 +49,6 @@ class SmolLM3(Llama):
             "layer_types": write_layer_types(local.layers if size else (), config.n_layers),
         }
 
-    @property
-    def mistakes(self) -> tuple[Mistake, ...]:
-        return (
-            Mistake(
-                "rotation in the wrong layers",
-                "no_rope_layers in config.json has 1 for a layer with rotation and 0 for a layer without",
-                _other_layers,
-            ),
-        )
-
 
 def every(period: int, n_layers: int) -> tuple[int, ...]:
     """The last layer of each period."""
@@ -89,16 +77,6 @@ def _windows(data: Mapping[str, Any], unrotated: tuple[int, ...], n_layers: int)
         if local and local != unrotated:
             raise NpformerError("layer_types: expected a window in no layer, or in the layers without rotation")
     return (window_of(size),) if has_window else ()
-
-
-TURNED = tuple(f"*.attention.{name}_{stage}" for stage in ("rotated", "heads") for name in ("query", "key"))
-
-
-def _other_layers(port: Any) -> Ways:
-    config, local = port.config, port.config.local
-    rotated = tuple(i for i in range(config.n_layers) if i not in local.layers)
-    yield "1 and 0 exchanged", port.with_config(*TURNED, local=replace(local, layers=rotated))
-    yield "rotation in all layers", port.with_config(*TURNED, local=None)
 
 
 SMOLLM3 = kin_of_llama(

@@ -15,9 +15,7 @@ from npformer.engine.blocks import Rows
 from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.engine.layers.stack import Stack
 from npformer.engine.mechanisms import Mechanism, SoftCap
-from npformer.engine.mechanisms.alibi import alibi_of
 from npformer.engine.mechanisms.head_norm import grouped
-from npformer.engine.mechanisms.relative_bias import bias_of
 from npformer.engine.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.engine.multi_head import repeat_heads
 from npformer.engine.norms.norm import Norm
@@ -25,6 +23,7 @@ from npformer.engine.runtime.packing import Text, pack
 from npformer.families import family_of, parts_of
 from npformer.golden.graph import CROSS, HEAD, head_width, heads_of, parents, parted, stacks
 from npformer.golden.port import Port, group_of_normed
+from npformer.golden.recomputed import alibi_of, bias_of
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.text_parts import Cut
 

@@ -19,7 +19,6 @@ import numpy as np
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.runtime.threads import single_blas_thread
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, StageError, compare
@@ -27,6 +26,7 @@ from npformer.golden.diagnosis import Diagnosis, Fit, nearest, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
 from npformer.golden.graph import HEAD, block_of, matches, parents, parted, span
+from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes import GENERAL, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import isclose
 
-from npformer.engine.descriptions.mistake import Mistake
+from npformer.golden.mistake import Mistake
 from npformer.golden.port import Port
 from npformer.golden.weights import Finding
 

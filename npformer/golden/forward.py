@@ -16,11 +16,11 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
-from npformer.engine.descriptions.mistake import Rule
 from npformer.engine.taps import listen
 from npformer.golden.at import Arrays, At
 from npformer.golden.budget import jitter
 from npformer.golden.graph import matches, parted, stacks
+from npformer.golden.mistake import Rule
 from npformer.golden.port import Port, made_by
 from npformer.golden.rounded import unrounded
 from npformer.interpret.text_parts import TextParts, is_input

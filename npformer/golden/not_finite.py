@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.golden.diagnosis import Fit
 from npformer.golden.graph import parted
+from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes.rows import rows_said
 
 #: Precision -> the scores beyond which e^x is infinite, and below which the sum of e^x is 0.

@@ -11,11 +11,11 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.engine.blocks.convolution import convolved
-from npformer.engine.descriptions.mistake import Rule, Rules
 from npformer.engine.functions import softmax
 from npformer.engine.runtime.packing import Text
 from npformer.golden.graph import head_width, heads_of, matches, parted, stacks
+from npformer.golden.mistake import Rule, Rules
+from npformer.golden.recomputed import convolved
 from npformer.golden.rounded import Rounded
 
 HEAD_NORMS = ("attention.query_norm", "attention.key_norm")  # groups whose stages end with "_normed"
@@ -77,6 +77,14 @@ class Port:
         changes = {own: self.weights[other] for own, other in pairs if {own, other} <= self.weights.keys()}
         alike = all(array.shape == self.weights[own].shape for own, array in changes.items())
         return replace(self.weighing(changes), possible=self.possible and alike)
+
+    def exchanging(self, *pairs: tuple[str, str]) -> Port:
+        """Returns the port with the two groups of weights of each pair exchanged."""
+        return self.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+
+    def exchanging_in_layers(self, one: str, other: str) -> Port:
+        """Returns the port with two groups of weights of each layer exchanged."""
+        return self.exchanging(*((layer + one, layer + other) for layer in self.layers))
 
     def rounding(self, rounded: Callable[[np.ndarray], np.ndarray], names: Iterable[str]) -> Port:
         """Returns the port with these weights rounded."""

@@ -11,9 +11,9 @@ from itertools import islice
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.engine.runtime.threads import run_tasks
 from npformer.golden.forward import Forward, corner_of
+from npformer.golden.mistake import Mistake, Ways
 from npformer.golden.port import Port
 
 TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together

@@ -17,11 +17,11 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.common.halves import HALVES, half
-from npformer.engine.blocks.attention_mistakes import SWAPS
 from npformer.golden.graph import head_width, parted
 from npformer.golden.mistakes import of_model
 from npformer.golden.mistakes.embeddings import FORMULA, SINUSOIDS, other_formulas, other_orders
 from npformer.golden.mistakes.maps import lines_said, map_of_numbers, said_of_map, zeros_said
+from npformer.golden.mistakes.parts.attention import SWAPS
 from npformer.golden.mistakes.precision import MISSCALED, SCALES, SCHEMES, rounded
 from npformer.golden.port import Port
 from npformer.model import Model, Seq2Seq

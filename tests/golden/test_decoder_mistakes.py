@@ -12,11 +12,11 @@ from npformer import golden
 from npformer.checkpoint import flatten, unflatten
 from npformer.config import Config, Decoder
 from npformer.engine.embeddings import sinusoidal_positions
-from npformer.engine.norms.layernorm import LayerNorm
 from npformer.engine.runtime.packing import Text
 from npformer.families import FAMILIES
 from npformer.golden.diagnose import _Case
 from npformer.golden.mistakes import order
+from npformer.golden.mistakes.parts import layernorm
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
 from npformer.model import Model, Seq2Seq
@@ -194,7 +194,7 @@ def test_a_mistake_of_both_stacks_is_named_in_both(known: bool, monkeypatch: pyt
         monkeypatch.setattr(_Case, "again", property(lambda case: (), lambda case, found: None), raising=False)
     module = import_module("npformer.golden.diagnose")
     monkeypatch.setattr(module, "GENERAL", ())
-    monkeypatch.setattr(module, "of_model", lambda config: (*LayerNorm.mistakes, *order.MISTAKES))
+    monkeypatch.setattr(module, "of_model", lambda config: (*layernorm.MISTAKES, *order.MISTAKES))
     model, recorded = reference(WRITER)
     given = {name: array for name, array in stages(WRITER, not_added()).items() if name.endswith(FEW)}
     diagnosis = golden.diagnose(recorded, given, model)

@@ -9,11 +9,12 @@ import pytest
 
 from npformer import golden, trace
 from npformer.checkpoint import flatten
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.mechanisms import Window
 from npformer.engine.runtime.packing import Text
 from npformer.golden.diagnosis import Diagnosis, Fit, together
+from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes.clipped import clipped
+from npformer.golden.mistakes.parts import window
 from npformer.golden.port import Port
 from npformer.golden.weights import check_weights
 from npformer.model import Model
@@ -92,7 +93,7 @@ def test_only_another_list_of_some_layers_is_a_mistake(layers: tuple[int, ...]) 
     stages = trace(Model(replace(model.config, local=replace(local, layers=layers)), model.weights), text)
     given = {name: [stages[name]] for name in stages if name.endswith("attention.weights")}
     port = Port(model.config, {}, [text], "", [], frozenset(), 30, (30,), given=given)
-    (mistake,) = (each for each in Window.mistakes if each.name == "the wrong layers are local")
+    (mistake,) = (each for each in window.MISTAKES if each.name == "the wrong layers are local")
     assert [way for way, _ in mistake.ways(port)] == (["local: 0, 1"] if layers == (0, 1) else [])
 
 

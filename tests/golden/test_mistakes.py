@@ -19,9 +19,10 @@ from npformer import families, golden
 from npformer.checkpoint import flatten
 from npformer.common.errors import NpformerError
 from npformer.common.halves import half
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.mechanisms.mechanism import Mechanism
 from npformer.engine.runtime.packing import Text
+from npformer.golden.mistake import Mistake
+from npformer.golden.mistakes.parts import OF_CLASS
 from npformer.golden.mistakes.precision import quantized
 from npformer.interpret.edits import edit
 from npformer.model import Model
@@ -188,14 +189,6 @@ def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) 
 class Sloped(Mechanism):
     """score_ij = q_i . k_j * scale - |i - j| / 2, a mechanism that golden/ does not include."""
 
-    mistakes = (
-        Mistake(
-            "slope with the wrong sign",
-            "far keys have lower scores",
-            {"": {"*.attention.scores": lambda scores, at: scores + slope(scores.shape[-1])}},
-        ),
-    )
-
     def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray]:
         return {"slope": np.abs(keys[:, None, None, :] - queries[:, None, :, None]) / 2}
 
@@ -210,9 +203,20 @@ def slope(length: int) -> np.ndarray:
     return distances
 
 
-def test_a_mechanism_declares_its_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+class Steeper(Sloped):
+    """A mechanism without mistakes of its own, so ports of it make those of `Sloped`."""
+
+
+@pytest.mark.parametrize("mechanism", [Sloped, Steeper])
+def test_mistakes_are_found_by_the_class_of_a_part(monkeypatch: pytest.MonkeyPatch, mechanism: type[Sloped]) -> None:
+    wrong = Mistake(
+        "slope with the wrong sign",
+        "far keys have lower scores",
+        {"": {"*.attention.scores": lambda scores, at: scores + slope(scores.shape[-1])}},
+    )
+    monkeypatch.setitem(OF_CLASS, Sloped, (wrong,))
     monkeypatch.setitem(
-        families.FAMILIES, "sloped", with_mechanisms("distilbert", "sloped", lambda config, i: (Sloped(),))
+        families.FAMILIES, "sloped", with_mechanisms("distilbert", "sloped", lambda config, i: (mechanism(),))
     )
     model = tiny.model("sloped")
     recorded = golden.record(model, [Text(np.arange(5, 13))])

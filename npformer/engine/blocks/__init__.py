@@ -1,7 +1,6 @@
 """The blocks of a layer, one per file: attention, feed-forward networks, a convolution. `layers/` combines them.
 
 A block is an object with options. It is called with rows and weights; `backward` is directly below `__call__`.
-Mistakes that ports make in a block are in the same file or in a file next to it.
 """
 
 from typing import TYPE_CHECKING

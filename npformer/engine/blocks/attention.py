@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.engine.attention import scaled_dot_product_attention
-from npformer.engine.blocks import attention_mistakes, cross_attention_mistakes
 from npformer.engine.blocks.block import Around, Backward, Block, Shared
 from npformer.engine.blocks.rows import OwnCache, Rows
 from npformer.engine.blocks.terms import adding, part, terms_of
@@ -67,26 +66,20 @@ class Attention(Block):
     scale: float = 0.0
 
     around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
-    mistakes = attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         own, lengths = rows.attend(x)
-        if self.mechanisms or self.scale:
-            applied = _applied(self, rows, weights)
-            weights = {name: weights[name] for name in PROJECTIONS}
-            weights["attention"] = applied.attention
-        return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, **weights)
+        layers = weights["query"], weights["key"], weights["value"], weights["output"]
+        attention = _applied(self, rows, weights).attention if self.mechanisms or self.scale else packed_attention
+        return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, *layers, attention)
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         own, lengths = rows.attend(x)
+        layers = weights["query"], weights["key"], weights["value"], weights["output"]
         applied = _applied(self, rows, weights).in_layer() if self.mechanisms or self.scale else None
-        if applied is not None:
-            weights = {
-                **{name: weights[name] for name in PROJECTIONS},
-                "attention_backward": applied.attention_backward,
-            }
+        attention_backward = packed_attention_backward if applied is None else applied.attention_backward
         drows, dx, grads = multi_head_attention_backward(
-            grad, stages, own, lengths, x, rows.lengths, self.n_heads, **weights
+            grad, stages, own, lengths, x, rows.lengths, self.n_heads, *layers, attention_backward
         )
         dx[slice(None) if rows.attending is None else rows.attending] += drows
         return dx, grads, {} if applied is None else applied.in_layer_backward(grads)
@@ -129,7 +122,6 @@ class CrossAttention(Block):
 
     around = Attention.around
     pull = Attention.pull
-    mistakes = cross_attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         if rows.cache is None or rows.cache.source is None:

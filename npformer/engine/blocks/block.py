@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from npformer.engine.blocks.rows import Rows
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.direction import Direction
@@ -39,7 +38,6 @@ class Block(ABC):
     around: ClassVar[Around]
     dropped: ClassVar[str] = "output"  # the stage with dropout in training
     written: ClassVar[str] = "output"  # the last stage, which the layer adds to its rows
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     @property
     def core(self) -> Block:

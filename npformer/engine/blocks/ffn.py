@@ -6,16 +6,14 @@ Attention Is All You Need (Vaswani et al., 2017), section 3.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from npformer.engine.activations import BACKWARDS
-from npformer.engine.blocks import activation_mistakes
 from npformer.engine.blocks.block import Activation, Around, Backward, Block, Linear
 from npformer.engine.blocks.rows import Rows
 from npformer.engine.descriptions import weight_group
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.descriptions.stage import INPUT, Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.direction import Direction
@@ -40,7 +38,6 @@ class FeedForward(Block):
     bias: bool = True
 
     around = Around("Y", "B", "Z", "M", "hook_resid_post", "hook_normalized_resid_post")
-    mistakes: ClassVar[tuple[Mistake, ...]] = activation_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         return feed_forward(x, self.activation, **weights)

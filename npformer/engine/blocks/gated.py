@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from npformer.engine.activations import ACTIVATIONS, BACKWARDS
-from npformer.engine.blocks import activation_mistakes
+from npformer.engine.activations import BACKWARDS
 from npformer.engine.blocks.block import Activation, Backward, Linear
 from npformer.engine.blocks.ffn import FeedForward, output_stage
 from npformer.engine.blocks.rows import Rows
-from npformer.engine.descriptions.mistake import Mistake, Rule, Rules, Ways
 from npformer.engine.descriptions.stage import INPUT, Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.functions import linear, linear_backward, linears
@@ -98,65 +96,3 @@ def gated_feed_forward_backward(
     from_gate, d_gate = linear_backward(dh, x, **gate)
     dx += from_gate
     return dx, {"gate": d_gate, "up": d_up, "output": d_output}
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-
-def _swapped(port: Any) -> Ways:
-    pairs = [(f"{layer}ffn.gate", f"{layer}ffn.up") for layer in port.layers]
-    yield "", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
-    yield (
-        "up is activated",
-        {
-            "*.ffn.activation": lambda y, at: ACTIVATIONS[at.config.activation](at("ffn.up")),
-            "*.ffn.gated": lambda y, at: at("ffn.activation") * at("ffn.gate"),
-        },
-    )
-
-
-def _renamed(port: Any) -> Ways:
-    """Exports gate and up under each other's names, but reads each correctly."""
-
-    def made_by(group: str) -> Rule:
-        return lambda y, at: at.linear(at.source, group)
-
-    exported: Rules = {"*.ffn.gate": made_by("ffn.up"), "*.ffn.up": made_by("ffn.gate")}
-    read: Rules = {f"*.{group}": made_by(group) for group in ("ffn.gate", "ffn.up")}
-    yield "ffn.gate and ffn.up exchanged", port.ruling(exported).rereading(read, "*.ffn.activation", "*.ffn.gated")
-
-
-def _of_product(y: np.ndarray, at: Any) -> np.ndarray:
-    product = at("ffn.gate") * at("ffn.up")
-    made: np.ndarray = ACTIVATIONS[at.config.activation](product)
-    return made
-
-
-_OF_BOTH: Rules = {"*.ffn.activation": _of_product, "*.ffn.gated": lambda y, at: at("ffn.activation")}
-Gated.mistakes = (
-    *activation_mistakes.MISTAKES,
-    Mistake(
-        "stages under wrong names",
-        "ffn.gate is the product with gate_proj, which is activated; ffn.up is the product with up_proj",
-        _renamed,
-    ),
-    Mistake(
-        "gate and up swapped",
-        "the activation applies to gate_proj, or to the first half of a fused layer; up_proj or the second half is not"
-        " activated",
-        _swapped,
-    ),
-    Mistake(
-        "up left out",
-        "the activation is multiplied by up, the product with up_proj",
-        {
-            "left out": {"*.ffn.gated": lambda y, at: at("ffn.activation")},
-            "added, not multiplied": {"*.ffn.gated": lambda y, at: at("ffn.activation") + at("ffn.up")},
-        },
-    ),
-    Mistake(
-        "activation of gate times up",
-        "the activation applies to one factor, act(x W_1) * (x V), not to the product",
-        {"": {"*.ffn.gated": _of_product}, "exported as both": _OF_BOTH},
-    ),
-)

@@ -1,1 +1,1 @@
-"""Descriptions of the parts of a model: their stages, the shapes of their weights, and the mistakes of ports."""
+"""Descriptions of the parts of a model: their stages and the shapes of their weights."""

@@ -6,7 +6,7 @@ Layers"; Wang and Komatsuzaki, 2021, GPT-J-6B.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from npformer.engine.blocks.block import Backward, Shared
 from npformer.engine.blocks.rows import Rows
-from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
 from npformer.engine.descriptions.stage import EMBEDDED, INPUT, SOURCE, Stage, within
 from npformer.engine.layers.layer import Layer, add_shared
 from npformer.engine.tape import Stages
@@ -33,7 +32,6 @@ class ParallelLayer(Layer):
     norm_first: bool = True
 
     parallel: ClassVar[bool] = True
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
         total = read = x
@@ -74,34 +72,3 @@ class ParallelLayer(Layer):
             parents, letters = [*parents, found[-1].name], [*letters, around.output]
         formula, made_by = f"{around.total} = {' + '.join(letters)}", "layers.ParallelLayer"
         return [*found, Stage(self.output, "(T, D)", formula, made_by, around.total_hook, tuple(parents))]
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-
-def _normed(of: str, norm: str, read: Callable[[Any], np.ndarray] = lambda at: at("input")) -> Rules:
-    """Rules that recompute the norm `of` with the weights of `norm`, from the rows that `read` returns."""
-
-    def rule(y: np.ndarray, at: Any) -> np.ndarray:
-        made: np.ndarray = at.norm(read(at), weight=at.weight(norm), bias=at.weight(norm, "bias"))
-        return made
-
-    return {f"*.{of}": rule}
-
-
-def _one_norm(port: Any) -> Ways:
-    """One norm for both blocks, as in GPT-J."""
-    yield "attention's", _normed("ffn_norm", "attention_norm")
-    yield "the FFN's", _normed("attention_norm", "ffn_norm")
-    pairs = [(f"{layer}attention_norm", f"{layer}ffn_norm") for layer in port.layers]
-    yield "exchanged", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
-
-
-ParallelLayer.mistakes = (
-    Mistake(
-        "blocks one after another",
-        "with use_parallel_residual both blocks read the layer's input, and both outputs are added to it",
-        {"": _normed("ffn_norm", "ffn_norm", lambda at: at("input") + at.written("attention"))},
-    ),
-    Mistake("one norm for both blocks", "attention and the FFN each normalize the layer's input separately", _one_norm),
-)

@@ -6,13 +6,12 @@ Press et al., 2022, Train Short, Test Long: Attention with Linear Biases Enables
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
 from npformer.engine.mechanisms.distances import of_all
 from npformer.engine.mechanisms.mechanism import Mechanism
 from npformer.engine.runtime.packing import Batch
@@ -76,87 +75,10 @@ def alibi_slopes(n_heads: int) -> np.ndarray:
     array([  4.,  16.,  64., 256.,   2.,   8.], dtype=float32)
     """
     below = 2 ** math.floor(math.log2(n_heads))
-    rest = _geometric(2 * below)[::2][: n_heads - below]
-    return np.concatenate([_geometric(below), rest])
+    rest = geometric(2 * below)[::2][: n_heads - below]
+    return np.concatenate([geometric(below), rest])
 
 
-def _geometric(count: int) -> np.ndarray:
+def geometric(count: int) -> np.ndarray:
     """2^(-8 h / count) for h = 1 ... count: powers of a float32 ratio, as in the training of the checkpoints."""
     return np.power(np.float32(2.0 ** (-8 / count)), np.arange(1, count + 1), dtype=np.float32)
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-SCORES = "*.attention.scores"
-
-
-def alibi_of(at: Any, scores: np.ndarray) -> np.ndarray | float:
-    """The biases of scores (H, L, S), or 0 in a model without ALiBi."""
-    if not any(isinstance(each, Alibi) for each in at.mechanisms):
-        return 0.0
-    distances = np.arange(scores.shape[-1]) - np.arange(scores.shape[-2])[:, None]
-    found: np.ndarray = alibi_slopes(len(scores)).astype(scores.dtype)[:, None, None] * distances
-    return found
-
-
-def _changed(change: Callable[[np.ndarray, Any], Any]) -> Rules:
-    """Rules that add change(bias, at) to the scores instead of the model's biases."""
-
-    def rule(scores: np.ndarray, at: Any) -> np.ndarray:
-        bias = np.asarray(alibi_of(at, scores))
-        made: np.ndarray = scores + (change(bias, at) - bias)
-        return made
-
-    return {SCORES: rule}
-
-
-def _sloped(slopes: np.ndarray) -> Rules:
-    """Rules that add biases with these slopes."""
-    own = alibi_slopes(len(slopes))
-    return _changed(lambda bias, at: bias * (slopes / own)[:, None, None])
-
-
-def _other_slopes(port: Any) -> Ways:
-    count = port.config.n_heads
-    above = 2 ** math.ceil(math.log2(count))
-    others = {
-        "2^(-8 h / H), even if H is not a power of two": 2.0 ** (-8 * np.arange(1, count + 1) / count),
-        "the first slopes of the next higher power of two": _geometric(above)[:count],
-        "in ascending order": np.sort(alibi_slopes(count)),
-        "in descending order": np.sort(alibi_slopes(count))[::-1],
-        "from h = 0": 2.0 ** (-8 * np.arange(count) / count),
-        "the same in all heads": np.full(count, alibi_slopes(count)[0]),
-    }
-    for way, slopes in others.items():
-        if not np.allclose(slopes, alibi_slopes(count)):
-            yield way, _sloped(slopes)
-
-
-Alibi.mistakes = (
-    Mistake(
-        "ALiBi left out",
-        "each head adds slope * (key position - query position) to its scores",
-        {"": _changed(lambda bias, at: 0 * bias)},
-    ),
-    Mistake(
-        "ALiBi with the wrong sign",
-        "the bias of an earlier key is negative: slope * (key position - query position), not slope * distance",
-        {
-            "": _changed(lambda bias, at: -bias),
-            "the absolute distance": _changed(lambda bias, at: np.abs(bias)),
-        },
-    ),
-    Mistake(
-        "ALiBi scaled",
-        "scores are divided by sqrt(d_head) before the bias is added",
-        {
-            "divided by sqrt(d_head) too": _changed(lambda bias, at: bias * at.d_head**-0.5),
-            "multiplied by sqrt(d_head)": _changed(lambda bias, at: bias * at.d_head**0.5),
-        },
-    ),
-    Mistake(
-        "ALiBi with wrong slopes",
-        "slopes are 2^(-8 h / H) if H is a power of two; else they combine the slopes for the two nearest powers",
-        _other_slopes,
-    ),
-)

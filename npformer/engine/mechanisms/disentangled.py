@@ -16,7 +16,6 @@ import numpy as np
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.engine.descriptions import weight_group
-from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.functions import embedding_backward, linear, linear_backward
@@ -300,29 +299,3 @@ def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
             starts = np.flatnonzero(np.diff(row[order], prepend=-1))
             total[here, ..., i, row[order[starts]]] = np.add.reduceat(grad[here, ..., i, order], starts, axis=-1)
     return total
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-
-def _reversed_distances(port: Any) -> Ways:
-    """Looks up the distance key - query, not query - key, by reversing the table around the row of distance 0."""
-    if any(each.forms for each in port.config.mechanisms if isinstance(each, Disentangled)):
-        reverse = np.roll(port.weights["distances.weight"][::-1], 1, axis=0)
-        yield "", port.weighing({"distances.weight": reverse}).with_config("*.attention.distance_scores")
-
-
-def _without_buckets(port: Any) -> Ways:
-    """Uses the distance itself as its bucket."""
-    if any(each.forms and each.max_distance for each in port.config.mechanisms if isinstance(each, Disentangled)):
-        yield "", port.with_mechanism(Disentangled, "*.attention.distance_scores", max_distance=0)
-
-
-Disentangled.mistakes = (
-    Mistake("distances reversed", "the distance is the query's place minus the key's place", _reversed_distances),
-    Mistake(
-        "distances without buckets",
-        "distances greater than position_buckets / 2 share rows of the table by their logarithm",
-        _without_buckets,
-    ),
-)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.runtime.packing import Batch
@@ -33,7 +32,6 @@ class Mechanism:
     cached: ClassVar[bool] = False  # whether the mechanism works with keys and values from a cache
     in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, so that a cache gives the same bits
     read: ClassVar[tuple[str, ...]] = ()  # stages of attention that the mechanism's backward reads
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     @property
     def products(self) -> int:

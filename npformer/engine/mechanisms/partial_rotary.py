@@ -6,17 +6,15 @@ Positional Embeddings".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
 from npformer.engine.descriptions.stage import Stage
-from npformer.engine.mechanisms.rotary import ROTATED, Formula, Rotary, rotary_in, rotate
-from npformer.engine.mechanisms.rotary_scaling import LongRope
+from npformer.engine.mechanisms.rotary import Formula, Rotary, rotate
 
 
 @dataclass(frozen=True)
@@ -55,48 +53,3 @@ class PartialRotary(Rotary):
             each._replace(formula=each.formula.replace("each head", f"the first {self.columns} columns of each head"))
             for each in super().turned
         )
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-
-def _whole_heads(y: np.ndarray, at: Any) -> np.ndarray:
-    rotary = rotary_in(at)
-    if isinstance(rotary.scaling, LongRope):  # the scaling has divisors for the rotated columns only
-        return y
-    whole = Rotary(rotary.theta, rotary.d_head, rotary.scaling)
-    return whole.rotated(at.source, *whole.angles_at(np.arange(len(y)), y.dtype))
-
-
-def _last_columns(y: np.ndarray, at: Any) -> np.ndarray:
-    """Rotates the last columns of each head, not the first."""
-    rotary, heads = rotary_in(at), at.source.reshape(len(y), -1, at.d_head)
-    count = rotary.columns  # type: ignore[attr-defined]
-    last_first = np.roll(heads, count, axis=-1).reshape(y.shape)
-    made = rotary.rotated(last_first, *rotary.angles_at(np.arange(len(y)), y.dtype))
-    return np.roll(made.reshape(heads.shape), -count, axis=-1).reshape(y.shape)
-
-
-def _other_frequencies(y: np.ndarray, at: Any) -> np.ndarray:
-    rotary = rotary_in(at)
-    slower = replace(rotary, theta=rotary.theta ** (rotary.columns / rotary.d_head))  # type: ignore[attr-defined]
-    return rotary.rotated(at.source, *slower.angles_at(np.arange(len(y)), y.dtype))
-
-
-def _other_columns(port: Any) -> Ways:
-    rules: dict[str, Rules] = {
-        "whole heads": dict.fromkeys(ROTATED, _whole_heads),
-        "the last columns instead of the first": dict.fromkeys(ROTATED, _last_columns),
-        "with d_head in the frequencies": dict.fromkeys(ROTATED, _other_frequencies),
-    }
-    yield from rules.items()
-
-
-PartialRotary.mistakes = (
-    Mistake(
-        "rotation of the wrong columns",
-        "the first columns of each head are rotated, and the frequencies depend on the number of rotated columns",
-        _other_columns,
-    ),
-    *Rotary.mistakes,
-)

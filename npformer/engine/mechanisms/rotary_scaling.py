@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,33 +225,3 @@ def rotary_frequencies(d_head: int, theta: float, scaling: Scaling | None, lengt
     """theta^(-2 i / K) in float32, scaled for a text of this length, (K / 2,)."""
     frequencies = np.float32(1) / powers(theta, d_head)
     return frequencies if scaling is None else scaling.scaled(frequencies, theta, length)
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Changed(Scaling):
-    """A scaling with frequencies change(scaled, unscaled, theta), where `scaling` gives the scaled frequencies."""
-
-    scaling: Scaling | None
-    change: Callable[[np.ndarray, np.ndarray, float], np.ndarray]
-
-    @property
-    def magnitude(self) -> float:
-        return 1.0 if self.scaling is None else self.scaling.magnitude
-
-    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
-        own = frequencies if self.scaling is None else self.scaling.scaled(frequencies, theta, length)
-        return self.change(own, frequencies, theta)
-
-
-def exchanged(scaling: Llama3 | Yarn, ends: bool) -> Scaling:
-    """Exchanges the weights of scaled and unscaled frequencies in the blend. ends: also outside the blend."""
-
-    def change(own: np.ndarray, frequencies: np.ndarray, theta: float) -> np.ndarray:
-        low = frequencies / np.float32(scaling.factor)
-        blended = ~np.isclose(own, low, rtol=1e-6) & ~np.isclose(own, frequencies, rtol=1e-6)
-        return np.where(blended | ends, frequencies + low - own, own)
-
-    return Changed(scaling, change)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from npformer.engine.descriptions.mistake import Mistake
-from npformer.engine.mechanisms.head_norm import OF_ANY_GROUPS, HeadNorm, both, in_groups_of
+from npformer.engine.mechanisms.head_norm import HeadNorm
 
 
 class RowNorm(HeadNorm):
@@ -19,13 +18,3 @@ class RowNorm(HeadNorm):
 
     def for_model(self, config: Any) -> RowNorm:
         return replace(self, eps=config.eps, widths=(config.n_heads * config.d_head, config.kv_heads * config.d_head))
-
-
-RowNorm.mistakes = (
-    *OF_ANY_GROUPS,
-    Mistake(
-        "norms of heads instead of norms of rows",
-        "queries and keys are normalized over all heads at once",
-        {"": both(lambda x, at: in_groups_of(at.d_head, x, at))},
-    ),
-)

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.direction import Direction
@@ -17,7 +16,6 @@ class Norm(ABC):
     """The base class of norms of rows, (..., D) -> (..., D). Subclasses are frozen dataclasses."""
 
     function: ClassVar[str]  # module and name of the formula, relative to npformer
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     @abstractmethod
     def __call__(self, x: np.ndarray, out: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:

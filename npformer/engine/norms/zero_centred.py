@@ -1,4 +1,4 @@
-"""Gemma's RMSNorm, which multiplies by 1 + weight, and mistakes that are common in ports of it.
+"""Gemma's RMSNorm, which multiplies by 1 + weight.
 
 Gemma Team, 2024, Gemma. The 1 is in the published code, not in config.json.
 """
@@ -6,16 +6,13 @@ Gemma Team, 2024, Gemma. The 1 is in the published code, not in config.json.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.direction import Direction
 from npformer.engine.functions import rms_norm, rms_norm_backward
-from npformer.engine.norms.norm_mistakes import everywhere, of_norms
-from npformer.engine.norms.root_mean_square import RMSNorm, over_root_mean_square, without_weight
+from npformer.engine.norms.root_mean_square import RMSNorm
 
 
 @dataclass(frozen=True)
@@ -43,32 +40,3 @@ class ZeroCentredRMSNorm(RMSNorm):
 
     def affine(self, z: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         return z * (1 + weight)
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-
-def _weight_alone(y: np.ndarray, at: Any) -> Any:
-    return over_root_mean_square(at.source, at.config.eps) * at.weight(at.name)
-
-
-def _weight_first(y: np.ndarray, at: Any) -> Any:
-    return over_root_mean_square(at.source * (1 + at.weight(at.name)), at.config.eps)
-
-
-MISUSED = Mistake(
-    "1 + weight of RMSNorm misused",
-    "the normalized row is multiplied by 1 + weight, as in Gemma",
-    everywhere(
-        {
-            "weight instead of 1 + weight": of_norms(_weight_alone),
-            "left out": of_norms(without_weight),
-            "1 + weight multiplied before normalizing": of_norms(_weight_first),
-            "1 added to the row, not to the weight": of_norms(lambda y, at: 1 + _weight_alone(y, at)),
-        }
-    ),
-)
-ZeroCentredRMSNorm.mistakes = (
-    MISUSED,
-    *(each for each in RMSNorm.mistakes if each.name != "weight of RMSNorm misused"),
-)

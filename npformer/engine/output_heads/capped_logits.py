@@ -1,4 +1,4 @@
-"""A head with soft-capped logits over the vocabulary, and mistakes that ports make in it.
+"""A head with soft-capped logits over the vocabulary.
 
 Gemma Team, 2024, Gemma 2: Improving Open Language Models at a Practical Size, section 2.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from npformer.engine.activations import soft_cap, soft_cap_backward
-from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.functions import linear, linear_backward
 from npformer.engine.output_heads.heads import Answers, Logits
@@ -20,7 +19,6 @@ from npformer.engine.tape import Stages
 from npformer.engine.taps import spare, tap
 
 UNCAPPED_LOGITS = "head.output"  # the logits before the cap
-CAPS = (30.0, 50.0, 20.0, 10.0, 100.0)  # common values in models and ports
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,6 @@ class CappedLogits(Logits):
     """
 
     cap: float = 1.0
-
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     def finish(self, logits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return soft_cap(logits, self.cap, out)
@@ -60,34 +56,3 @@ class CappedLogits(Logits):
         formula = f"{self.cap:g} tanh({UNCAPPED_LOGITS} / {self.cap:g})"
         capped = Stage("logits", logits.shape, formula, "activations.soft_cap", "", (UNCAPPED_LOGITS,), kept=False)
         return [logits._replace(name=UNCAPPED_LOGITS, kept=True), capped]
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-
-def _capped_otherwise(port: Any) -> Ways:
-    for cap in CAPS:
-        if cap != port.config.logit_cap:
-            yield (
-                f"{cap:g} instead of {port.config.logit_cap:g}",
-                {"logits": lambda y, at, cap=cap: soft_cap(at.source, cap)},
-            )
-    yield (
-        "clipped, not capped by tanh",
-        {"logits": lambda y, at: at.source.clip(-at.config.logit_cap, at.config.logit_cap)},
-    )
-    yield "tanh without its factor", {"logits": lambda y, at: y / at.config.logit_cap}
-
-
-CappedLogits.mistakes = (
-    Mistake(
-        "soft cap of logits left out",
-        "the logits over the vocabulary are cap * tanh(x / cap); cap is final_logit_softcapping in config.json",
-        {"": {"logits": lambda y, at: at.source}},
-    ),
-    Mistake(
-        "wrong soft cap of logits",
-        "the logits over the vocabulary are cap * tanh(x / cap); cap is final_logit_softcapping in config.json",
-        _capped_otherwise,
-    ),
-)

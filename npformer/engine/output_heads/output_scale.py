@@ -1,4 +1,4 @@
-"""`OutputScale`, which scales the rows before the projection to the vocabulary, and mistakes that ports make in it.
+"""`OutputScale`, which scales the rows before the projection to the vocabulary.
 
 The published code of Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text
 Transformer.
@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.direction import Direction
@@ -32,18 +31,6 @@ class OutputScale:
     factor: float
 
     output: ClassVar[str] = "head.scaled"
-    mistakes: ClassVar[tuple[Mistake, ...]] = (
-        Mistake(
-            "rows before the projection not scaled",
-            "the decoder's rows are divided by sqrt(d_model) before they are projected with the token table",
-            {
-                "": {"head.scaled": lambda y, at: at.source},
-                "multiplied by sqrt(d_model)": {"head.scaled": lambda y, at: at.source * at.config.d_model**0.5},
-                "divided by d_model": {"head.scaled": lambda y, at: at.source / at.config.d_model},
-                "divided by sqrt(d_head)": {"head.scaled": lambda y, at: at.source * at.d_head**-0.5},
-            },
-        ),
-    )
 
     def groups(self, d_model: int) -> dict[str, Group]:
         return {}

@@ -1,8 +1,8 @@
-"""The known mistakes of ports: `of_model` collects the mistakes that a model's parts declare, and `ANYWHERE`.
+"""The known mistakes of ports: `of_model` collects the mistakes of a model's family and parts, and `ANYWHERE`.
 
-Each part, such as a mechanism, declares its own mistakes in `mistakes`. The modules here define mistakes in inputs,
-embeddings, heads, weights, the order of a layer's parts, and precision. `diagnose.py` puts them into a `Port`, which is
-the correct model without them.
+`parts/` has the mistakes of each part, such as a mechanism. The modules here define mistakes in inputs, embeddings,
+heads, weights, the order of a layer's parts, and precision. `diagnose.py` puts them into a `Port`, which is the correct
+model without them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from npformer.config import Config
-from npformer.engine.descriptions.mistake import Mistake
 from npformer.families import family_of, parts_of
+from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes import (
     clipped,
     embeddings,
@@ -30,6 +30,7 @@ from npformer.golden.mistakes import (
     weight_kinds,
     weights,
 )
+from npformer.golden.mistakes.parts import of_class
 
 #: Mistakes possible in any model; if several fit equally well, the diagnosis names the first.
 ANYWHERE = (
@@ -54,18 +55,17 @@ GENERAL = (
 
 
 def of_model(config: Config) -> tuple[Mistake, ...]:
-    """Returns the mistakes that ports of a model can make, beginning with those that its family and parts declare."""
-    kinds = dict.fromkeys(_parts(parts_of(config)))
-    return (*family_of(config).mistakes, *(each for kind in kinds for each in kind.mistakes), *ANYWHERE)
+    """Returns the mistakes that ports of a model can make, beginning with those of its family and parts."""
+    kinds = dict.fromkeys((type(family_of(config)), *_classes(parts_of(config))))
+    return (*(each for kind in kinds for each in of_class(kind)), *ANYWHERE)
 
 
-def _parts(part: Any) -> Iterator[Any]:
-    """Yields the classes inside a part that declare mistakes."""
+def _classes(part: Any) -> Iterator[type]:
+    """Yields the classes of a part and of the parts inside it."""
     if isinstance(part, tuple):
         for each in part:
-            yield from _parts(each)
+            yield from _classes(each)
     elif is_dataclass(part):
-        if hasattr(part, "mistakes"):
-            yield type(part)
+        yield type(part)
         for field in fields(part):
-            yield from _parts(getattr(part, field.name))
+            yield from _classes(getattr(part, field.name))

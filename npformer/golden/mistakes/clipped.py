@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake, Ways
+from npformer.golden.mistake import Mistake, Ways
 from npformer.golden.mistakes.kinds import changing, in_all_layers, inside, is_single, places
 from npformer.golden.port import Port
 

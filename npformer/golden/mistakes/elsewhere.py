@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from npformer.common.errors import NpformerError
-from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.golden.graph import matches
+from npformer.golden.mistake import Mistake, Ways
 from npformer.golden.mistakes.kinds import in_all_layers, is_single, parents_of
 from npformer.golden.port import Port
 

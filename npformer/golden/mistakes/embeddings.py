@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from npformer.config import ROUNDED, Config
-from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
-from npformer.engine.norms.norm_mistakes import standard
 from npformer.engine.runtime.packing import Text, positions
 from npformer.golden.at import At
 from npformer.golden.graph import parted
+from npformer.golden.mistake import Mistake, Rule, Ways
 from npformer.golden.mistakes.nearest import nearest, nearest_normalized, put_first
+from npformer.golden.mistakes.parts.norm import standard
 from npformer.golden.port import Port
 
 Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its index) -> changed positions
@@ -280,11 +280,7 @@ MISTAKES = (
     ),
     Mistake("positions from the wrong rule", "a token's position is its place in its text", found_positions),
     Mistake("sinusoidal positions instead of learned", "this model has a table of learned positions", sinusoids),
-    Mistake(
-        SINUSOIDS,
-        "the paper's table alternates sines and cosines; Marian's has all sines first",
-        other_sinusoids,
-    ),
+    Mistake(SINUSOIDS, "the paper's table alternates sines and cosines; Marian's has all sines first", other_sinusoids),
     Mistake(
         FORMULA, "the angle of position p in pair i of columns is p / 10000^(i / n), for n = D / 2 pairs", other_angles
     ),

@@ -12,14 +12,14 @@ from functools import partial
 import numpy as np
 
 from npformer.engine.activations import soft_cap
-from npformer.engine.blocks.activation_mistakes import sigmoid
-from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.engine.functions import log_softmax, softmax
 from npformer.golden.at import At
 from npformer.golden.budget import largest_error
 from npformer.golden.graph import QKV, parents, parted
+from npformer.golden.mistake import Mistake, Ways
 from npformer.golden.mistakes.maps import said_of_map
 from npformer.golden.mistakes.nearest import nearest
+from npformer.golden.mistakes.parts.ffn import sigmoid
 from npformer.golden.port import Port
 
 RATES = (0.1, 0.2, 0.5, 0.05, 0.15, 0.25, 0.3, 0.4)
@@ -67,10 +67,7 @@ def other_stage(port: Port) -> Ways:
         and not parted(group)[2].startswith("embeddings")
     ):
         for name in names:
-            yield (
-                f"it is computed from {name}",
-                {port.stage: lambda y, at, name=name: at.linear(at(name), group)},
-            )
+            yield (f"it is computed from {name}", {port.stage: lambda y, at, name=name: at.linear(at(name), group)})
 
 
 def names_of(port: Port) -> list[str]:

@@ -10,13 +10,13 @@ import numpy as np
 
 from npformer.config import POOLED_HEADS
 from npformer.engine.activations import ACTIVATIONS
-from npformer.engine.blocks.activation_mistakes import from_source, other_activations, sigmoid
-from npformer.engine.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.engine.functions import softmax
-from npformer.engine.norms.norm_mistakes import standard
 from npformer.golden.at import At
 from npformer.golden.graph import parents, span
+from npformer.golden.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.golden.mistakes.kinds import parents_of
+from npformer.golden.mistakes.parts.ffn import from_source, other_activations, sigmoid
+from npformer.golden.mistakes.parts.norm import standard
 from npformer.golden.port import Port
 
 MOST_LABELS = 5  # maximum number of labels for which every order is tried

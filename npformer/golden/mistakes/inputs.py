@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake, Rule, Rules, Ways
 from npformer.engine.functions import softmax
-from npformer.engine.mechanisms.rotary import ROTATED, rotated_in
 from npformer.engine.runtime.packing import Text
 from npformer.golden.at import At
 from npformer.golden.graph import parted
+from npformer.golden.mistake import Mistake, Rule, Rules, Ways
 from npformer.golden.mistakes.nearest import nearest, nearest_normalized, put_first
+from npformer.golden.mistakes.parts.rotary import ROTATED, rotated_in
 from npformer.golden.port import Port
 
 MOST = 1 << 31  # limit on the search for wrong ids: size of the token table times number of tokens
@@ -40,12 +40,11 @@ def hidden(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
     return softmax(np.where(seen, scores, -1e9))
 
 
-def _from_first(y: np.ndarray, at: At) -> np.ndarray:
-    """Queries or keys rotated by positions counted from each text's first token; padding before it has position 0."""
-    return rotated_in(at.source, at, positions=np.maximum(np.arange(len(y)) - (len(y) - at.n_real), 0))
-
-
-FROM_FIRST: Rules = dict.fromkeys(ROTATED, _from_first)
+#: Queries and keys rotated by positions counted from each text's first token; padding before it has position 0.
+FROM_FIRST: Rules = dict.fromkeys(
+    ROTATED,
+    lambda y, at: rotated_in(at.source, at, positions=np.maximum(np.arange(len(y)) - (len(y) - at.n_real), 0)),
+)
 
 
 def mask_ignored(port: Port) -> Ways:
@@ -272,15 +271,7 @@ MISTAKES = (
         "the decoder reads the start token, then every token except the last: the labels shifted right by one",
         decoder_input,
     ),
-    Mistake(
-        "wrong start token",
-        "the decoder reads decoder_start_token_id of config.json first",
-        start_token,
-    ),
+    Mistake("wrong start token", "the decoder reads decoder_start_token_id of config.json first", start_token),
     Mistake("texts in the wrong order", "row i of the batch must be text i", other_texts, reorders=True),
-    Mistake(
-        "wrong token ids",
-        "these are embeddings of different tokens; check the tokenizer and the text",
-        other_ids,
-    ),
+    Mistake("wrong token ids", "these are embeddings of different tokens; check the tokenizer and the text", other_ids),
 )

@@ -14,9 +14,9 @@ from itertools import combinations
 import numpy as np
 
 from npformer.engine.attention import combine_heads, split_heads
-from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import parents
+from npformer.golden.mistake import Mistake, Rule, Ways
 from npformer.golden.mistakes.general import flat, head_width_in
 from npformer.golden.mistakes.maps import lines_said, said_of_map, zeros_said
 from npformer.golden.mistakes.nearest import nearest
@@ -224,10 +224,7 @@ def some_columns(port: Port) -> Ways:
         if (empty := _without_product(port)) is not None:
             bias = port.weights[f"{port.stage}.bias"].astype(np.float64)
             alone = np.isin(np.arange(len(bias)), empty)
-            yield (
-                zeros_said("column", empty, " of the weight"),
-                {port.stage: lambda y, at: np.where(alone, bias, y)},
-            )
+            yield (zeros_said("column", empty, " of the weight"), {port.stage: lambda y, at: np.where(alone, bias, y)})
         if (order := _copied(theirs, right)) is not None:
             yield f"columns {said_of_map(order, head_width_in(port))}", {port.stage: lambda y, at: y[..., order]}
         if (inputs := _inputs(port)) is not None:

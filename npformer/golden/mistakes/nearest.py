@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from npformer.engine.norms.norm_mistakes import standard
+from npformer.golden.mistakes.parts.norm import standard
 
 
 def nearest(rows: np.ndarray, table: np.ndarray) -> np.ndarray:

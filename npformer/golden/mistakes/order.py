@@ -9,10 +9,10 @@ import numpy as np
 
 from npformer.engine.activations import ACTIVATIONS
 from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
-from npformer.engine.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
-from npformer.engine.norms.norm_mistakes import standard
 from npformer.golden.at import At
 from npformer.golden.graph import INNER, QKV, parents, stacks
+from npformer.golden.mistake import Mistake, Rule, Rules, Steps, Ways, exchanged
+from npformer.golden.mistakes.parts.norm import standard
 from npformer.golden.port import Port
 
 ATTENTION, FFN = "*.attention_residual", "*.ffn_residual"
@@ -32,23 +32,18 @@ def other_norm_order(first: bool) -> Callable[[Port], Ways]:
     return ways
 
 
-def _normed_first(x: np.ndarray, at: At, norm: str) -> np.ndarray:
-    return at.linear(at.affine(standard(x, at.config.eps), norm), at.name.partition(f"{at.layer}.")[2])
-
-
-def _of_normed(y: np.ndarray, at: At) -> np.ndarray:
-    return _normed_first(at("input"), at, "attention_norm")
-
-
-def _of_second_normed(y: np.ndarray, at: At) -> np.ndarray:
-    return _normed_first(at("attention_norm"), at, "ffn_norm")
+def _normed_first(rows: str, norm: str) -> Rule:
+    """A rule that computes a linear layer from a stage's rows, normalized."""
+    return lambda y, at: at.linear(
+        at.affine(standard(at(rows), at.config.eps), norm), at.name.partition(f"{at.layer}.")[2]
+    )
 
 
 #: A pre-norm layer with the stage names of a post-norm layer, so that the last stage is the layer's output.
 _PRE_NORM: Rules = {
-    **dict.fromkeys((f"*.attention.{name}" for name in QKV), _of_normed),
+    **dict.fromkeys((f"*.attention.{name}" for name in QKV), _normed_first("input", "attention_norm")),
     "*.attention_norm": lambda y, at: at("attention_residual"),
-    **dict.fromkeys((f"*.{name}" for name in INNER), _of_second_normed),
+    **dict.fromkeys((f"*.{name}" for name in INNER), _normed_first("attention_norm", "ffn_norm")),
     "*.ffn_norm": lambda y, at: at("ffn_residual"),
 }
 
@@ -257,10 +252,7 @@ def _own_names(port: Port) -> Port:
     def read(at: At) -> np.ndarray:
         return at(f"layers.{at.layer - 1}.{out}") if at.layer else at.unchanged_input
 
-    rules: dict[str, Any] = {
-        "*.input": lambda x, at: at(fed),
-        FFN: lambda y, at: read(at) + at.written("ffn"),
-    }
+    rules: dict[str, Any] = {"*.input": lambda x, at: at(fed), FFN: lambda y, at: read(at) + at.written("ffn")}
     if port.config.norm_first and port.has("layers.0.ffn_norm.weight"):
         rules["*.ffn_norm"] = lambda y, at: _normed(read(at), at, "ffn_norm")
     else:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.engine.runtime.packing import Text
+from npformer.golden.mistake import Mistake, Ways
 from npformer.golden.port import Port
 
 MOST = 1 << 22  # maximum number of tokens in a run times d_model

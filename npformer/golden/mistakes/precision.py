@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from npformer.common.halves import HALVES, cut_bits, half
-from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import INNER, parted
+from npformer.golden.mistake import Mistake, Rules, Ways
 from npformer.golden.port import Port
 
 Round = Callable[[np.ndarray], np.ndarray]
@@ -210,10 +210,7 @@ def half_precision(port: Port) -> Ways:
             # with one matrix, nothing shows whether others are rounded: "one weight rounded" covers that case
             yield f"{kind}, the weights except norms and biases", _of_weights(port, rounding)
         yield f"{kind}, the products' inputs", products(rounding, rounding)
-        yield (
-            f"{kind}, the products' inputs except weights",
-            products(rounding, lambda weight: weight),
-        )
+        yield (f"{kind}, the products' inputs except weights", products(rounding, lambda weight: weight))
         whole = port.ruling(products(rounding, rounding, rounding))
         yield f"{kind}, the products, without the bias", replace(whole, dtype=kind)
         if all(held(kind, array) for array in port.theirs):
@@ -260,9 +257,7 @@ def integer_products(port: Port) -> Ways:
 
 
 HALF = Mistake(
-    "half precision",
-    "weights or stages are rounded to 16 bits; use float32, or compare with --dtype",
-    half_precision,
+    "half precision", "weights or stages are rounded to 16 bits; use float32, or compare with --dtype", half_precision
 )
 MISTAKES = (
     Mistake(
@@ -271,16 +266,8 @@ MISTAKES = (
         tensor_cores,
     ),
     HALF,
-    Mistake(
-        "quantized weights",
-        "weights are quantized; compare with --dtype int8 if they are meant to be",
-        integers,
-    ),
-    Mistake(
-        SCALES,
-        "each row or column of a quantized weight is converted back with its own scale",
-        other_scales,
-    ),
+    Mistake("quantized weights", "weights are quantized; compare with --dtype int8 if they are meant to be", integers),
+    Mistake(SCALES, "each row or column of a quantized weight is converted back with its own scale", other_scales),
     Mistake(
         "quantized weights",
         "the inputs of products are quantized; compare with --dtype int8 if they are meant to be",

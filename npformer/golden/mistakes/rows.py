@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
+from npformer.golden.mistake import Mistake, Rule, Ways
 from npformer.golden.mistakes.kinds import in_all_layers
 from npformer.golden.mistakes.maps import lines_said
 from npformer.golden.mistakes.nearest import nearest
@@ -88,21 +88,9 @@ def in_rows(rows: list[np.ndarray], rule: Rule) -> Rule:
     return changed
 
 
-def _unchanged(y: np.ndarray, at: At) -> np.ndarray:
-    return at.source
-
-
-def _bias_alone(y: np.ndarray, at: At) -> np.ndarray:
-    return 0 * y + at.own("bias")
-
-
 def _bias(at: At) -> np.ndarray | float:
     found = at.weight(at.name, "bias")
     return 0.0 if found is None else found
-
-
-def _no_product(y: np.ndarray, at: At) -> np.ndarray:
-    return 0 * y + _bias(at)
 
 
 def product_twice(y: np.ndarray, at: At) -> np.ndarray:
@@ -114,9 +102,9 @@ def product_twice(y: np.ndarray, at: At) -> np.ndarray:
 
 #: Description of the values that some rows have -> the rule for these rows.
 OF_ROWS: dict[str, Rule] = {
-    "its input, unchanged": _unchanged,
+    "its input, unchanged": lambda y, at: at.source,
     "0": lambda y, at: 0 * y,
-    "the bias alone": _bias_alone,
+    "the bias alone": lambda y, at: 0 * y + at.own("bias"),
     "the product twice": product_twice,
 }
 
@@ -132,7 +120,8 @@ def some_rows(port: Port) -> Ways:
             of = "" if name == port.stage else f" of {name}"
             yield f"{said}{of}: {what}", {in_all_layers(name): in_rows(wrong, rule)}
     groups = [name.removesuffix(".weight") for name, w in port.weights.items() if w.ndim == 2 and "layers." in name]
-    linear = {in_all_layers(group): in_rows(wrong, _no_product) for group in groups if group in port.known}
+    no_product = in_rows(wrong, lambda y, at: 0 * y + _bias(at))
+    linear = {in_all_layers(group): no_product for group in groups if group in port.known}
     if sum(in_all_layers(name) in linear for name in port.span) > 1:
         yield f"{said} of every product of the layers: the bias alone", linear
     if (other := _other_rows(port, wrong)) is not None:

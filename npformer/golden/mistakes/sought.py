@@ -7,10 +7,10 @@ from itertools import product
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
 from npformer.engine.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import QKV
+from npformer.golden.mistake import Mistake, Rules, Ways
 from npformer.golden.mistakes.kinds import in_all_layers, parents_of
 from npformer.golden.port import Port
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Mistake, Rule, Ways
 from npformer.engine.functions import softmax
 from npformer.engine.norms.root_mean_square import RMSNorm
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted
+from npformer.golden.mistake import Mistake, Rule, Ways
 from npformer.golden.mistakes.kinds import in_all_layers, is_single, rows
 from npformer.golden.mistakes.maps import lines_said
 from npformer.golden.mistakes.rows import product_twice, wrong_rows

@@ -10,10 +10,10 @@ from itertools import combinations, product
 import numpy as np
 
 from npformer.common.halves import HALVES, half
-from npformer.engine.descriptions.mistake import Mistake, Rule, Rules, Ways
 from npformer.engine.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted
+from npformer.golden.mistake import Mistake, Rule, Rules, Ways
 from npformer.golden.mistakes.kinds import changing, in_all_layers, is_single, named, rows
 from npformer.golden.mistakes.maps import lines_said, map_of_numbers, maps_of, said_of_map
 from npformer.golden.mistakes.precision import SCHEMES, Round

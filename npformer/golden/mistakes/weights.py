@@ -8,9 +8,9 @@ import numpy as np
 
 from npformer.checkpoint.parameters import parameters
 from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
-from npformer.engine.descriptions.mistake import Mistake, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted, stacks
+from npformer.golden.mistake import Mistake, Ways
 from npformer.golden.port import FORMS, Port
 
 MOST = 40  # maximum number of weights to try one by one
@@ -108,14 +108,12 @@ def exchanged_norms(port: Port) -> Ways:
         ways = [("in every layer", pairs)]
         ways += [("in one layer", [pair]) for pair in pairs if len(pairs) > 1 and port.span.intersection(pair)]
         for said, these in ways:
-            exchanged = port.regrouping(dict([*these, *(pair[::-1] for pair in these)]))
-            yield f"those {place} attention and the FFN, {said}", exchanged
+            yield f"those {place} attention and the FFN, {said}", port.exchanging(*these)
     if port.config.decoder:
         across = [layer for layer in port.layers if f"{layer}cross_attention_norm.weight" in port.weights]
         for said, own in (("attention", "attention_norm"), ("the FFN", "ffn_norm")):
             pairs = [(f"{layer}cross_attention_norm", layer + own) for layer in across]
-            exchanged = port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
-            yield f"those of cross-attention and {said}, in every layer", exchanged
+            yield f"those of cross-attention and {said}, in every layer", port.exchanging(*pairs)
     for one in norms:
         for other in norms:
             shapes = {port.weights[f"{norm}.weight"].shape for norm in (one, other)}

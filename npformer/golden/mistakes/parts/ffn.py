@@ -1,4 +1,4 @@
-"""Mistakes that ports make in the activation of a feed-forward network."""
+"""Mistakes that ports make in feed-forward networks: in the activation, and in the gate of gated networks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npformer.engine.activations import ACTIVATIONS, gelu, gelu_tanh, silu
-from npformer.engine.descriptions.mistake import Mistake, Rule, Rules, Ways
+from npformer.golden.mistake import Mistake, Rule, Rules, Ways
 
 Formula = Callable[[np.ndarray], np.ndarray]
 
@@ -145,5 +145,64 @@ MISTAKES = (
             "after the FFN's second linear layer too": {"*.ffn.output": _again},
             "after the FFN's second linear layer, not between the two": {**LEFT_OUT, "*.ffn.output": _again},
         },
+    ),
+)
+
+
+# --- gated networks ---------------------------------------------------------------------------------------------------
+
+
+def _swapped(port: Any) -> Ways:
+    yield "", port.exchanging_in_layers("ffn.gate", "ffn.up")
+    yield (
+        "up is activated",
+        {
+            "*.ffn.activation": lambda y, at: ACTIVATIONS[at.config.activation](at("ffn.up")),
+            "*.ffn.gated": lambda y, at: at("ffn.activation") * at("ffn.gate"),
+        },
+    )
+
+
+def _renamed(port: Any) -> Ways:
+    """Exports gate and up under each other's names, but reads each correctly."""
+
+    def made_by(group: str) -> Rule:
+        return lambda y, at: at.linear(at.source, group)
+
+    exported: Rules = {"*.ffn.gate": made_by("ffn.up"), "*.ffn.up": made_by("ffn.gate")}
+    read: Rules = {f"*.{group}": made_by(group) for group in ("ffn.gate", "ffn.up")}
+    yield "ffn.gate and ffn.up exchanged", port.ruling(exported).rereading(read, "*.ffn.activation", "*.ffn.gated")
+
+
+def _of_product(y: np.ndarray, at: Any) -> np.ndarray:
+    return ACTIVATIONS[at.config.activation](at("ffn.gate") * at("ffn.up"))
+
+
+_OF_BOTH: Rules = {"*.ffn.activation": _of_product, "*.ffn.gated": lambda y, at: at("ffn.activation")}
+GATED = (
+    *MISTAKES,
+    Mistake(
+        "stages under wrong names",
+        "ffn.gate is the product with gate_proj, which is activated; ffn.up is the product with up_proj",
+        _renamed,
+    ),
+    Mistake(
+        "gate and up swapped",
+        "the activation applies to gate_proj, or to the first half of a fused layer; up_proj or the second half is not"
+        " activated",
+        _swapped,
+    ),
+    Mistake(
+        "up left out",
+        "the activation is multiplied by up, the product with up_proj",
+        {
+            "left out": {"*.ffn.gated": lambda y, at: at("ffn.activation")},
+            "added, not multiplied": {"*.ffn.gated": lambda y, at: at("ffn.activation") + at("ffn.up")},
+        },
+    ),
+    Mistake(
+        "activation of gate times up",
+        "the activation applies to one factor, act(x W_1) * (x V), not to the product",
+        {"": {"*.ffn.gated": _of_product}, "exported as both": _OF_BOTH},
     ),
 )

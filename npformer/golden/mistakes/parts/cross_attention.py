@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from npformer.engine.attention import split_heads
-from npformer.engine.descriptions.mistake import Mistake, Rules, Ways
 from npformer.engine.functions import softmax
+from npformer.golden.mistake import Mistake, Rules, Ways
 
 KEY, VALUE, CONTEXT = (f"*.cross_attention.{name}" for name in ("key", "value", "context"))
 
@@ -19,9 +19,8 @@ def _reading(rows: Callable[[Any], np.ndarray]) -> Rules:
     return dict.fromkeys((KEY, VALUE), lambda y, at: at.linear(rows(at), at.name))
 
 
-def _own_rows(at: Any) -> np.ndarray:
-    rows: np.ndarray = at("attention_norm" if at.config.norm_first else "input")
-    return rows
+def _own_rows(at: Any) -> Any:
+    return at("attention_norm" if at.config.norm_first else "input")
 
 
 def _attended(at: Any, low: float) -> np.ndarray:
@@ -53,10 +52,6 @@ def _other_output(port: Any) -> Ways:
         yield way, _reading(lambda at, stage=stage: at(stage))
 
 
-def _lower_triangle(y: np.ndarray, at: Any) -> np.ndarray:
-    return softmax(np.where(np.tri(*y.shape[-2:]) > 0, at.scores, -1e9))
-
-
 def _weights_of_self(port: Any) -> Ways:
     for names in (("query", "key", "value", "output"), ("key", "value"), ("query",), ("output",)):
         groups = {f"{at}cross_attention.{name}": f"{at}attention.{name}" for at in port.layers for name in names}
@@ -82,6 +77,10 @@ MISTAKES = (
     Mistake(
         "causal mask in cross-attention",
         "every row of the decoder attends to the whole source",
-        {"": {"*.cross_attention.weights": _lower_triangle}},
+        {
+            "": {
+                "*.cross_attention.weights": lambda y, at: softmax(np.where(np.tri(*y.shape[-2:]) > 0, at.scores, -1e9))
+            }
+        },
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.engine.descriptions.mistake import Rule, Rules, Ways
+from npformer.golden.mistake import Rule, Rules, Ways
 
 EPS = (1e-5, 1e-6, 1e-12, 1e-3, 1e-7, 1e-8, 1e-10, 1e-4, 0.0)
 IN_GROUPS = "a row is normalized over all its columns at once"
@@ -27,14 +27,8 @@ def standard(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def of_norms(rule: Rule) -> Rules:
-    """Rules that apply a rule to every norm, whether of rows or of queries and keys."""
-    return {"*norm": rule, "*_normed": lambda y, at: of_groups(rule, y, at)}
-
-
-def of_groups(rule: Rule, y: np.ndarray, at: Any) -> np.ndarray:
-    """Applies the rule of a norm of rows to a norm of queries or keys: (T, H K) as (T, H, K) for a weight (K,)."""
-    made = np.asarray(rule(at.grouped.split(y), at.grouped))
-    return made.reshape(y.shape)
+    """Rules for every norm: of rows, and of queries and keys, whose rows (T, H K) are (T, H, K) for a weight (K,)."""
+    return {"*norm": rule, "*_normed": lambda y, at: np.reshape(rule(at.grouped.split(y), at.grouped), y.shape)}
 
 
 def everywhere(changes: Mapping[str, Rules] | Callable[[Any], Ways]) -> Callable[[Any], Ways]:

@@ -1,4 +1,4 @@
-"""`Mistake`: a mistake that ports make in a part of a model. The file of the part declares it.
+"""`Mistake`: a mistake that ports make in a part of a model. `mistakes/` has all of them.
 
 `golden.diagnose` makes each mistake in the model and compares the resulting values with those of the port.
 """

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from npformer.engine.attention import combine_heads, split_heads
-from npformer.engine.blocks.activation_mistakes import sigmoid
-from npformer.engine.descriptions.mistake import Mistake, Rule, Rules, Ways
 from npformer.engine.functions import softmax
-from npformer.engine.mechanisms.causal import AFTER, SHIFTED, Picture, misused, pictured
 from npformer.engine.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.engine.mechanisms.window import Window
+from npformer.golden.graph import QKV
+from npformer.golden.mistake import Mistake, Rule, Rules, Ways
+from npformer.golden.mistakes.parts.causal import AFTER, SHIFTED, Picture, misused, pictured
+from npformer.golden.mistakes.parts.ffn import sigmoid
 
-QKV = ("query", "key", "value")
 SCORES, WEIGHTS, CONTEXT = "*.attention.scores", "*.attention.weights", "*.attention.context"
 HEADS, COMBINED = "*.attention.*_heads", "*.attention.combined"
 
