@@ -93,6 +93,11 @@ def scaled_dot_product_attention(
     return tap("context", _by_group(row_products, weights, v))  # weights @ v
 
 
+def score_scale(scale: float | None, d_head: int) -> float:
+    """The factor of q k^T, which is 1 / sqrt(K) for heads of width K unless a model has its own."""
+    return 1 / math.sqrt(d_head) if scale is None else float(scale)
+
+
 def _by_group(product: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """product(a, b) of heads a (..., H, L, W) and b (..., G, S, W); H / G consecutive heads of a share a head of b.
 
@@ -125,7 +130,7 @@ def scaled_dot_product_attention_backward(
     dv = W^T grad; dW = grad v^T; dS = softmax_backward(dW, W); dq = dS k * scale; dk = dS^T q * scale.
     add_backward: backward of `add` in `scaled_dot_product_attention`.
     """
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    scale = score_scale(scale, q.shape[-1])
     grad = stages.through_edit("context", grad)
     weights = stages["weights"]
     dv = weights.mT @ grad

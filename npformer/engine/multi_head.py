@@ -6,14 +6,18 @@ self-attention with mechanisms, and cross-attention.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from npformer.engine.attention import scaled_dot_product_attention, scaled_dot_product_attention_backward, split_heads
+from npformer.engine.attention import (
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_backward,
+    score_scale,
+    split_heads,
+)
 from npformer.engine.functions import linear, linear_backward, linears
 from npformer.engine.runtime.packing import equal_runs
 from npformer.engine.runtime.threads import all_gather
@@ -30,7 +34,7 @@ Formulas = Callable[[slice, slice, int], Formula]
 
 def every_key(rows: slice, source_rows: slice, count: int) -> Formula:
     """Attention of each row to all rows of its text's source."""
-    return lambda some, q, k, v: scaled_dot_product_attention(q, k, v, 1 / math.sqrt(q.shape[-1]))
+    return lambda some, q, k, v: scaled_dot_product_attention(q, k, v, score_scale(None, q.shape[-1]))
 
 
 def multi_head_attention(
@@ -138,12 +142,12 @@ def packed_attention_backward(
     lengths: np.ndarray,
     source_lengths: np.ndarray,
     n_heads: int,
-    scale: float = 0.0,
+    scale: float | None = None,
     add_backward: Callable[..., tuple[np.ndarray, Any, Any]] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Backward of `packed_attention`: dq (T, H K), dk and dv (S, G K).
 
-    scale: factor of q k^T; 0 means 1 / sqrt(K). add_backward: as in `scaled_dot_product_attention_backward`, for the
+    scale: factor of q k^T, 1 / sqrt(K) if None. add_backward: as in `scaled_dot_product_attention_backward`, for the
     terms that mechanisms add to the scores.
     """
     names, n_kv_heads = ("query_heads", "key_heads", "value_heads"), stages["key_heads"].shape[1]
@@ -153,7 +157,7 @@ def packed_attention_backward(
         run = stages.run(index)
         dcontext = _heads(grad[rows], count, n_heads)
         q, k, v = (repeat_heads(run[name], n_heads) for name in names)
-        scale = scale or 1 / math.sqrt(q.shape[-1])
+        scale = score_scale(scale, q.shape[-1])
         own = {"q": q, "k": k, "scale": scale, "rows": rows, "source_rows": source_rows, "stages": run}
         through = None if add_backward is None else partial(add_backward, **own)
         grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, scale, through)

@@ -105,7 +105,7 @@ class Llama(EncoderTable):
     def attention(self, config: Config, layer: int) -> Attention:
         return Attention(
             *(config.n_heads, mechanisms_of(config, layer), config.bias, config.kv_heads, config.d_head),
-            scale=config.score_scale,
+            scale=config.score_scale or None,
         )
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:

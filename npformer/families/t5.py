@@ -163,7 +163,7 @@ class T5Family(Transformer):
 
     def decoder_stack(self, config: Config) -> Stack:
         mechanisms = [replace(each.for_model(config), bidirectional=False) for each in config.mechanisms]
-        crossed = CrossAttention(config.n_heads, False, config.d_head, config.score_scale)
+        crossed = CrossAttention(config.n_heads, False, config.d_head, config.score_scale or None)
         blocks = {"attention": _attention(config, *mechanisms, Causal()), "cross_attention": crossed}
         return self._stack(config, config.decoder, blocks)
 
@@ -204,7 +204,7 @@ class T5Family(Transformer):
 
 
 def _attention(config: Config, *mechanisms: Any) -> Attention:
-    return Attention(config.n_heads, mechanisms, False, d_head=config.d_head, scale=config.score_scale)
+    return Attention(config.n_heads, mechanisms, False, d_head=config.d_head, scale=config.score_scale or None)
 
 
 def _read_bias(data: Mapping[str, Any]) -> RelativeBias:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.engine.attention import scaled_dot_product_attention
+from npformer.engine.attention import scaled_dot_product_attention, score_scale
 from npformer.engine.blocks.block import Around, Backward, Block, Shared
 from npformer.engine.blocks.rows import OwnCache, Rows
 from npformer.engine.blocks.terms import adding, part, terms_of
@@ -50,7 +49,7 @@ class Attention(Block):
     n_kv_heads : int, number of key and value heads, each shared by n_heads / n_kv_heads query heads; 0 means n_heads
     d_head : int, width of a head; 0 means d_model / n_heads
     output_bias : bool, the output layer has a bias; None means as `bias`
-    scale : float, factor of q k^T; 0 means 1 / sqrt(K)
+    scale : float, factor of q k^T; 1 / sqrt(K) if None
 
     References
     ----------
@@ -63,7 +62,7 @@ class Attention(Block):
     n_kv_heads: int = 0
     d_head: int = 0
     output_bias: bool | None = None
-    scale: float = 0.0
+    scale: float | None = None
 
     around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
 
@@ -112,13 +111,13 @@ class CrossAttention(Block):
     n_heads : int
     bias : bool, the linear layers have a bias
     d_head : int, width of a head; 0 means d_model / n_heads
-    scale : float, factor of q k^T; 0 means 1 / sqrt(K)
+    scale : float, factor of q k^T; 1 / sqrt(K) if None
     """
 
     n_heads: int
     bias: bool = True
     d_head: int = 0
-    scale: float = 0.0
+    scale: float | None = None
 
     around = Attention.around
     pull = Attention.pull
@@ -138,7 +137,7 @@ class CrossAttention(Block):
         if not cache.complete:
             k, v = linears(self._source(rows)[0], weights["key"], weights["value"])
             cache.keep_source(tap("key", k), tap("value", v), self.n_heads)
-        scale = self.scale or 1 / math.sqrt(q.shape[-1] // self.n_heads)
+        scale = score_scale(self.scale, q.shape[-1] // self.n_heads)
         return tap("output", linear(tap("combined", cache.attend(q, self.n_heads, scale)), **weights["output"]))
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
@@ -163,9 +162,9 @@ class CrossAttention(Block):
         return rows.source, rows.source_lengths
 
 
-def _in_order(scale: float, rows: slice, source_rows: slice, count: int) -> Formula:
+def _in_order(scale: float | None, rows: slice, source_rows: slice, count: int) -> Formula:
     """Attention of each row to its whole source. Sums are in the same order as in the steps of generation."""
-    return lambda some, q, k, v: scaled_dot_product_attention(q, k, v, scale or 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
+    return lambda some, q, k, v: scaled_dot_product_attention(q, k, v, score_scale(scale, q.shape[-1]), EVERY_KEY)
 
 
 # --- mechanisms -------------------------------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ class _Applied(NamedTuple):
     ----------
     mechanisms : the mechanisms after `Mechanism.begin`
     weights : the weights of the attention of the layer
-    scale : float, factor of q k^T; 0 means 1 / sqrt(n K), where n is the largest `products` of a mechanism
+    scale : float, factor of q k^T; 1 / sqrt(n K) if None, where n is the largest `products` of a mechanism
     places : (T,) and (S,) integer arrays, as in `Rows`; None without mechanisms
     attending : slice or integer array, the rows that attend
     cache : OwnCache with keys and values of earlier rows, optional
@@ -187,7 +186,7 @@ class _Applied(NamedTuple):
 
     mechanisms: tuple[Mechanism, ...]
     weights: Mapping[str, Linear]
-    scale: float
+    scale: float | None
     places: tuple[np.ndarray, np.ndarray] | None
     attending: Any
     cache: OwnCache | None
@@ -195,7 +194,7 @@ class _Applied(NamedTuple):
 
     def scale_of(self, d_head: int) -> float:
         """The factor of q k^T for heads of this width."""
-        return self.scale or 1 / math.sqrt(d_head * max([1, *(each.products for each in self.mechanisms)]))
+        return score_scale(self.scale, d_head * max([1, *(each.products for each in self.mechanisms)]))
 
     def in_layer(self) -> _Applied:
         return self._replace(mechanisms=tuple([each.in_layer(self.weights) for each in self.mechanisms]))
@@ -300,7 +299,7 @@ def _applied(block: Attention, rows: Rows, weights: Mapping[str, Linear]) -> _Ap
 def attention_stages(
     source: str,
     mechanisms: Sequence[Mechanism],
-    scale: float = 0.0,
+    scale: float | None = None,
     bias: bool = True,
     output_bias: bool | None = None,
     kv_heads: str = "H",
