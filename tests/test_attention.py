@@ -294,6 +294,7 @@ def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
     names = {each.removeprefix("packed_attention.<locals>.") for each in entered if "<listcomp>" not in each}
     heads = {
         "scaled_dot_product_attention",
+        "score_scale",
         "kv_heads",
         "queries_of",
         "is_grouped",
