@@ -202,6 +202,13 @@ def test_torch_is_only_for_comparing() -> None:
     assert {name for name in users if not name.startswith("npformer.golden")} == set()
 
 
+def test_the_engine_imports_only_itself_and_what_all_packages_share() -> None:
+    """Not the pages: tests compare the two, so an engine that called a page would be compared with itself."""
+    engine = [name for name in MODULES if name.startswith("npformer.engine")]
+    ours = {each for name in engine for each in imports(name) if each.startswith("npformer.")}
+    assert sorted(each for each in ours if not each.startswith(("npformer.engine", "npformer.common"))) == []
+
+
 def test_the_maths_does_not_know_the_mistakes_of_ports() -> None:
     """`golden.mistakes` has every mistake. Only the diagnosis of ports loads it, not `classify`."""
     maths = [name for name in MODULES if name.startswith(("npformer.engine", "npformer.families"))]
