@@ -155,7 +155,7 @@ class Qwen2(Llama):
 
     def attention(self, config: Config, layer: int) -> Attention:
         """As in `Llama`, without a bias in the output projection, and with the usual scale of the scores."""
-        return replace(super().attention(config, layer), output_bias=False, scale=0.0)
+        return replace(super().attention(config, layer), output_bias=False, scale=None)
 
 
 class Qwen3(Qwen2):

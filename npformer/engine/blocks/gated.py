@@ -67,7 +67,7 @@ def gated_feed_forward(x: np.ndarray, activation: Activation, gate: Linear, up: 
     Examples
     --------
     >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
-    >>> relu = ACTIVATIONS["relu"]
+    >>> from npformer.engine.activations import relu
     >>> gated_feed_forward(np.array([[-1.0, 3.0]]), relu, gate=identity, up=doubled, output=identity)
     array([[ 0., 18.]])
     """
