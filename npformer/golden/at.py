@@ -274,16 +274,17 @@ class At:
 
     def layer_on(self, x: np.ndarray) -> np.ndarray:
         """The output of the stage's layer on rows x (T, D), without notifying the listeners of its stages."""
-        flat = {name: self._run.weight(name) for name in self._run.port.weights if name.startswith(self.stack)}
-        weights, own = (
-            layout.unflatten({name.removeprefix(at): each for name, each in flat.items() if name.startswith(at)})
-            for at in (self.stack, self._here)
-        )
-        layer = replace(self._layers, layers=(self._layers.layers[self.layer],), norm=None, after_first=None)
+        alone = replace(self._layers, layers=(self._layers.layers[self.layer],), norm=None, after_first=None)
+        groups, flat = alone.groups(self.config.d_model), {}
+        for name in self._run.port.weights:
+            stack, layer, rest = parted(name)
+            own = rest if layer < 0 else f"layers.0.{rest}"
+            if stack == self.stack and layer in (-1, self.layer) and own.rpartition(".")[0] in groups:
+                flat[own] = self._run.weight(name)
         rows = Rows(np.array([len(x)]), pack([Text(np.zeros(len(x), np.int64))]))
         if self.stack == "decoder.":
             rows = rows._replace(source=self.encoded, source_lengths=np.array([len(self.encoded)]))
-        return self.unheard(lambda: layer(x, rows, {**weights, "layers": [own]}))
+        return self.unheard(lambda: alone(x, rows, layout.unflatten(flat)))
 
     @staticmethod
     def unheard(function: Callable[[], np.ndarray]) -> np.ndarray:

@@ -11,7 +11,9 @@ from npformer import golden, trace
 from npformer.checkpoint import flatten
 from npformer.engine.mechanisms import Window
 from npformer.engine.runtime.packing import Text
+from npformer.golden.at import At
 from npformer.golden.diagnosis import Diagnosis, Fit, together
+from npformer.golden.forward import Forward
 from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes.clipped import clipped
 from npformer.golden.mistakes.parts import window
@@ -140,3 +142,20 @@ def test_the_values_that_differ_are_located(stage: str, place: tuple[int | slice
     diagnosis = golden.diagnose(recorded, arrays, model)
     assert (diagnosis.stage, diagnosis.causes, diagnosis.where) == (f"layers.0.{stage}", [], where)
     assert f"only these values differ: {where}" in str(diagnosis)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "mpnet", "deberta-v2", "bart"])
+def test_a_layer_of_any_family_can_run_again(family: str) -> None:
+    """A layer that runs on its own input gives its output to the precision of float64, whatever its mechanisms are."""
+    model, text = tiny.model(family), Text(np.array([5, 6, 7, 8, 9, 3]))
+    differences = {}
+
+    def compare(output: np.ndarray, at: At) -> np.ndarray:
+        differences[at.name] = np.abs(at.layer_on(at("input")) - output).max()
+        return output
+
+    weights = flatten(dict(model.weights))
+    port = Port(model.config, weights, [text], "", [], frozenset(), len(text), (len(text),))
+    Forward({}, weights)(port.ruling({"*.ffn_norm": compare}))
+    assert len(differences) == model.config.n_layers + model.config.decoder.n_layers
+    assert max(differences.values()) < 1e-12

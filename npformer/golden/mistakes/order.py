@@ -285,12 +285,7 @@ def layer_count(port: Port) -> Ways:
         if not port.config.norm_first:
             for i in order:
                 for stage in ("input", end):  # the port exports the stages of the second run, or of the first
-                    yield f"layer {i}{of} runs twice", {f"{stack}layers.{i}.{stage}": again}
-
-
-def again(x: np.ndarray, at: At) -> np.ndarray:
-    """Runs a whole layer on x."""
-    return at.layer_on(x)
+                    yield f"layer {i}{of} runs twice", {f"{stack}layers.{i}.{stage}": lambda x, at: at.layer_on(x)}
 
 
 MISTAKES = (
