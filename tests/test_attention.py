@@ -43,6 +43,17 @@ def picture(mask: np.ndarray) -> list[str]:
     return ["".join(str(int(each)) for each in row) for row in mask]
 
 
+def test_causal_mask() -> None:
+    assert picture(causal_mask(4)) == ["1000", "1100", "1110", "1111"]
+    assert picture(causal_mask(1)) == ["1"]
+    assert causal_mask(0).shape == (0, 0)
+
+
+def test_causal_mask_of_the_last_queries() -> None:
+    assert picture(causal_mask(2, 4)) == ["1110", "1111"]
+    assert picture(causal_mask(1, 3)) == ["111"]
+
+
 def test_padding_mask() -> None:
     mask = padding_mask(np.array([3, 1, 4, 0]))
     assert mask.shape == (4, 1, 1, 4)
@@ -292,15 +303,9 @@ def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
         sys.setprofile(None)
     ours = {"every_key", "every_key.<locals>.<lambda>", "multi_head_attention", "packed_attention", "_heads", "work"}
     names = {each.removeprefix("packed_attention.<locals>.") for each in entered if "<listcomp>" not in each}
-    heads = {
-        "scaled_dot_product_attention",
-        "score_scale",
-        "kv_heads",
-        "queries_of",
-        "is_grouped",
-        "_by_group",
-    }  # for groups of query heads that share a key head
-    assert names == ours | heads | {*("Attention.__call__", "Rows.attend", "Rows.whole", "split_heads")}
+    grouped = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # for query heads that share a key head
+    called = {"Attention.__call__", "Rows.attend", "Rows.whole", "split_heads"}
+    assert names == ours | grouped | called | {"scaled_dot_product_attention", "score_scale"}
 
 
 def test_mechanisms_depend_on_places() -> None:

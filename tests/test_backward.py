@@ -94,10 +94,12 @@ def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
         return {"logits": functions.cross_entropy_backward(grad, **given, **options)}
     if function == "scaled_dot_product_attention":
         recording, (q, k, v) = Recording(), (given[each] for each in "qkv")
+        scale = q.shape[-1] ** -0.5
         mask = np.tri(q.shape[-2], dtype=bool) if options["is_causal"] else given.get("mask")
         with listen(recording):
-            scaled_dot_product_attention(q, k, v, q.shape[-1] ** -0.5, mask)
-        return dict(zip("qkv", scaled_dot_product_attention_backward(grad, recording.stages, q, k, v), strict=True))
+            scaled_dot_product_attention(q, k, v, scale, mask)
+        found = scaled_dot_product_attention_backward(grad, recording.stages, q, k, v, scale)
+        return dict(zip("qkv", found, strict=True))
     return {"x": getattr(activations, f"{function}_backward")(grad, given["x"])}
 
 
@@ -372,7 +374,7 @@ def test_masked_keys_have_no_gradient() -> None:
     recording = Recording()
     with listen(recording):
         masked_attention(q * 0.5, k, v, mask)
-    dq, dk, dv = scaled_dot_product_attention_backward(np.ones_like(q), recording.stages, q, k, v)
+    dq, dk, dv = scaled_dot_product_attention_backward(np.ones_like(q), recording.stages, q, k, v, 0.5)
     assert not dk[..., 3, :].any()
     assert not dv[..., 3, :].any()
     assert dq.any()

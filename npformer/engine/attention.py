@@ -122,7 +122,7 @@ def scaled_dot_product_attention_backward(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    scale: float | None = None,
+    scale: float,
     add_backward: AddBackward | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Backward of `scaled_dot_product_attention` = W v, W = softmax(S), S = q k^T * scale (W is 0 where masked):
@@ -130,7 +130,6 @@ def scaled_dot_product_attention_backward(
     dv = W^T grad; dW = grad v^T; dS = softmax_backward(dW, W); dq = dS k * scale; dk = dS^T q * scale.
     add_backward: backward of `add` in `scaled_dot_product_attention`.
     """
-    scale = score_scale(scale, q.shape[-1])
     grad = stages.through_edit("context", grad)
     weights = stages["weights"]
     dv = weights.mT @ grad

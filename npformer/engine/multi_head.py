@@ -150,14 +150,14 @@ def packed_attention_backward(
     scale: factor of q k^T, 1 / sqrt(K) if None. add_backward: as in `scaled_dot_product_attention_backward`, for the
     terms that mechanisms add to the scores.
     """
-    names, n_kv_heads = ("query_heads", "key_heads", "value_heads"), stages["key_heads"].shape[1]
+    names, (_, n_kv_heads, _, d_head) = ("query_heads", "key_heads", "value_heads"), stages["key_heads"].shape
+    scale = score_scale(scale, d_head)
     of_source = int(source_lengths.sum()), grad.shape[-1] * n_kv_heads // n_heads
     dq, dk, dv = (np.empty(shape, grad.dtype) for shape in (grad.shape, of_source, of_source))
     for index, (rows, source_rows, count) in enumerate(equal_runs(lengths, source_lengths)):
         run = stages.run(index)
         dcontext = _heads(grad[rows], count, n_heads)
         q, k, v = (repeat_heads(run[name], n_heads) for name in names)
-        scale = score_scale(scale, q.shape[-1])
         own = {"q": q, "k": k, "scale": scale, "rows": rows, "source_rows": source_rows, "stages": run}
         through = None if add_backward is None else partial(add_backward, **own)
         grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, scale, through)

@@ -112,7 +112,7 @@ def convolve(x, text_positions, mask, activation, weight, bias):
     """act(b + sum_s x_(i + s) W_s), s = -(n - 1) / 2 ... (n - 1) / 2. (..., L, D), weight (n D, D) -> (..., L, D).
 
     For each s, a matrix of 0 and 1 picks row i + s, or zeros for padding and outside the text. combine_heads joins the
-    n rows of a token, as it joins heads. Called nGram induced input encoding in the published code of version 2.
+    n rows of a token, as it joins heads. The code of version 2 calls it nGram induced input encoding.
     """
     n = len(weight) // x.shape[-1]
     steps = np.arange(n)[:, None, None] - n // 2
