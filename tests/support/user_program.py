@@ -38,7 +38,7 @@ assert_type(query, np.ndarray)
 print(query.shape, largest(softmax(query)))
 
 with edit({"layers.0.attention.weights": lambda weights: weights * 0}):
-    model.run([npformer.engine.runtime.packing.Text(np.array([101, 102]))])
+    model.run([npformer.Text(np.array([101, 102]))])
 
 classify = pipeline("text-classification")
 assert_type(classify, TextClassification)
