@@ -17,7 +17,7 @@ from npformer import causal_mask
 from npformer.common.errors import NpformerError
 from npformer.engine import attention
 from npformer.engine.attention import combine_heads, split_heads
-from npformer.engine.blocks import Attention, Rows
+from npformer.engine.blocks import Attention, PackedTexts
 from npformer.engine.functions import linear
 from npformer.engine.masks import padding_mask
 from npformer.engine.mechanisms import Causal, Window
@@ -267,11 +267,11 @@ def projections(width: int, dtype: str) -> dict[str, dict[str, np.ndarray]]:
 
 
 def test_equal_runs() -> None:
-    runs = list(equal_runs(np.array([2, 2, 3, 1, 1]), np.array([4, 4, 4, 5, 6])))
-    rows, sources, counts = zip(*runs, strict=True)
-    assert [(each.start, each.stop) for each in rows] == [(0, 4), (4, 7), (7, 8), (8, 9)]
-    assert [(each.start, each.stop) for each in sources] == [(0, 8), (8, 12), (12, 17), (17, 23)]
-    assert counts == (2, 1, 1, 1)
+    runs = equal_runs(np.array([2, 2, 3, 1, 1]), np.array([4, 4, 4, 5, 6]))
+    queries, keys, n_texts = zip(*runs, strict=True)
+    assert [(each.start, each.stop) for each in queries] == [(0, 4), (4, 7), (7, 8), (8, 9)]
+    assert [(each.start, each.stop) for each in keys] == [(0, 8), (8, 12), (12, 17), (17, 23)]
+    assert n_texts == (2, 1, 1, 1)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -287,7 +287,7 @@ def test_each_text_attends_to_itself(n_heads: int, is_causal: bool) -> None:
 
 
 def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
-    entered, own = set(), ("multi_head.py", "rows.py", "blocks/attention.py", "mechanism.py", "attention.py")
+    entered, own = set(), ("multi_head.py", "packed_texts.py", "mechanism.py", "attention.py", "with_mechanisms.py")
 
     def note(frame: Any, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code.co_filename.endswith(own):
@@ -301,18 +301,18 @@ def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
         model.run([text])
     finally:
         sys.setprofile(None)
-    ours = {"every_key", "every_key.<locals>.<lambda>", "multi_head_attention", "packed_attention", "_heads", "work"}
-    names = {each.removeprefix("packed_attention.<locals>.") for each in entered if "<listcomp>" not in each}
+    packed = {"__call__", "_write", "_write.<locals>.work", "formula", "formula.<locals>.<lambda>", "scale_of"}
     grouped = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # for query heads that share a key head
-    called = {"Attention.__call__", "Rows.attend", "Rows.whole", "split_heads"}
-    assert names == ours | grouped | called | {"scaled_dot_product_attention", "score_scale"}
+    called = {"Attention.__call__", "PackedTexts.attend", "PackedTexts.whole", "multi_head_attention"}
+    called |= {"_heads", "split_heads", "scaled_dot_product_attention"}
+    assert entered == {f"PackedAttention.{each}" for each in packed} | grouped | called
 
 
 def test_mechanisms_depend_on_places() -> None:
     """A window of one place on each side, in a text with a gap after its second token."""
     x, lengths, places = normal(4, 24, dtype="float64"), np.array([4]), np.array([0, 1, 5, 6])
     weights, block = projections(24, "float64"), Attention(2, (Window(1), Causal()))
-    y = block(x, Rows(lengths, places=(places, places)), **weights)
+    y = block(x, PackedTexts(lengths, places=(places, places)), **weights)
     apart = [self_attention(x[half], np.array([2]), 2, is_causal=True, **weights) for half in (slice(2), slice(2, 4))]
     assert np.abs(y - np.concatenate(apart)).max() < 1e-12
 

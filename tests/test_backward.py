@@ -25,7 +25,7 @@ from npformer.engine.attention import (
     scaled_dot_product_attention,
     scaled_dot_product_attention_backward,
 )
-from npformer.engine.blocks import Rows
+from npformer.engine.blocks import PackedTexts
 from npformer.engine.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
 from npformer.engine.layers.stack import Stack
 from npformer.engine.norms.layernorm import LayerNorm
@@ -239,21 +239,21 @@ def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None
     config = tiny.config(head="base")
     weights = tiny.weights(config, dtype=np.float64)
     random, lengths = np.random.default_rng(0), np.array([4, 4, 1, 6])
-    rows = np.cumsum(lengths) - lengths if only else None
+    first = np.cumsum(lengths) - lengths if only else None
     norm = {"weight": random.standard_normal(32), "bias": random.standard_normal(32)} if norm_first else None
     tree = {"x": random.standard_normal((15, 32)), "layers": weights["layers"], **({"norm": norm} if norm else {})}
     grad = random.standard_normal((4 if only else 15, 32))
     recording = Recording()
 
     def run(tree: Mapping[str, Any]) -> np.ndarray:
-        parts = {"eps": 1e-5, "row_indices": rows, "norm_first": norm_first, "norm": tree.get("norm")}
+        parts = {"eps": 1e-5, "row_indices": first, "norm_first": norm_first, "norm": tree.get("norm")}
         return encoder(tree["x"], lengths, 4, activations.gelu, tree["layers"], **parts)
 
     with listen(recording):
         run(tree)
     layer = encoder_layer_of(4, activations.gelu, False, LayerNorm(1e-5), norm_first)
     stack = Stack((layer,) * len(tree["layers"]), LayerNorm(1e-5) if norm else None)
-    dx, grads, _ = stack.backward(grad, recording.stages, tree["x"], Rows(lengths, attending=rows), tree)
+    dx, grads, _ = stack.backward(grad, recording.stages, tree["x"], PackedTexts(lengths, attending=first), tree)
     arrays, found = layout.flatten(tree), layout.flatten({"x": dx, **grads})
     assert arrays.keys() == found.keys()
     for name, each in found.items():

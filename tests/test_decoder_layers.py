@@ -20,7 +20,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.engine.activations import ACTIVATIONS
 from npformer.engine.attention import masked_attention
-from npformer.engine.blocks import Rows
+from npformer.engine.blocks import PackedTexts, Source
 from npformer.engine.blocks.attention import EVERY_KEY
 from npformer.engine.embeddings import shift_right, sinusoidal_positions
 from npformer.engine.layers.stack import Stack
@@ -232,8 +232,8 @@ def test_cached_decoding_has_the_bits_of_one_pass() -> None:
             history.append(row)
         cache.step(parents)
         batch = pack([Text(np.zeros(n_beams, np.int64))] * 3)
-        rows = Rows(batch.lengths, batch, None, source, source_lengths, caches=cache.layers)
-        last = stack(x, rows, {"layers": layers})
+        texts = PackedTexts(batch.lengths, batch, source=Source(source, source_lengths), caches=cache.layers)
+        last = stack(x, texts, {"layers": layers})
     whole = decoder(
         np.concatenate([np.stack(history) for history in histories]),
         np.full(3 * n_beams, steps),

@@ -13,9 +13,10 @@ from npformer.checkpoint import load_folder
 from npformer.common.errors import NpformerError
 from npformer.engine.activations import gelu, relu
 from npformer.engine.blocks.ffn import feed_forward
-from npformer.engine.embeddings import embeddings, sinusoidal_positions
+from npformer.engine.embeddings import Embeddings, sinusoidal_positions
 from npformer.engine.functions import layer_norm, linear
 from npformer.engine.norms.layernorm import LayerNorm
+from npformer.engine.runtime.packing import Batch, Text, pack
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal
@@ -52,17 +53,16 @@ def test_sinusoidal_positions_are_the_checkpoints() -> None:
 def test_embeddings(dtype: str) -> None:
     token, position, segment, norm = (normal(9, 4, dtype=dtype, seed=i) for i in range(4))
     ids, positions, token_type_ids = np.array([8, 0, 8]), np.array([0, 1, 5]), np.array([0, 1, 1])
+    batch = Batch(ids, positions, token_type_ids, np.array([3]))
     tables = {"token": {"weight": token}, "position": {"weight": position}}
     weights = {**tables, "norm": {"weight": norm[0], "bias": norm[1]}}
-    y = embeddings(ids, positions, None, **weights)
+    y = Embeddings()(ids, batch, {"embeddings": weights})
     assert y.dtype == dtype
     assert np.array_equal(y, layer_norm(token[ids] + position[positions], norm[0], norm[1], eps=1e-12))
-    y = embeddings(ids, positions, token_type_ids, **weights, segment={"weight": segment})
-    expected = layer_norm(token[ids] + position[positions] + segment[token_type_ids], norm[0], norm[1], eps=1e-12)
-    assert np.array_equal(y, expected)
-    y = embeddings(ids, positions, None, **weights, segment={"weight": segment}, normalize=LayerNorm(0.5))
-    expected = layer_norm(token[ids] + position[positions] + segment[0], norm[0], norm[1], eps=0.5)
-    assert np.array_equal(y, expected)
+    total = token[ids] + position[positions] + segment[token_type_ids]
+    for eps in (1e-12, 0.5):
+        y = Embeddings(LayerNorm(eps))(ids, batch, {"embeddings": {**weights, "segment": {"weight": segment}}})
+        assert np.array_equal(y, layer_norm(total, norm[0], norm[1], eps=eps))
 
 
 def test_feed_forward() -> None:
@@ -132,4 +132,6 @@ def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(NpformerError, match=r"split_heads.*32.*5"):
         encoder(normal(3, 32), np.array([3]), 5, gelu, layers())
     with pytest.raises(NpformerError, match=r"embedding: ids .*0 \.\.\. 8.*9"):
-        embeddings(np.array([9]), np.array([0]), None, {"weight": normal(9, 4)}, {"weight": normal(9, 4)})
+        Embeddings(norm=None)(
+            np.array([9]), pack([Text(np.array([9]))]), {"embeddings": {"token": {"weight": normal(9, 4)}}}
+        )

@@ -11,7 +11,7 @@ from npformer import NpformerError
 from npformer.base_model import packed
 from npformer.checkpoint.tree import flatten, unflatten
 from npformer.config import InputConvolution, Local
-from npformer.engine.blocks import Attention, Rows
+from npformer.engine.blocks import Attention, PackedTexts
 from npformer.engine.descriptions.weight_group import Group, linear, table
 from npformer.engine.functions import SparseRows, rms_norm
 from npformer.engine.mechanisms import (
@@ -243,10 +243,10 @@ def test_some_texts_of_a_run_have_their_own_masks(mechanism: Mechanism) -> None:
     places = np.array([0, 1, 2, 0, 5, 6, 2, 1, 0])
     x, block = np.random.default_rng(0).standard_normal((9, 8)), Attention(2, (mechanism,))
     weights = {name: {"weight": np.eye(8)} for name in ("query", "key", "value", "output")}
-    together = block(x, Rows(np.array([3, 3, 3]), places=(places, places)), **weights)
+    together = block(x, PackedTexts(np.array([3, 3, 3]), places=(places, places)), **weights)
     for text in range(3):
         rows = slice(3 * text, 3 * text + 3)
-        alone = block(x[rows], Rows(np.array([3]), places=(places[rows], places[rows])), **weights)
+        alone = block(x[rows], PackedTexts(np.array([3]), places=(places[rows], places[rows])), **weights)
         np.testing.assert_array_equal(alone, together[rows])
 
 

@@ -45,6 +45,7 @@ ORDER = (
         "engine.masks",
         "engine.mechanisms",
         "engine.attention",
+        "engine.packed_attention",
         "engine.multi_head",
         "engine.blocks",
         "engine.layers",

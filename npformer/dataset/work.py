@@ -24,7 +24,7 @@ from npformer.common.progress import Count, counted
 from npformer.dataset.columns import results
 from npformer.dataset.values import as_list
 from npformer.engine.activations import gelu
-from npformer.engine.blocks import Rows
+from npformer.engine.blocks import PackedTexts
 from npformer.engine.norms.layernorm import LayerNorm
 from npformer.engine.runtime.runner import Runner
 from npformer.engine.runtime.threads import blas_libraries
@@ -205,9 +205,10 @@ def probe() -> str:
         attention = {name: linear(d, d) for name in ("query", "key", "value", "output")}
         ffn = {"hidden": linear(d, f), "output": linear(f, d)}
         norm = {"weight": np.ones(d, np.float32), "bias": np.zeros(d, np.float32)}
+        weights = {"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm}
         x, lengths = random.random((60, d), np.float32) - 0.5, np.array([7, 53])
         with Runner(1, same_bits=True).cores():
-            y = layer(x, Rows(lengths), {"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm})
+            y = layer(x, PackedTexts(lengths), weights)
         _probed.append(hashlib.sha256(y.tobytes()).hexdigest()[:16])
     return _probed[0]
 

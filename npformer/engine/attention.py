@@ -5,7 +5,6 @@ Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_he
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -31,18 +30,7 @@ _softmax = partial(softmax, total=sum_in_order)
 
 
 def split_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
-    """(..., L, D) -> (..., H, L, K), a view of x: head h is columns h K ... (h + 1) K - 1. H must divide D.
-
-    Parameters
-    ----------
-    x : (..., L, D) array
-    n_heads : int, H
-
-    Examples
-    --------
-    >>> npformer.split_heads(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), n_heads=2).tolist()
-    [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
-    """
+    """(..., L, D) -> (..., H, L, K), a view of x: head h is columns h K ... (h + 1) K - 1. H must divide D."""
     *lead, length, width = x.shape
     if n_heads < 1 or width % n_heads:
         raise NpformerError(f"split_heads: the width of x {x.shape} must be a multiple of n_heads, got {n_heads}")
@@ -50,18 +38,7 @@ def split_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
 
 
 def combine_heads(x: np.ndarray) -> np.ndarray:
-    """(..., H, L, K) -> (..., L, D): the inverse of `split_heads`.
-
-    Parameters
-    ----------
-    x : (..., H, L, K) array
-
-    Examples
-    --------
-    >>> npformer.combine_heads(np.array([[[1, 2], [5, 6]], [[3, 4], [7, 8]]]))
-    array([[1, 2, 3, 4],
-           [5, 6, 7, 8]])
-    """
+    """(..., H, L, K) -> (..., L, D): the inverse of `split_heads`."""
     *lead, n_heads, length, width = x.shape
     return x.swapaxes(-2, -3).reshape(*lead, length, n_heads * width)
 
@@ -91,29 +68,6 @@ def scaled_dot_product_attention(
         np.copyto(scores, -np.inf, where=~mask)
     weights = tap("weights", in_place(_softmax, scores))  # softmax(scores)
     return tap("context", _by_group(row_products, weights, v))  # weights @ v
-
-
-def score_scale(scale: float | None, d_head: int) -> float:
-    """The factor of q k^T, which is 1 / sqrt(K) for heads of width K unless a model has its own."""
-    return 1 / math.sqrt(d_head) if scale is None else float(scale)
-
-
-def _by_group(product: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """product(a, b) of heads a (..., H, L, W) and b (..., G, S, W); H / G consecutive heads of a share a head of b.
-
-    The heads of a that share a head of b are multiplied as a single matrix. This changes no bits, because the bits of a
-    row of a product do not depend on the other rows. Ainslie et al., 2023, GQA, section 2.2.
-    """
-    if not is_grouped(a, b):
-        return product(a, b)
-    *lead, n_heads, length, width = a.shape
-    y = product(a.reshape(*lead, b.shape[-3], n_heads // b.shape[-3] * length, width), b)
-    return y.reshape(*y.shape[:-3], n_heads, length, y.shape[-1])
-
-
-def is_grouped(q: np.ndarray, k: np.ndarray) -> bool:
-    """Whether several heads of q share each head of k."""
-    return q.ndim == k.ndim > 2 and q.shape[-3] > k.shape[-3] > 0
 
 
 def scaled_dot_product_attention_backward(
@@ -190,3 +144,47 @@ def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) ->
         weighted = partial(matmul_in_order, scratch=of_context)
         context[..., block, :] = _by_group(weighted, weights, v[..., first:last, :])
     return context
+
+
+# --- grouped queries --------------------------------------------------------------------------------------------------
+
+
+def _by_group(product: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """product(a, b) of heads a (..., H, L, W) and b (..., G, S, W); H / G consecutive heads of a share a head of b.
+
+    The heads of a that share a head of b are multiplied as a single matrix. This changes no bits, because the bits of a
+    row of a product do not depend on the other rows. Ainslie et al., 2023, GQA, section 2.2.
+    """
+    if not is_grouped(a, b):
+        return product(a, b)
+    *lead, n_heads, length, width = a.shape
+    y = product(a.reshape(*lead, b.shape[-3], n_heads // b.shape[-3] * length, width), b)
+    return y.reshape(*y.shape[:-3], n_heads, length, y.shape[-1])
+
+
+def is_grouped(q: np.ndarray, k: np.ndarray) -> bool:
+    """Whether several heads of q share each head of k."""
+    return q.ndim == k.ndim > 2 and q.shape[-3] > k.shape[-3] > 0
+
+
+def kv_heads(q: np.ndarray, k: np.ndarray, n_heads: int) -> int:
+    """G, the number of heads in rows of keys (S, G K) for queries (T, H K). Ainslie et al., 2023, GQA, section 2.2."""
+    return k.shape[-1] * n_heads // q.shape[-1]
+
+
+def queries_of(heads: slice, size: int) -> slice:
+    """The query heads that share these key heads. Each key head has `size` query heads."""
+    return heads if heads.start is None else slice(heads.start * size, heads.stop * size)
+
+
+def repeat_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
+    """Repeats each head H / G times, once for each query head that shares it: (..., G, L, K) -> (..., H, L, K)."""
+    return x if x.shape[-3] == n_heads else np.repeat(x, n_heads // x.shape[-3], axis=-3)
+
+
+def repeat_heads_backward(grad: np.ndarray, n_kv_heads: int) -> np.ndarray:
+    """Backward of `repeat_heads`: sums over the repetitions of each head, (..., H, L, K) -> (..., G, L, K)."""
+    *lead, n_heads, length, width = grad.shape
+    if n_heads == n_kv_heads:
+        return grad
+    return grad.reshape(*lead, n_kv_heads, n_heads // n_kv_heads, length, width).sum(axis=-3)

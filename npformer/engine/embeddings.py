@@ -5,7 +5,7 @@ Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from npformer.engine.functions import (
     linear,
     linear_backward,
 )
-from npformer.engine.multi_head import Linear
 from npformer.engine.norms.layernorm import LAYER_NORM
 from npformer.engine.norms.norm import Norm
 from npformer.engine.runtime.packing import Batch
@@ -64,101 +63,12 @@ def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halv
     return table
 
 
-def embeddings(
-    ids: np.ndarray,
-    positions: np.ndarray,
-    token_type_ids: np.ndarray | None,
-    token: Mapping[str, np.ndarray],
-    position: Mapping[str, np.ndarray] | None = None,
-    norm: Linear | None = None,
-    segment: Mapping[str, np.ndarray] | None = None,
-    project: Linear | None = None,
-    scale: float = 1.0,
-    normalize: Norm = LAYER_NORM,
-) -> np.ndarray:
-    """Normalize(scale * token [+ position] [+ segment]) [W + b], from rows of the tables: (T,), (T,), (T,) -> (T, D).
-
-    In the 2017 model, scale is sqrt(D) (section 3.4), and there is no norm. `project` is W and b, for models with
-    tables narrower than their layers, such as ALBERT (Lan et al., 2020, section 3.1).
-    """
-    with scope("embeddings"):
-        tokens = embedding(ids, **token) if scale == 1 else embedding(ids, **token) * scale
-        total = tap("token", tokens)
-        if position is not None:
-            total = total + tap("position", embedding(positions, **position))
-        if segment is not None:
-            rows = tap(
-                "segment", embedding(np.zeros_like(ids) if token_type_ids is None else token_type_ids, **segment)
-            )
-            total = total + rows if position is None else np.add(total, rows, out=total)
-        total = tap("sum", total)
-        x = total if norm is None else tap("norm", normalize(total, out=spare(total), **norm))
-        return x if project is None else tap("project", linear(x, **project))
-
-
-def embeddings_backward(
-    grad: np.ndarray,
-    stages: Stages,
-    ids: np.ndarray,
-    positions: np.ndarray,
-    token_type_ids: np.ndarray | None,
-    token: Mapping[str, np.ndarray],
-    position: Mapping[str, np.ndarray] | None = None,
-    norm: Linear | None = None,
-    segment: Mapping[str, np.ndarray] | None = None,
-    project: Linear | None = None,
-    scale: float = 1.0,
-    padding_idx: int | None = None,
-    normalize: Norm = LAYER_NORM,
-) -> dict[str, Any]:
-    """Backward of `embeddings`: the gradients of the tables, as `SparseRows`, and of the norm and the projection.
-
-    Tokens equal to padding_idx add nothing to the gradients of the token and position tables, as in torch.
-    """
-    stages = stages.within("embeddings")
-    grads: dict[str, Any] = {}
-    if project is not None:
-        normed = stages["sum" if norm is None else "norm"]
-        grad, grads["project"] = linear_backward(stages.through_edit("project", grad), normed, **project)
-    if norm is not None:
-        grad, grads["norm"] = normalize.backward(stages.through_edit("norm", grad), stages["sum"], **norm)
-    grad = stages.through_edit("sum", grad)
-    d_token = stages.through_edit("token", grad)
-    trained = slice(None) if padding_idx is None else ids != padding_idx
-    grads["token"] = {"weight": embedding_backward((d_token if scale == 1 else d_token * scale)[trained], ids[trained])}
-    if position is not None:
-        d_position = stages.through_edit("position", grad)
-        grads["position"] = {"weight": embedding_backward(d_position[trained], positions[trained])}
-    if segment is not None:
-        token_type_ids = np.zeros_like(ids) if token_type_ids is None else token_type_ids
-        grads["segment"] = {"weight": embedding_backward(stages.through_edit("segment", grad), token_type_ids)}
-    return grads
-
-
-def embeddings_stages(groups: Collection[str], normalize: Norm = LAYER_NORM, scale: float = 1.0) -> list[Stage]:
-    """The stages of `embeddings` in firing order. groups: names of the tables, the norm and the projection."""
-    rows, function = "(T, E)", "functions.embedding"
-    token = "E[ids]" if scale == 1 else f"{scale:.6g} E[ids]"
-    found = [
-        Stage("token", rows, token, function, "embed.hook_embed", kept=False),
-        Stage("position", rows, "P[positions]", function, "embed.hook_pos_embed", kept=False),
-        Stage("segment", rows, "S[token_type_ids]", function, "embed.hook_token_type_embed", kept=False),
-    ]
-    found = [each for each in found if each.name in groups]
-    parents = tuple([each.name for each in found])
-    total = ("" if {"norm", "project"} & {*groups} else "X = ") + " + ".join(parents)
-    found.append(Stage("sum", rows, total, "embeddings.embeddings", parents=parents))
-    if "norm" in groups:
-        found.append(normalize.stage("norm", "sum", "sum", "X", rows, "hook_full_embed"))
-    if "project" in groups:
-        parents = (found[-1].name,)
-        found.append(Stage("project", "(T, D)", "X = Normalize(sum) W + b", "functions.linear", parents=parents))
-    return within("embeddings", found, {})
-
-
 @dataclass(frozen=True)
 class Embeddings:
-    """`embeddings` as a part of a model.
+    """The sum of a row of each table, for each token.
+
+    In the 2017 model, scale is sqrt(D) (section 3.4), and there is no norm. A projection is for models with tables that
+    are narrower than their layers, such as ALBERT (Lan et al., 2020, section 3.1).
 
     Parameters
     ----------
@@ -183,24 +93,52 @@ class Embeddings:
 
     def groups(self, d_model: int) -> dict[str, Group]:
         """The groups of weights, in the order of the forward pass."""
-        rows = {"token": self.n_tokens, "position": self.n_positions, "segment": self.n_token_types}
-        found = {name: weight_group.table(count, self.width) for name, count in rows.items() if count}
+        counts = {"token": self.n_tokens, "position": self.n_positions, "segment": self.n_token_types}
+        found = {name: weight_group.table(count, self.width) for name, count in counts.items() if count}
         found |= {} if self.norm is None else {"norm": self.norm.group(self.width)}
         found |= {"project": weight_group.linear(self.width, d_model)} if self.projected else {}
         return weight_group.within("embeddings", found)
 
     def __call__(self, ids: np.ndarray, batch: Batch, weights: Mapping[str, Any]) -> np.ndarray:
-        positions = batch.positions + self.first_position
+        """Normalize(scale * token [+ position] [+ segment]) [W + b], from rows of the tables: (T,) -> (T, D)."""
         tables = weights["embeddings"]
-        normalize = self.norm or LAYER_NORM
-        return embeddings(ids, positions, batch.token_type_ids, **tables, normalize=normalize, scale=self.scale)
+        with scope("embeddings"):
+            tokens = embedding(ids, **tables["token"])
+            x = tap("token", tokens if self.scale == 1 else tokens * self.scale)
+            if "position" in tables:
+                x = x + tap("position", embedding(batch.positions + self.first_position, **tables["position"]))
+            if "segment" in tables:
+                segments = tap("segment", embedding(batch.token_type_ids, **tables["segment"]))
+                x = np.add(x, segments, out=x) if "position" in tables else x + segments
+            x = tap("sum", x)
+            if self.norm is not None:
+                x = tap("norm", self.norm(x, out=spare(x), **tables["norm"]))
+            return tap("project", linear(x, **tables["project"])) if "project" in tables else x
 
     def backward(self, grad: np.ndarray, stages: Stages, batch: Batch, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """Backward of `__call__`: the gradients of the weights."""
-        return embeddings_backward(
-            grad, stages, batch.ids, batch.positions + self.first_position, batch.token_type_ids,
-            **weights["embeddings"], normalize=self.norm or LAYER_NORM, scale=self.scale, padding_idx=self.padding_idx,
-        )  # fmt: skip
+        """Backward of `__call__`: the gradients of the tables, as `SparseRows`, and of the norm and the projection.
+
+        Tokens equal to padding_idx add nothing to the gradients of the token and position tables, as in torch.
+        """
+        stages, tables, grads = stages.within("embeddings"), weights["embeddings"], dict[str, Any]()
+        if "project" in tables:
+            normed = stages["sum" if self.norm is None else "norm"]
+            grad, grads["project"] = linear_backward(stages.through_edit("project", grad), normed, **tables["project"])
+        if self.norm is not None:
+            grad = stages.through_edit("norm", grad)
+            grad, grads["norm"] = self.norm.backward(grad, stages["sum"], **tables["norm"])
+        grad = stages.through_edit("sum", grad)
+        trained = slice(None) if self.padding_idx is None else batch.ids != self.padding_idx
+        d_token = stages.through_edit("token", grad)
+        d_token = d_token if self.scale == 1 else d_token * self.scale
+        grads["token"] = {"weight": embedding_backward(d_token[trained], batch.ids[trained])}
+        if "position" in tables:
+            d_position, positions = stages.through_edit("position", grad), batch.positions + self.first_position
+            grads["position"] = {"weight": embedding_backward(d_position[trained], positions[trained])}
+        if "segment" in tables:
+            d_segment = stages.through_edit("segment", grad)
+            grads["segment"] = {"weight": embedding_backward(d_segment, batch.token_type_ids)}
+        return grads
 
     def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> dict[str, float]:
         """The contribution of each table to a logit, given a direction in the output.
@@ -210,8 +148,8 @@ class Embeddings:
         at, tables = f"{at}embeddings.", weights["embeddings"]
         if "project" in tables:
             direction.linear(f"{at}project", tables["project"])
-        if "norm" in tables:
-            (self.norm or LAYER_NORM).pull(direction, f"{at}norm", f"{at}sum", **tables["norm"])
+        if self.norm is not None:
+            self.norm.pull(direction, f"{at}norm", f"{at}sum", **tables["norm"])
         names = [name for name in ("token", "position", "segment") if name in tables]
         return {name: float(direction.u @ direction.at(at + name)) for name in names}
 
@@ -227,8 +165,23 @@ class Embeddings:
     @property
     def stages(self) -> list[Stage]:
         """The stages in firing order."""
-        groups = [name.removeprefix("embeddings.") for name in self.groups(0)]
-        return embeddings_stages(groups, self.norm or LAYER_NORM, self.scale)
+        groups, shape, function = self.groups(0), "(T, E)", "functions.embedding"
+        token = "E[ids]" if self.scale == 1 else f"{self.scale:.6g} E[ids]"
+        found = [
+            Stage("token", shape, token, function, "embed.hook_embed", kept=False),
+            Stage("position", shape, "P[positions]", function, "embed.hook_pos_embed", kept=False),
+            Stage("segment", shape, "S[token_type_ids]", function, "embed.hook_token_type_embed", kept=False),
+        ]
+        found = [each for each in found if f"embeddings.{each.name}" in groups]
+        parents = tuple([each.name for each in found])
+        total = ("" if self.norm or self.projected else "X = ") + " + ".join(parents)
+        found.append(Stage("sum", shape, total, "embeddings.Embeddings", parents=parents))
+        if self.norm is not None:
+            found.append(self.norm.stage("norm", "sum", "sum", "X", shape, "hook_full_embed"))
+        if self.projected:
+            formula, parents = "X = Normalize(sum) W + b", (found[-1].name,)
+            found.append(Stage("project", "(T, D)", formula, "functions.linear", parents=parents))
+        return within("embeddings", found, {})
 
 
 def shift_right(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,8 @@ from npformer.common.checks import number, one_of, whole
 from npformer.common.errors import NpformerError
 from npformer.engine.runtime.weight_products import weight_products
 
+Linear = Mapping[str, np.ndarray]  # the weight and bias of a linear layer
+
 IGNORE_INDEX = -100  # the loss ignores targets with this value
 
 _weights_are_constant: ContextVar[bool] = ContextVar("weights_are_constant", default=False)

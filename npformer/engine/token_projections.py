@@ -18,30 +18,14 @@ from npformer.engine.direction import Direction
 from npformer.engine.embeddings import Embeddings
 from npformer.engine.functions import embedding, embedding_backward, linear, linear_backward
 from npformer.engine.layers.stack import Stack
-from npformer.engine.multi_head import Linear
 from npformer.engine.runtime.packing import Batch
 from npformer.engine.tape import Stages
 from npformer.engine.taps import scope, tap
 
 
-def projected_tokens(
-    ids: np.ndarray,
-    positions: np.ndarray,
-    token: Mapping[str, np.ndarray],
-    position: Mapping[str, np.ndarray],
-    project: Linear | None = None,
-) -> np.ndarray:
-    """token + position, or with `project` token W + position, for rows of the tables: (T,), (T,) -> (T, D)."""
-    with scope("embeddings"):
-        x = tap("token", embedding(ids, **token))
-        if project is not None:
-            x = tap("project", linear(x, **project))
-        return tap("sum", x + tap("position", embedding(positions, **position)))
-
-
 @dataclass(frozen=True)
 class ProjectedTokens(Embeddings):
-    """`projected_tokens` as a part of a model, with or without the projection.
+    """token + position, or with a projection token W + position, for rows of the tables.
 
     Parameters
     ----------
@@ -57,7 +41,13 @@ class ProjectedTokens(Embeddings):
         return weight_group.within("embeddings", found | {"position": weight_group.table(self.n_positions, d_model)})
 
     def __call__(self, ids: np.ndarray, batch: Batch, weights: Mapping[str, Any]) -> np.ndarray:
-        return projected_tokens(ids, batch.positions + self.first_position, **weights["embeddings"])
+        tables = weights["embeddings"]
+        with scope("embeddings"):
+            x = tap("token", embedding(ids, **tables["token"]))
+            if self.projected:
+                x = tap("project", linear(x, **tables["project"]))
+            positions = embedding(batch.positions + self.first_position, **tables["position"])
+            return tap("sum", x + tap("position", positions))
 
     def backward(self, grad: np.ndarray, stages: Stages, batch: Batch, weights: Mapping[str, Any]) -> dict[str, Any]:
         stages, tables, grads = stages.within("embeddings"), weights["embeddings"], dict[str, Any]()
@@ -89,7 +79,7 @@ class ProjectedTokens(Embeddings):
             tokens = "project"
             found.append(Stage(tokens, "(T, D)", "E[ids] W", "functions.linear", parents=("token",), kept=False))
         found.append(Stage("position", "(T, D)", "P[positions]", function, "embed.hook_pos_embed", kept=False))
-        formula, made_by = f"X = {tokens} + position", "token_projections.projected_tokens"
+        formula, made_by = f"X = {tokens} + position", "token_projections.ProjectedTokens"
         return within(
             "embeddings", [*found, Stage("sum", "(T, D)", formula, made_by, parents=(tokens, "position"))], {}
         )

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.engine.blocks import Rows
-from npformer.engine.blocks.rows import Caches
+from npformer.engine.blocks.packed_texts import Caches, PackedTexts, Source
 from npformer.engine.descriptions.stage import SOURCE, Stage, within
 from npformer.engine.embeddings import Embeddings
 from npformer.engine.layers.stack import Stack
@@ -49,8 +48,8 @@ def forward_in_steps(weights: Mapping[str, Any], parts: Parts, batch: Batch) -> 
     if parts.decoder:
         return reread(weights, parts, batch)
     pooled_only = _reads_one_row(parts)
-    rows = Rows(batch.lengths, batch, batch.read if pooled_only else None)
-    x = yield from parts.stack.in_steps(parts.embeddings(batch.ids, batch, weights), rows, weights)
+    texts = PackedTexts(batch.lengths, batch, batch.read if pooled_only else None)
+    x = yield from parts.stack.in_steps(parts.embeddings(batch.ids, batch, weights), texts, weights)
     return _headed(x, weights, parts, batch, pooled_only)
 
 
@@ -65,12 +64,12 @@ def _headed(
 ) -> dict[str, np.ndarray]:
     """The answers of the head, from the output x of the stack."""
     head = parts.head
-    rows = tap("read", batch.read) if head.of_texts else batch.read
+    read = tap("read", batch.read) if head.of_texts else batch.read
     if head.means:
         [whole] = all_gather(x)  # threads may share the rows of a text; the first thread computes the answer
         lengths = batch.lengths if len(whole) == len(x) else np.array([len(whole)])
-        return head(x, mean_rows(whole, lengths)[: len(rows)], weights)
-    return head(x, x if pooled_only else x[rows], weights)
+        return head(x, mean_rows(whole, lengths)[: len(read)], weights)
+    return head(x, x if pooled_only else x[read], weights)
 
 
 def backward(
@@ -85,21 +84,21 @@ def backward(
         return reread_backward(grads, stages, weights, parts, batch)
     head, x = parts.head, last_rows(stages, parts)
     pooled_only = head.of_texts and not head.means and len(x) == len(batch.read)
-    rows = slice(None) if pooled_only else batch.read
-    dx, d_read, tree = head.backward(grads, stages, x, x[rows], weights)
+    read = slice(None) if pooled_only else batch.read
+    dx, d_read, tree = head.backward(grads, stages, x, x[read], weights)
     if head.means and d_read is not None:
         dx, d_read = mean_rows_backward(d_read, batch.lengths), None
-    dx = _scattered(dx, d_read, x, rows)
+    dx = _scattered(dx, d_read, x, read)
     return tree | encode_backward(dx, stages, weights, parts, batch, batch.read if pooled_only else None)
 
 
-def _scattered(dx: np.ndarray | None, d_read: np.ndarray | None, x: np.ndarray, rows: Any) -> np.ndarray:
+def _scattered(dx: np.ndarray | None, d_read: np.ndarray | None, x: np.ndarray, read: Any) -> np.ndarray:
     """The gradient of all rows x: dx (None means zeros), with d_read added to the rows that the head reads."""
     if dx is None:
         dx = np.zeros_like(x)
-        dx[rows] = d_read
+        dx[read] = d_read
     elif d_read is not None:
-        dx[rows] += d_read
+        dx[read] += d_read
     return dx
 
 
@@ -117,7 +116,7 @@ def encode(
     """
     ids, lengths = tap("ids", batch.ids), tap("lengths", batch.lengths)
     first, x = resumed or (0, parts.embeddings(ids, batch, weights))
-    return parts.stack(x, Rows(lengths, batch, row_indices, caches=caches), weights, first)
+    return parts.stack(x, PackedTexts(lengths, batch, row_indices, caches=caches), weights, first)
 
 
 def encode_backward(
@@ -130,7 +129,7 @@ def encode_backward(
 ) -> dict[str, Any]:
     """Backward of `encode`: the gradients of the weights, from the gradient of its output, (T, D) or (B, D)."""
     x = stages[parts.embeddings.output]
-    grad, tree, _ = parts.stack.backward(grad, stages, x, Rows(batch.lengths, batch, row_indices), weights)
+    grad, tree, _ = parts.stack.backward(grad, stages, x, PackedTexts(batch.lengths, batch, row_indices), weights)
     return {"embeddings": parts.embeddings.backward(grad, stages, batch, weights), **tree}
 
 
@@ -155,7 +154,7 @@ def transformer(weights: Mapping[str, Any], parts: Parts, source: Batch, target:
     Text i of target attends to text i of source. Returns logits (T, V) and encoder_last_hidden_state (S, D).
     """
     encoder_output = encode_source(weights, parts, source)
-    x = decode_target(weights, parts, target, encoder_output, source.lengths)
+    x = decode_target(weights, parts, target, Source(encoder_output, source.lengths))
     return {**parts.head(x, x, weights), "encoder_last_hidden_state": encoder_output}
 
 
@@ -183,8 +182,8 @@ def _stacks_backward(
     grad: np.ndarray, stages: Stages, weights: Mapping[str, Any], parts: Parts, source: Batch, target: Batch
 ) -> dict[str, Any]:
     """The gradients of the weights of both stacks, from the gradient of the decoder's output (T, D)."""
-    encoder_output = last_rows(stages.within("encoder"), parts)
-    grad, d_decoder = decode_target_backward(grad, stages, weights, parts, target, encoder_output, source.lengths)
+    encoded = Source(last_rows(stages.within("encoder"), parts), source.lengths)
+    grad, d_decoder = decode_target_backward(grad, stages, weights, parts, target, encoded)
     d_encoder = encode_backward(grad, stages.within("encoder"), weights["encoder"], parts, source)
     return {"encoder": d_encoder, "decoder": d_decoder}
 
@@ -207,8 +206,8 @@ def reread(weights: Mapping[str, Any], parts: Parts, batch: Batch) -> dict[str, 
 
     A head on texts reads the row of the last end token, the only one that attends to the whole text.
     """
-    encoder_output = encode_source(weights, parts, batch)
-    x = decode_target(weights, parts, _shifted(parts, batch), encoder_output, batch.lengths)
+    source = Source(encode_source(weights, parts, batch), batch.lengths)
+    x = decode_target(weights, parts, _shifted(parts, batch), source)
     head = parts.head
     return head(x, x[_ends(parts, batch)] if head.of_texts else x, weights)
 
@@ -218,9 +217,9 @@ def reread_backward(
 ) -> dict[str, Any]:
     """Backward of `reread`: the gradients, in a tree with the structure of `weights`."""
     x, head = last_decoded(stages, parts), parts.head
-    rows = _ends(parts, batch) if head.of_texts else batch.first
-    dx, d_read, tree = head.backward(grads, stages, x, x[rows], weights)
-    grad = _scattered(dx, d_read, x, rows)
+    read = _ends(parts, batch) if head.of_texts else batch.first
+    dx, d_read, tree = head.backward(grads, stages, x, x[read], weights)
+    grad = _scattered(dx, d_read, x, read)
     return tree | _stacks_backward(grad, stages, weights, parts, batch, _shifted(parts, batch))
 
 
@@ -246,8 +245,7 @@ def decode_target(
     weights: Mapping[str, Any],
     parts: Parts,
     target: Batch,
-    source: np.ndarray,
-    source_lengths: np.ndarray,
+    source: Source,
     caches: Sequence[Caches] | None = None,
 ) -> np.ndarray:
     """The decoder's output, (T, D). caches: for each layer, the keys and values of earlier rows and of the source."""
@@ -255,8 +253,7 @@ def decode_target(
     embeddings, stack = _decoder(parts)
     with scope("decoder"):
         x = embeddings(ids, target, weights)
-        rows = Rows(lengths, target, source=source, source_lengths=source_lengths, caches=caches)
-        return stack(x, rows, weights)
+        return stack(x, PackedTexts(lengths, target, source=source, caches=caches), weights)
 
 
 def decode_target_backward(
@@ -265,14 +262,13 @@ def decode_target_backward(
     weights: Mapping[str, Any],
     parts: Parts,
     target: Batch,
-    source: np.ndarray,
-    source_lengths: np.ndarray,
+    source: Source,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `decode_target`: dsource (S, D) and the gradients of the decoder's weights."""
     stages, weights, (embeddings, stack) = stages.within("decoder"), weights["decoder"], _decoder(parts)
-    rows = Rows(target.lengths, target, source=source, source_lengths=source_lengths)
+    texts = PackedTexts(target.lengths, target, source=source)
     x = stages[embeddings.output]
-    grad, tree, shared = stack.backward(grad, stages, x, rows, weights)
+    grad, tree, shared = stack.backward(grad, stages, x, texts, weights)
     return shared[SOURCE]["rows"], {"embeddings": embeddings.backward(grad, stages, target, weights), **tree}
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from npformer.engine.attention import masked_attention, split_heads
-from npformer.engine.blocks.rows import Caches
+from npformer.engine.attention import kv_heads, masked_attention, queries_of, split_heads
+from npformer.engine.blocks.attention_with_mechanisms import AttentionWithMechanisms
+from npformer.engine.blocks.packed_texts import Caches
 from npformer.engine.blocks.terms import Terms, adding, terms_of
 from npformer.engine.mechanisms import Causal, Mechanism
-from npformer.engine.multi_head import kv_heads, queries_of
 from npformer.engine.runtime.products import kernel
 from npformer.engine.runtime.same_bits import VECTOR
 from npformer.engine.runtime.sums import TERMS
@@ -150,17 +150,9 @@ class SelfAttentionCache:
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
 
-    def attend(
-        self,
-        q: np.ndarray,
-        k: np.ndarray,
-        v: np.ndarray,
-        n_heads: int,
-        mechanisms: Sequence[Mechanism],
-        scale: float,
-    ) -> np.ndarray:
+    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, attention: AttentionWithMechanisms) -> np.ndarray:
         """Stores a new row of each beam, (T, G K). Returns its attention to the rows of the beam, (T, H K)."""
-        line = self.ancestry
+        line, n_heads, mechanisms = self.ancestry, attention.n_heads, attention.mechanisms
         new_keys, new_values = (_heads(x, kv_heads(q, k, n_heads), line.n_beams) for x in (k, v))
         if self.values.shape[-2] < line.room - self.skipped:
             self._make_room(new_values)
@@ -178,6 +170,7 @@ class SelfAttentionCache:
             terms = [(each, {name: x[..., self.skipped :] for name, x in arrays.items()}) for each, arrays in terms]
         own = width - self.skipped
         block = slice(None), self.keys[..., :own], self.values[:, :, :own], mask
+        scale = attention.scale_of(q.shape[-1] // n_heads)
         return _attend(q, [block], n_heads, line.n_beams, scale, keep, line.front - self.skipped, terms)
 
     def begin(self, prompts: Sequence[tuple[np.ndarray, np.ndarray]], n_kv_heads: int) -> None:
@@ -309,17 +302,11 @@ class PromptRows:
             self._values[self.used : self.used + len(k)] = v
         self.used += len(k)
 
-    def attend(
-        self,
-        q: np.ndarray,
-        k: np.ndarray,
-        v: np.ndarray,
-        n_heads: int,
-        mechanisms: Sequence[Mechanism],
-        scale: float,
-    ) -> None:
-        """Stores k and v, and returns None."""
+    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, attention: AttentionWithMechanisms) -> np.ndarray:
+        """Stores k and v, and returns the attention of q to all rows up to now, (T, H K)."""
+        earlier = self.used
         self.store(k, v)
+        return attention.attend(q, self.keys, self.values, earlier)
 
 
 class KVCache:

@@ -15,7 +15,7 @@ import numpy as np
 
 from npformer.base_model import BaseModel, expect_finite
 from npformer.common.errors import NpformerError
-from npformer.engine.blocks.rows import Caches
+from npformer.engine.blocks.packed_texts import Caches, Source
 from npformer.engine.mechanisms.mechanism import Mechanism
 from npformer.engine.output_heads.heads import Head
 from npformer.engine.runtime.packing import Batch, Text, pack
@@ -80,9 +80,8 @@ class Seq2SeqState:
         self.n_beams = settings.num_beams
         self.projection = projection
         self.prompts = np.full((len(sources), 1), settings.start_id)
-        self.lengths = np.array([len(source) for source in sources])
-        self.source = np.concatenate(sources)
-        self.cache = KVCache(model.config.decoder.n_layers, self.lengths, self.n_beams)
+        self.source = Source(np.concatenate(sources), np.array([len(source) for source in sources]))
+        self.cache = KVCache(model.config.decoder.n_layers, self.source.lengths, self.n_beams)
         self.steps = 0
 
     @staticmethod
@@ -106,15 +105,13 @@ class Seq2SeqState:
         self.cache.step(parents)
         target = _rows(tokens, np.full(len(tokens), self.steps), self.n_beams)
         with self.model.cores():
-            x = decode_target(
-                self.model.weights, self.model.parts, target, self.source, self.lengths, self.cache.layers
-            )
+            x = decode_target(self.model.weights, self.model.parts, target, self.source, self.cache.layers)
             self.steps += 1
             return self.projection(self.model.parts.head.input(x, self.model.weights))
 
     def keep(self, texts: np.ndarray) -> None:
         self.cache.keep(texts)
-        self.lengths = self.lengths[texts]
+        self.source = self.source._replace(lengths=self.source.lengths[texts])
 
 
 KeptRows = Sequence[tuple[np.ndarray, np.ndarray]]  # keys and values (P, G K) of each layer

@@ -11,13 +11,13 @@ import numpy as np
 from npformer.checkpoint import tree as layout
 from npformer.config import POOLED_HEADS, Config
 from npformer.engine.activations import soft_cap
-from npformer.engine.blocks import Rows
+from npformer.engine.attention import repeat_heads
+from npformer.engine.blocks import PackedTexts, Source
 from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.engine.layers.stack import Stack
 from npformer.engine.mechanisms import Mechanism, SoftCap
 from npformer.engine.mechanisms.head_norm import grouped
 from npformer.engine.mechanisms.soft_cap import UNCAPPED_SCORES
-from npformer.engine.multi_head import repeat_heads
 from npformer.engine.norms.norm import Norm
 from npformer.engine.runtime.packing import Text, pack
 from npformer.families import family_of, parts_of
@@ -281,10 +281,10 @@ class At:
             own = rest if layer < 0 else f"layers.0.{rest}"
             if stack == self.stack and layer in (-1, self.layer) and own.rpartition(".")[0] in groups:
                 flat[own] = self._run.weight(name)
-        rows = Rows(np.array([len(x)]), pack([Text(np.zeros(len(x), np.int64))]))
+        texts = PackedTexts(np.array([len(x)]), pack([Text(np.zeros(len(x), np.int64))]))
         if self.stack == "decoder.":
-            rows = rows._replace(source=self.encoded, source_lengths=np.array([len(self.encoded)]))
-        return self.unheard(lambda: alone(x, rows, layout.unflatten(flat)))
+            texts = texts._replace(source=Source(self.encoded, np.array([len(self.encoded)])))
+        return self.unheard(lambda: alone(x, texts, layout.unflatten(flat)))
 
     @staticmethod
     def unheard(function: Callable[[], np.ndarray]) -> np.ndarray:

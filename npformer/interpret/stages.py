@@ -27,7 +27,7 @@ from npformer.engine.activations import gelu
 from npformer.engine.blocks import Attention, Convolution, FeedForward, Gated, Normed
 from npformer.engine.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.engine.descriptions.stage import Stage, within
-from npformer.engine.embeddings import embeddings_stages
+from npformer.engine.embeddings import Embeddings
 from npformer.engine.layers.layer import Layer
 from npformer.engine.mechanisms import SoftCap
 from npformer.engine.mechanisms.soft_cap import UNCAPPED_SCORES
@@ -63,7 +63,7 @@ _NORMED = Layer(tuple((name, Normed(block, LAYER_NORM)) for name, block in _LAYE
 _CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
 _EMBEDDINGS = [
     each._replace(formula="token [+ position] [+ segment]") if each.name == "embeddings.sum" else each
-    for each in embeddings_stages(("token", "position", "segment", "norm", "project"))
+    for each in Embeddings(n_tokens=1, n_positions=1, n_token_types=1, projected=True).stages
 ]
 
 #: Every stage, in firing order; `*` stands for a layer's number.

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.engine.attention import repeat_heads
 from npformer.engine.functions import softmax
-from npformer.engine.multi_head import repeat_heads
 from npformer.interpret.stacks import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
 from npformer.text.words import printable
 from npformer.view.document import View

@@ -15,7 +15,7 @@ from npformer.checkpoint.safetensors import read_tensors
 from npformer.common.errors import NpformerError
 from npformer.config import InputConvolution, Positions
 from npformer.engine.activations import tanh
-from npformer.engine.blocks import Convolution, Rows
+from npformer.engine.blocks import Convolution, PackedTexts
 from npformer.engine.mechanisms.disentangled import (
     distance_rows,
     distance_scores,
@@ -218,11 +218,11 @@ def test_a_convolution_reads_the_neighbouring_rows() -> None:
     bias, grad = random.standard_normal(6), random.standard_normal((8, 6))
     made, hidden = Convolution(tanh), {"weight": weight, "bias": bias}
     batch = replace(pack([Text(np.zeros(length, np.int64)) for length in lengths]), places=places)
-    rows = Rows(lengths, batch, embedded=x)
+    packed = PackedTexts(lengths, batch, embedded=x)
     recording = Recording()
     with listen(recording):
-        found = made(x, rows, **hidden)
-    _, d_hidden, shared = made.backward(grad, recording.stages, x, rows, **hidden)
+        found = made(x, packed, **hidden)
+    _, d_hidden, shared = made.backward(grad, recording.stages, x, packed, **hidden)
     dx = shared["embedded"]["rows"]
     expected, linear = np.zeros((3, 8, 6)), np.tile(bias, (8, 1))
     pairs = [

@@ -22,6 +22,7 @@ from npformer.config import Config
 from npformer.engine.activations import ACTIVATIONS
 from npformer.engine.embeddings import sinusoidal_positions
 from npformer.engine.multi_head import multi_head_attention
+from npformer.engine.packed_attention import PackedAttention
 from npformer.families import read_config, torch_nn, write_config
 from npformer.model import Seq2Seq
 from tests.golden import seq2seq_cases as cases
@@ -42,7 +43,7 @@ def result(case: str, dtype: str) -> np.ndarray:
     kind, n_heads, activation = config.torch_class, config.n_heads, ACTIVATIONS[config.activation]
     options: dict[str, Any] = {"eps": config.eps, "norm_first": config.norm_first}
     if kind == "nn.MultiheadAttention":
-        return multi_head_attention(y, target_lengths, x, lengths, n_heads, **tree)
+        return multi_head_attention(y, x, PackedAttention(n_heads, target_lengths, lengths, None), tree)
     if kind == "nn.TransformerEncoderLayer":
         return encoder(x, lengths, n_heads, activation, [tree], **options)
     if kind == "nn.TransformerDecoderLayer":

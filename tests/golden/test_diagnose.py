@@ -35,7 +35,7 @@ pytestmark = pytest.mark.numbers
 
 FAMILIES = ("distilbert", "bert", "electra")
 attention, embeddings, norms = (
-    sys.modules[f"npformer.engine.{name}"] for name in ("multi_head", "embeddings", "norms.layernorm")
+    sys.modules[f"npformer.engine.{name}"] for name in ("packed_attention", "embeddings", "norms.layernorm")
 )
 LENGTHS = (9, 6, 3)
 

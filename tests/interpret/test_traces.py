@@ -252,7 +252,7 @@ def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.
     model = npformer.load("distilbert-sst2")
     text = [Text(np.array([101, 1045, 2293, 3256, 6949, 102]))]
     forward = min(timeit.repeat(lambda: model.run(text), number=1, repeat=60))
-    names = "attention multi_head embeddings blocks.ffn layers.layer layers.stack output_heads.formulas transformer"
+    names = "attention multi_head packed_attention embeddings blocks.ffn layers.layer layers.stack output_heads.formulas transformer"
     modules = [sys.modules[f"npformer.engine.{name}"] for name in names.split()]
     count: Counter[str] = Counter()
     for name, right in (("tap", tap), ("scope", npformer.scope)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.engine.blocks import Attention, Rows
+from npformer.engine.blocks import Attention, PackedTexts, Source
 from npformer.engine.blocks.block import Activation
 from npformer.engine.layers.layer import Layer
 from npformer.engine.layers.stack import Stack
@@ -32,7 +32,7 @@ def encoder(
 ) -> np.ndarray:
     """x (T, D) -> (T, D), or the row of each text in row_indices, (B, D)."""
     layer = encoder_layer_of(n_heads, activation, False, LayerNorm(eps), norm_first)
-    return _applied(layer, layers, norm, eps, x, Rows(lengths, attending=row_indices))
+    return _applied(layer, layers, norm, eps, x, PackedTexts(lengths, attending=row_indices))
 
 
 def decoder(
@@ -49,13 +49,13 @@ def decoder(
 ) -> np.ndarray:
     """x (T, D) of the targets, source (S, D) -> (T, D)."""
     layer = decoder_layer_of(n_heads, activation, LayerNorm(eps), norm_first)
-    rows = Rows(lengths, source=source, source_lengths=source_lengths, places=(places_of(lengths),) * 2)
-    return _applied(layer, layers, norm, eps, x, rows)
+    texts = PackedTexts(lengths, source=Source(source, source_lengths), places=(places_of(lengths),) * 2)
+    return _applied(layer, layers, norm, eps, x, texts)
 
 
-def _applied(layer: Layer, layers: Layers, norm: Any, eps: float, x: np.ndarray, rows: Rows) -> np.ndarray:
+def _applied(layer: Layer, layers: Layers, norm: Any, eps: float, x: np.ndarray, texts: PackedTexts) -> np.ndarray:
     stack = Stack((layer,) * len(layers), None if norm is None else LayerNorm(eps))
-    return stack(x, rows, {"layers": layers, "norm": norm})
+    return stack(x, texts, {"layers": layers, "norm": norm})
 
 
 def self_attention(
@@ -70,4 +70,4 @@ def self_attention(
     """x (T, D) -> (T, D), or the rows in row_indices, the same number for each text."""
     block = Attention(n_heads, (Causal(),) if is_causal else ())
     places = (places_of(lengths),) * 2 if is_causal else None
-    return block(x, Rows(lengths, attending=row_indices, places=places), **weights)
+    return block(x, PackedTexts(lengths, attending=row_indices, places=places), **weights)

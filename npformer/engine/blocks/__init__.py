@@ -1,6 +1,6 @@
 """The blocks of a layer, one per file: attention, feed-forward networks, a convolution. `layers/` combines them.
 
-A block is an object with options. It is called with rows and weights; `backward` is directly below `__call__`.
+A block is an object with options. It is called with rows, their texts and weights; `backward` is below `__call__`.
 """
 
 from typing import TYPE_CHECKING
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from npformer.engine.blocks.ffn import FeedForward
     from npformer.engine.blocks.gated import Gated
     from npformer.engine.blocks.output_norm import Normed
-    from npformer.engine.blocks.rows import Rows
+    from npformer.engine.blocks.packed_texts import PackedTexts, Source
 
-__all__ = ["Attention", "Block", "Convolution", "CrossAttention", "FeedForward", "Gated", "Normed", "Rows"]
+__all__ = [
+    "Attention", "Block", "Convolution", "CrossAttention", "FeedForward", "Gated", "Normed", "PackedTexts", "Source",
+]  # fmt: skip
 
 _FILES = {
     "attention": "Attention CrossAttention",
@@ -25,6 +27,6 @@ _FILES = {
     "ffn": "FeedForward",
     "gated": "Gated",
     "output_norm": "Normed",
-    "rows": "Rows",
+    "packed_texts": "PackedTexts Source",
 }
 __getattr__, __dir__ = lazy_names(__name__, _FILES)

@@ -1,35 +1,26 @@
-"""Self-attention and cross-attention as blocks of a layer. `multi_head.py` has the formulas.
-
-`_Applied` applies the mechanisms of a layer to queries, keys and scores.
-"""
+"""Self-attention and cross-attention as blocks of a layer. `multi_head.py` has the formulas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from npformer.engine.attention import scaled_dot_product_attention, score_scale
-from npformer.engine.blocks.block import Around, Backward, Block, Shared
-from npformer.engine.blocks.rows import OwnCache, Rows
-from npformer.engine.blocks.terms import adding, part, terms_of
+from npformer.engine.attention import repeat_heads, scaled_dot_product_attention
+from npformer.engine.blocks.attention_with_mechanisms import AttentionWithMechanisms
+from npformer.engine.blocks.block import Around, Backward, Block
+from npformer.engine.blocks.packed_texts import PackedTexts, Source
 from npformer.engine.descriptions.stage import INPUT, SOURCE, Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.descriptions.weight_group import linear as linear_group
 from npformer.engine.direction import Direction
-from npformer.engine.functions import linear, linears
-from npformer.engine.mechanisms.mechanism import Linear, Mechanism, Sums, add_up
-from npformer.engine.multi_head import (
-    Formula,
-    multi_head_attention,
-    multi_head_attention_backward,
-    packed_attention,
-    packed_attention_backward,
-    repeat_heads,
-)
+from npformer.engine.functions import Linear, linear, linears
+from npformer.engine.mechanisms.mechanism import Mechanism
+from npformer.engine.multi_head import multi_head_attention, multi_head_attention_backward
+from npformer.engine.packed_attention import Formula, PackedAttention
+from npformer.engine.runtime.packing import Run
 from npformer.engine.tape import Stages
 from npformer.engine.taps import tap
 
@@ -66,22 +57,29 @@ class Attention(Block):
 
     around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
 
-    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
-        own, lengths = rows.attend(x)
-        layers = weights["query"], weights["key"], weights["value"], weights["output"]
-        attention = _applied(self, rows, weights).attention if self.mechanisms or self.scale else packed_attention
-        return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, *layers, attention)
+    def __call__(self, x: np.ndarray, texts: PackedTexts, **weights: Any) -> np.ndarray:
+        queries, lengths = texts.attend(x)
+        if not self.mechanisms:
+            heads = PackedAttention(self.n_heads, lengths, texts.lengths, self.scale)
+            return multi_head_attention(queries, x, heads, weights)
+        return multi_head_attention(queries, x, self._with_mechanisms(texts, lengths, weights), weights)
 
-    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
-        own, lengths = rows.attend(x)
-        layers = weights["query"], weights["key"], weights["value"], weights["output"]
-        applied = _applied(self, rows, weights).in_layer() if self.mechanisms or self.scale else None
-        attention_backward = packed_attention_backward if applied is None else applied.attention_backward
-        drows, dx, grads = multi_head_attention_backward(
-            grad, stages, own, lengths, x, rows.lengths, self.n_heads, *layers, attention_backward
-        )
-        dx[slice(None) if rows.attending is None else rows.attending] += drows
-        return dx, grads, {} if applied is None else applied.in_layer_backward(grads)
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, **weights: Any) -> Backward:
+        queries, lengths = texts.attend(x)
+        attention = self._with_mechanisms(texts, lengths, weights)
+        dqueries, dx, grads = multi_head_attention_backward(grad, stages, queries, x, attention, weights)
+        dx[attention.attending] += dqueries
+        return dx, grads, attention.in_layer_backward(weights, grads)
+
+    def _with_mechanisms(
+        self, texts: PackedTexts, lengths: np.ndarray, weights: Mapping[str, Linear]
+    ) -> AttentionWithMechanisms:
+        begun = tuple([texts.mechanisms.get(each, each).in_layer(weights) for each in self.mechanisms])
+        attending = slice(None) if texts.attending is None else texts.attending
+        places = texts.places and (texts.places[0][attending], texts.places[1])
+        cache = texts.cache and texts.cache.own
+        given = self.n_heads, lengths, texts.lengths, self.scale
+        return AttentionWithMechanisms(*given, begun, attending, places, cache)
 
     def groups(self, d_model: int) -> dict[str, Group]:
         d_head = self.d_head or d_model // self.n_heads
@@ -122,31 +120,27 @@ class CrossAttention(Block):
     around = Attention.around
     pull = Attention.pull
 
-    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
-        if rows.cache is None or rows.cache.source is None:
-            return multi_head_attention(
-                x,
-                rows.lengths,
-                *self._source(rows),
-                self.n_heads,
-                **weights,
-                attention=partial(packed_attention, formulas=partial(_in_order, self.scale)),
-            )
-        cache = rows.cache.source
+    def __call__(self, x: np.ndarray, texts: PackedTexts, **weights: Any) -> np.ndarray:
+        source, attention = self._source(texts)
+        if texts.cache is None or texts.cache.source is None:
+            return multi_head_attention(x, source.rows, attention, weights)
+        cache = texts.cache.source
         q = tap("query", linear(x, **weights["query"]))
         if not cache.complete:
-            k, v = linears(self._source(rows)[0], weights["key"], weights["value"])
+            k, v = linears(source.rows, weights["key"], weights["value"])
             cache.keep_source(tap("key", k), tap("value", v), self.n_heads)
-        scale = score_scale(self.scale, q.shape[-1] // self.n_heads)
-        return tap("output", linear(tap("combined", cache.attend(q, self.n_heads, scale)), **weights["output"]))
+        combined = cache.attend(q, self.n_heads, attention.scale_of(q.shape[-1] // self.n_heads))
+        return tap("output", linear(tap("combined", combined), **weights["output"]))
 
-    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
-        dx, dsource, grads = multi_head_attention_backward(
-            *(grad, stages, x, rows.lengths, *self._source(rows), self.n_heads),
-            **weights,
-            attention_backward=partial(packed_attention_backward, scale=self.scale),
-        )
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, **weights: Any) -> Backward:
+        source, attention = self._source(texts)
+        dx, dsource, grads = multi_head_attention_backward(grad, stages, x, source.rows, attention, weights)
         return dx, grads, {SOURCE: {"rows": dsource}}
+
+    def _source(self, texts: PackedTexts) -> tuple[Source, PackedAttention]:
+        """The source of the texts, and the attention of the heads to it."""
+        assert texts.source is not None
+        return texts.source, InOrder(self.n_heads, texts.lengths, texts.source.lengths, self.scale)
 
     def groups(self, d_model: int) -> dict[str, Group]:
         return Attention(self.n_heads, (), self.bias, d_head=self.d_head).groups(d_model)
@@ -155,142 +149,12 @@ class CrossAttention(Block):
     def stages(self) -> list[Stage]:
         return attention_stages(SOURCE, (), self.scale, self.bias)
 
-    @staticmethod
-    def _source(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        assert rows.source is not None
-        assert rows.source_lengths is not None
-        return rows.source, rows.source_lengths
 
+class InOrder(PackedAttention):
+    """Attention to every key, with sums in the same order as in the steps of generation."""
 
-def _in_order(scale: float | None, rows: slice, source_rows: slice, count: int) -> Formula:
-    """Attention of each row to its whole source. Sums are in the same order as in the steps of generation."""
-    return lambda some, q, k, v: scaled_dot_product_attention(q, k, v, score_scale(scale, q.shape[-1]), EVERY_KEY)
-
-
-# --- mechanisms -------------------------------------------------------------------------------------------------------
-
-
-class _Applied(NamedTuple):
-    """The mechanisms of a layer, applied to its rows.
-
-    Parameters
-    ----------
-    mechanisms : the mechanisms after `Mechanism.begin`
-    weights : the weights of the attention of the layer
-    scale : float, factor of q k^T; 1 / sqrt(n K) if None, where n is the largest `products` of a mechanism
-    places : (T,) and (S,) integer arrays, as in `Rows`; None without mechanisms
-    attending : slice or integer array, the rows that attend
-    cache : OwnCache with keys and values of earlier rows, optional
-    sums : gradients of the arrays of the mechanisms, to which the backward pass adds
-    """
-
-    mechanisms: tuple[Mechanism, ...]
-    weights: Mapping[str, Linear]
-    scale: float | None
-    places: tuple[np.ndarray, np.ndarray] | None
-    attending: Any
-    cache: OwnCache | None
-    sums: dict[Mechanism, Sums]
-
-    def scale_of(self, d_head: int) -> float:
-        """The factor of q k^T for heads of this width."""
-        return score_scale(self.scale, d_head * max([1, *(each.products for each in self.mechanisms)]))
-
-    def in_layer(self) -> _Applied:
-        return self._replace(mechanisms=tuple([each.in_layer(self.weights) for each in self.mechanisms]))
-
-    def in_layer_backward(self, grads: dict[str, Any]) -> Shared:
-        found = [each for each in self.mechanisms if each in self.sums]
-        return {each: each.in_layer_backward(self.sums[each], self.weights, grads) for each in found}
-
-    def attention(
-        self,
-        q: np.ndarray,
-        k: np.ndarray,
-        v: np.ndarray,
-        lengths: np.ndarray,
-        source_lengths: np.ndarray,
-        n_heads: int,
-    ) -> np.ndarray:
-        """`packed_attention` with all steps of the mechanisms: rotated queries and keys, added terms, masks."""
-        applied = self.in_layer()
-        for each in applied.mechanisms:
-            q, k = each.turn(q, k, self.attending)
-        if self.cache is not None:
-            cached = self.cache.attend(q, k, v, n_heads, self.mechanisms, self.scale_of(q.shape[-1] // n_heads))
-            if cached is not None:
-                return cached
-            if len(self.cache.keys) > len(k):  # the cache has earlier rows of one text
-                k, v = self.cache.keys, self.cache.values
-                source_lengths = np.array([len(k)])
-                places = self.places and (self.places[0], np.arange(len(k)))
-                applied = applied._replace(places=places)
-        return packed_attention(q, k, v, lengths, source_lengths, n_heads, partial(applied._formula, n_heads))
-
-    def attention_backward(
-        self, grad: np.ndarray, stages: Stages, lengths: np.ndarray, source_lengths: np.ndarray, n_heads: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        adds = any(type(each).add is not Mechanism.add for each in self.mechanisms)
-        dq, dk, dv = packed_attention_backward(
-            *(grad, stages, lengths, source_lengths, n_heads, self.scale_of(grad.shape[-1] // n_heads)),
-            self._add_backward if adds else None,
-        )
-        for each in reversed(self.mechanisms):
-            dq, dk, own = each.turn_backward(dq, dk, self.attending, stages)
-            if own:
-                add_up(self.sums.setdefault(each, {}), own)
-        return dq, dk, dv
-
-    def _places_of(self, rows: slice, source_rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The places of queries (N, L) and keys (N, S) of N texts of equal length."""
-        if self.places is None:
-            return np.empty((count, 0)), np.empty((count, 0))
-        queries, keys = self.places
-        return queries[self.attending][rows].reshape(count, -1), keys[source_rows].reshape(count, -1)
-
-    def _formula(self, n_heads: int, rows: slice, source_rows: slice, count: int) -> Formula:
-        places = self._places_of(rows, source_rows, count)
-        added = terms_of(self.mechanisms, *places, n_heads)
-        masks = [mask for each in self.mechanisms if (mask := each.mask(*places)) is not None]
-        in_order = any(each.in_order for each in self.mechanisms)
-        mask = reduce(np.logical_and, masks) if masks else None
-
-        def formula(some: tuple[slice, slice], q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-            scale = self.scale_of(q.shape[-1])
-            admitted = None if mask is None else part(mask, some)
-            return scaled_dot_product_attention(q, k, v, scale, admitted, adding(added, some, q, k, scale), in_order)
-
-        return formula
-
-    def _add_backward(
-        self,
-        grad: np.ndarray,
-        q: np.ndarray,
-        k: np.ndarray,
-        scale: float,
-        rows: slice,
-        source_rows: slice,
-        stages: Stages,
-    ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float]:
-        """Backward of `add` of all mechanisms, from the gradient of the scores (N, H, L, S).
-
-        Returns the gradient of the scores before `add`, and terms of dq and dk. Adds the gradients of mechanisms to
-        `sums`.
-        """
-        places = self._places_of(rows, source_rows, len(grad))
-        dq: np.ndarray | float = 0.0
-        dk: np.ndarray | float = 0.0
-        for each in reversed(self.mechanisms):
-            grad, more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
-            dq, dk = dq + more_q, dk + more_k
-            add_up(self.sums.setdefault(each, {}), own)  # even if empty, because an unused table has a zero gradient
-        return grad, dq, dk
-
-
-def _applied(block: Attention, rows: Rows, weights: Mapping[str, Linear]) -> _Applied:
-    begun = tuple([rows.mechanisms.get(each, each) for each in block.mechanisms])
-    attending = slice(None) if rows.attending is None else rows.attending
-    return _Applied(begun, weights, block.scale, rows.places, attending, rows.cache and rows.cache.own, {})
+    def formula(self, run: Run, scale: float) -> Formula:
+        return lambda tile, q, k, v: scaled_dot_product_attention(q, k, v, scale, EVERY_KEY)
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
@@ -308,7 +172,7 @@ def attention_stages(
 
     kv_heads: the letter for the number of key and value heads.
     """
-    rows, s = ("{x}", "T") if source == INPUT else ("source", "S")
+    x, s = ("{x}", "T") if source == INPUT else ("source", "S")
     b_q, b_k, b_v = (f" + b_{name}" if bias else "" for name in "QKV")
     b_o = " + b_O" if (bias if output_bias is None else output_bias) else ""
     made_by, split = "functions.linear", "attention.split_heads"
@@ -324,8 +188,8 @@ def attention_stages(
     scored = ("query_heads", "key_heads", *(each.name for each in added))
     return [
         Stage("query", "(T, D)", f"Q = {{x}} W_Q{b_q}", made_by, parents=(INPUT,), kept="query" in read),
-        Stage("key", f"({s}, D)", f"K = {rows} W_K{b_k}", made_by, parents=(source,), kept="key" in read),
-        Stage("value", f"({s}, D)", f"V = {rows} W_V{b_v}", made_by, parents=(source,), kept=False),
+        Stage("key", f"({s}, D)", f"K = {x} W_K{b_k}", made_by, parents=(source,), kept="key" in read),
+        Stage("value", f"({s}, D)", f"V = {x} W_V{b_v}", made_by, parents=(source,), kept=False),
         *turned,
         Stage("query_heads", "(H, T, K)", "Q_h, K columns of Q", split, "attn.hook_q", (query,)),
         Stage("key_heads", f"({kv_heads}, {s}, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),

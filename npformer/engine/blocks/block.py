@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from npformer.engine.blocks.rows import Rows
+from npformer.engine.blocks.packed_texts import PackedTexts
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.direction import Direction
@@ -16,7 +16,6 @@ from npformer.engine.mechanisms.mechanism import Sums
 from npformer.engine.tape import Stages
 
 Activation = Callable[..., np.ndarray]
-Linear = Mapping[str, np.ndarray]
 Shared = dict[Hashable, Sums]  # owner of shared arrays, such as a mechanism -> their gradients
 Backward = tuple[np.ndarray, dict[str, Any], Shared]  # dx, gradients of the block's weights, gradients of shared arrays
 
@@ -45,11 +44,11 @@ class Block(ABC):
         return self
 
     @abstractmethod
-    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
-        """The output for the attending rows, which are all rows unless `rows.attending` is set."""
+    def __call__(self, x: np.ndarray, texts: PackedTexts, **weights: Any) -> np.ndarray:
+        """The output for the attending rows, which are all rows unless `texts.attending` is set."""
 
     @abstractmethod
-    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, **weights: Any) -> Backward:
         """Backward of `__call__`: dx (T, D), and the gradients of the weights and of shared arrays."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ import numpy as np
 
 from npformer.engine.activations import BACKWARDS
 from npformer.engine.blocks.block import Activation, Around, Backward, Block
-from npformer.engine.blocks.rows import Rows
+from npformer.engine.blocks.packed_texts import PackedTexts
 from npformer.engine.descriptions import weight_group
 from npformer.engine.descriptions.stage import EMBEDDED, Stage
 from npformer.engine.descriptions.weight_group import Group
@@ -39,25 +39,25 @@ class Convolution(Block):
     around = Around("Z of layer 0", "activation", "", "")
     dropped = "hidden"
 
-    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
-        h = tap("hidden", convolve(*self._read(rows), **weights, row_indices=rows.attending))
+    def __call__(self, x: np.ndarray, texts: PackedTexts, **weights: Any) -> np.ndarray:
+        h = tap("hidden", convolve(*self._read(texts), **weights, row_indices=texts.attending))
         return tap("activation", self.activation(h, out=spare(h)))
 
-    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, **weights: Any) -> Backward:
         grad = BACKWARDS[self.activation](stages.through_edit("activation", grad), stages["hidden"])
         grad = stages.through_edit("hidden", grad)
-        d_embedded, grads = convolve_backward(grad, *self._read(rows), **weights, row_indices=rows.attending)
+        d_embedded, grads = convolve_backward(grad, *self._read(texts), **weights, row_indices=texts.attending)
         return np.zeros_like(x), grads, {EMBEDDED: {"rows": d_embedded}}
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
         """u . act(h) = (u act(h) / h) . (b + sum_j E[place + j - (K + 1) / 2] W_j): one term for each row of E."""
-        rows = direction.stages[direction.embedded]
+        embedded = direction.stages[direction.embedded]
         here = replace(direction)  # the direction in the rows of the layer does not change
         here.gate(f"{at}hidden", f"{at}activation")
         here.linear(f"{at}hidden", weights)
-        of_rows = here.u.reshape(-1, rows.shape[1])
-        near = direction.places[direction.row] + np.arange(len(of_rows)) - len(of_rows) // 2
-        added: np.ndarray = ((near[:, None] == direction.places) * (of_rows @ rows.T)).sum(axis=0)
+        of_kernel = here.u.reshape(-1, embedded.shape[1])
+        near = direction.places[direction.row] + np.arange(len(of_kernel)) - len(of_kernel) // 2
+        added: np.ndarray = ((near[:, None] == direction.places) * (of_kernel @ embedded.T)).sum(axis=0)
         return added
 
     def groups(self, d_model: int) -> dict[str, Group]:
@@ -72,10 +72,10 @@ class Convolution(Block):
         ]
 
     @staticmethod
-    def _read(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        assert rows.embedded is not None
-        assert rows.batch is not None
-        return rows.embedded, rows.lengths, rows.batch.places
+    def _read(texts: PackedTexts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert texts.embedded is not None
+        assert texts.batch is not None
+        return texts.embedded, texts.lengths, texts.batch.places
 
 
 def convolve(
@@ -86,16 +86,10 @@ def convolve(
     bias: np.ndarray | None = None,
     row_indices: np.ndarray | None = None,
 ) -> np.ndarray:
-    """y_i = b + sum_j x[place_i + j - (K + 1) / 2] W_j for j = 1 ... K, with zeros for positions without a row.
+    """y_i = b + sum_j x[place_i + j - (K + 1) / 2] W_j for j = 1 ... K, with zeros for places without a row.
 
-    Parameters
-    ----------
-    x : (T, D) array, the concatenated rows of the texts
-    lengths : (B,) integer array, number of tokens of each text
-    places : (T,) integer array, the position of each row in its text
-    weight : (K D, D) array, W_1, ..., W_K stacked vertically
-    bias : (D,) array, optional
-    row_indices : integer array, the rows to compute; all unless given
+    x (T, D): the rows of texts with these lengths, at these places (T,). weight (K D, D): W_1, ..., W_K stacked
+    vertically. row_indices: the rows to compute; all unless given.
     """
     whole, at = _neighbours(x, lengths, places, weight, row_indices)
     return linear(_windows(whole, at), weight, bias)
@@ -114,15 +108,15 @@ def convolve_backward(
     whole, at = _neighbours(x, lengths, places, weight, row_indices)
     d_windows, grads = linear_backward(grad, _windows(whole, at), weight, bias)
     dx = np.zeros((len(whole) + 1, whole.shape[1]), grad.dtype)
-    for j, rows in enumerate(at.T):  # no duplicates in rows: each row is neighbour j of at most one row
-        dx[rows] += d_windows.reshape(*at.shape, whole.shape[1])[:, j]
+    for j, neighbours in enumerate(at.T):  # without duplicates: each row is neighbour j of at most one row
+        dx[neighbours] += d_windows.reshape(*at.shape, whole.shape[1])[:, j]
     return dx[:-1], grads
 
 
 def _neighbours(
     x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All rows, and the indices of the K rows around each computed row, -1 for positions without a row."""
+    """All rows, and the indices of the K rows around each computed row, -1 for places without a row."""
     whole, all_places = all_gather(x, places)  # each thread may compute some rows of a text, but it reads all of them
     counts = lengths if len(whole) == len(x) else np.array([len(whole)])
     texts = np.repeat(np.arange(len(counts)), counts)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from npformer.engine.activations import BACKWARDS
-from npformer.engine.blocks.block import Activation, Around, Backward, Block, Linear
-from npformer.engine.blocks.rows import Rows
+from npformer.engine.blocks.block import Activation, Around, Backward, Block
+from npformer.engine.blocks.packed_texts import PackedTexts
 from npformer.engine.descriptions import weight_group
 from npformer.engine.descriptions.stage import INPUT, Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.direction import Direction
-from npformer.engine.functions import linear, linear_backward
+from npformer.engine.functions import Linear, linear, linear_backward
 from npformer.engine.tape import Stages
 from npformer.engine.taps import spare, tap
 
@@ -39,10 +39,10 @@ class FeedForward(Block):
 
     around = Around("Y", "B", "Z", "M", "hook_resid_post", "hook_normalized_resid_post")
 
-    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+    def __call__(self, x: np.ndarray, texts: PackedTexts, **weights: Any) -> np.ndarray:
         return feed_forward(x, self.activation, **weights)
 
-    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, **weights: Any) -> Backward:
         dx, grads = feed_forward_backward(grad, stages, x, self.activation, **weights)
         return dx, grads, {}
 

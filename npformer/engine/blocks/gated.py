@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from npformer.engine.activations import BACKWARDS
-from npformer.engine.blocks.block import Activation, Backward, Linear
+from npformer.engine.blocks.block import Activation, Backward
 from npformer.engine.blocks.ffn import FeedForward, output_stage
-from npformer.engine.blocks.rows import Rows
+from npformer.engine.blocks.packed_texts import PackedTexts
 from npformer.engine.descriptions.stage import INPUT, Stage
 from npformer.engine.descriptions.weight_group import Group
-from npformer.engine.functions import linear, linear_backward, linears
+from npformer.engine.functions import Linear, linear, linear_backward, linears
 from npformer.engine.tape import Stages
 from npformer.engine.taps import spare, tap
 
@@ -23,10 +23,10 @@ from npformer.engine.taps import spare, tap
 class Gated(FeedForward):
     """`gated_feed_forward` as a block of a layer. Parameters as in `FeedForward`."""
 
-    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+    def __call__(self, x: np.ndarray, texts: PackedTexts, **weights: Any) -> np.ndarray:
         return gated_feed_forward(x, self.activation, **weights)
 
-    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, **weights: Any) -> Backward:
         dx, grads = gated_feed_forward_backward(grad, stages, x, self.activation, **weights)
         return dx, grads, {}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.engine.blocks.block import Around, Backward, Block
-from npformer.engine.blocks.rows import Rows
+from npformer.engine.blocks.packed_texts import PackedTexts
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
 from npformer.engine.direction import Direction
@@ -49,15 +49,15 @@ class Normed(Block):
     def core(self) -> Block:
         return self.block.core
 
-    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+    def __call__(self, x: np.ndarray, texts: PackedTexts, **weights: Any) -> np.ndarray:
         norm = weights.pop(NAME)
-        y = self.block(x, rows, **weights)
+        y = self.block(x, texts, **weights)
         return tap(NAME, self.norm(y, out=spare(y), **norm))
 
-    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, **weights: Any) -> Backward:
         norm = weights.pop(NAME)
         grad, d_norm = self.norm.backward(stages.through_edit(NAME, grad), stages[self.block.written], **norm)
-        dx, grads, shared = self.block.backward(grad, stages, x, rows, **weights)
+        dx, grads, shared = self.block.backward(grad, stages, x, texts, **weights)
         return dx, {**grads, NAME: d_norm}, shared
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.engine.blocks.block import Backward, Block, Shared
-from npformer.engine.blocks.rows import Rows
+from npformer.engine.blocks.packed_texts import PackedTexts
 from npformer.engine.descriptions import weight_group
 from npformer.engine.descriptions.stage import EMBEDDED, INPUT, SOURCE, Stage, within
 from npformer.engine.descriptions.weight_group import Group
@@ -48,34 +48,35 @@ class Layer:
 
     parallel: ClassVar[bool] = False  # all blocks read the input of the layer
 
-    def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
+    def __call__(self, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> np.ndarray:
         for name, block in self.blocks:
             before, after = self._norms(name)
             h = tap(before, self.norm(x, **weights[before])) if before else x
             with scope(name):
-                y = block(h, rows, **weights[name])
-            y = tap(f"{name}_residual", (x if len(x) == len(y) else x[rows.attending]) + y)
+                y = block(h, texts, **weights[name])
+            if len(y) < len(x):  # attention returned only the rows that attend
+                x, texts = x[texts.attending], texts.whole
+            y = tap(f"{name}_residual", x + y)
             x = tap(after, self.norm(y, out=spare(y), **weights[after])) if after else y
-            rows = rows.whole  # attention returned only the attending rows
         return x
 
     def backward(
-        self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
+        self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]
     ) -> Backward:
         grads, shared = dict[str, Any](), Shared()
         inputs = [x, *(stages[self._output(name)] for name, _ in self.blocks[:-1])]
-        of_rows = [rows, *[rows.whole] * (len(self.blocks) - 1)]
-        for (name, block), x, rows in zip(self.blocks[::-1], inputs[::-1], of_rows[::-1], strict=True):
+        of_blocks = [texts, *[texts.whole] * (len(self.blocks) - 1)]
+        for (name, block), x, texts in zip(self.blocks[::-1], inputs[::-1], of_blocks[::-1], strict=True):
             before, after = self._norms(name)
             if after:  # Normalize(x + block(x))
                 grad = stages.through_edit(after, grad)
                 grad, grads[after] = self.norm.backward(grad, stages[f"{name}_residual"], **weights[after])
             grad = stages.through_edit(f"{name}_residual", grad)
             h = stages[before] if before else x
-            dx, grads[name], more = block.backward(grad, stages.within(name), h, rows, **weights[name])
+            dx, grads[name], more = block.backward(grad, stages.within(name), h, texts, **weights[name])
             if before:  # x + block(Normalize(x))
                 dx, grads[before] = self.norm.backward(stages.through_edit(before, dx), x, **weights[before])
-            dx[slice(None) if len(dx) == len(grad) else rows.attending] += grad
+            dx[slice(None) if len(dx) == len(grad) else texts.attending] += grad
             grad = dx
             add_shared(shared, more)
         return grad, grads, shared

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.engine.blocks.block import Backward, Shared
-from npformer.engine.blocks.rows import Rows
+from npformer.engine.blocks.packed_texts import PackedTexts
 from npformer.engine.descriptions.stage import EMBEDDED, INPUT, SOURCE, Stage, within
 from npformer.engine.layers.layer import Layer, add_shared
 from npformer.engine.tape import Stages
@@ -33,27 +33,27 @@ class ParallelLayer(Layer):
 
     parallel: ClassVar[bool] = True
 
-    def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
+    def __call__(self, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> np.ndarray:
         total = read = x
         for name, block in self.blocks:
             h = tap(f"{name}_norm", self.norm(read, **weights[f"{name}_norm"]))
             with scope(name):
-                y = block(h, rows, **weights[name])
-            if len(y) != len(total):  # attention returned only the rows that attend
-                total = read = x[rows.attending]
+                y = block(h, texts, **weights[name])
+            if len(y) < len(total):  # attention returned only the rows that attend
+                total = read = x[texts.attending]
+                texts = texts.whole
             total = total + y
-            rows = rows.whole
         return tap(self.output, total)
 
     def backward(
-        self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
+        self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]
     ) -> Backward:
         grads, shared, dx = dict[str, Any](), Shared(), np.zeros_like(x)
         grad = stages.through_edit(self.output, grad)
-        attending = slice(None) if len(grad) == len(x) else rows.attending
+        attending = slice(None) if len(grad) == len(x) else texts.attending
         dx[attending] += grad
         for i, (name, block) in enumerate(self.blocks):
-            read, own = (attending, rows.whole) if i else (slice(None), rows)
+            read, own = (attending, texts.whole) if i else (slice(None), texts)
             h, norm = stages[f"{name}_norm"], f"{name}_norm"
             dh, grads[name], more = block.backward(grad, stages.within(name), h, own, **weights[name])
             d_read, grads[norm] = self.norm.backward(stages.through_edit(norm, dh), x[read], **weights[norm])

@@ -11,7 +11,7 @@ import numpy as np
 
 from npformer.engine.blocks.attention import Attention
 from npformer.engine.blocks.block import Backward, Shared
-from npformer.engine.blocks.rows import Rows
+from npformer.engine.blocks.packed_texts import PackedTexts
 from npformer.engine.descriptions import weight_group
 from npformer.engine.descriptions.stage import EMBEDDED, INPUT, SOURCE, Stage, within
 from npformer.engine.descriptions.weight_group import Group
@@ -51,24 +51,24 @@ class Stack:
         blocks = [block.core for layer in self.layers for _, block in layer.blocks]
         return [block for block in blocks if isinstance(block, Attention)]
 
-    def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any], first: int = 0) -> np.ndarray:
+    def __call__(self, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any], first: int = 0) -> np.ndarray:
         """The output of the stack, (T, D). first: index of the layer that reads x; earlier layers are skipped."""
-        rows = self._begun(x, rows, weights)
+        texts = self._begun(x, texts, weights)
         for i in range(first, self._count(weights)):
-            x = self._layer(i, x, rows, weights)
+            x = self._layer(i, x, texts, weights)
         return self.finish(x, weights)
 
-    def in_steps(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> Steps[np.ndarray]:
+    def in_steps(self, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> Steps[np.ndarray]:
         """The same as `__call__`, with a step for each layer."""
-        rows = self._begun(x, rows, weights)
+        texts = self._begun(x, texts, weights)
         for i in range(self._count(weights)):
-            x = self._layer(i, x, rows, weights)
+            x = self._layer(i, x, texts, weights)
             yield
         return self.finish(x, weights)
 
-    def _layer(self, i: int, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
-        """The output of layer i, from the rows x that it reads."""
-        at = self._at(i, rows, last=i + 1 == len(weights["layers"]))
+    def _layer(self, i: int, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> np.ndarray:
+        """The output of layer i, from its input x."""
+        at = self._at(i, texts, last=i + 1 == len(weights["layers"]))
         with scope(f"layers.{i}"):
             x = self.layers[i](x, at, weights["layers"][i])
         return self.after_first(x, at, weights) if i == 0 and self.after_first is not None else x
@@ -91,16 +91,16 @@ class Stack:
         return grad, {"norm": d_norm}
 
     def backward(
-        self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
+        self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]
     ) -> Backward:
         """Backward of `__call__`. The gradients include those of the mechanisms' weights."""
-        rows, shared = self._begun(x, rows, weights), Shared()
+        texts, shared = self._begun(x, texts, weights), Shared()
         of_layers: list[dict[str, Any]] = [{} for _ in self.layers]
         inputs = [x, *(stages[name] for name in self.read("")[1:])]
         grad, grads = self.finish_backward(grad, stages, inputs[-1], weights)
         grads["layers"] = of_layers
         for i, layer in reversed(list(enumerate(self.layers))):
-            at = self._at(i, rows, last=i + 1 == len(self.layers))
+            at = self._at(i, texts, last=i + 1 == len(self.layers))
             if i == 0 and self.after_first is not None:
                 first = stages[f"layers.0.{layer.output}"]
                 grad, own, more = self.after_first.backward(grad, stages, first, at, weights)
@@ -109,7 +109,7 @@ class Stack:
             within = stages.within(f"layers.{i}")
             grad, of_layers[i], more = layer.backward(grad, within, inputs[i], at, weights["layers"][i])
             add_shared(shared, more)
-        for mechanism, begun in rows.mechanisms.items():
+        for mechanism, begun in texts.mechanisms.items():
             if mechanism in shared:
                 grads |= begun.end_backward(shared.pop(mechanism), weights)
         grad = grad + shared.pop(EMBEDDED)["rows"] if EMBEDDED in shared else grad
@@ -165,19 +165,19 @@ class Stack:
                 given[INPUT] = found[-1].name
         return found if self.norm is None else [*found, self.norm.stage("norm", "Z", given[INPUT])]
 
-    def _begun(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> Rows:
-        """Calls `begin` of each mechanism once and returns the rows with the results."""
-        if rows.batch is None:
-            return rows
+    def _begun(self, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> PackedTexts:
+        """Calls `begin` of each mechanism once and returns the texts with the results."""
+        if texts.batch is None:
+            return texts
         embedded = None if self.after_first is None else x
         if not self.mechanisms and embedded is None:
-            return rows
-        begun = {each: each.begin(weights, rows.batch) for each in self.mechanisms}
-        [keys] = all_gather(rows.batch.places)  # threads may share a text, but each row attends to the whole text
-        return rows._replace(embedded=embedded, mechanisms=begun, places=(rows.batch.places, keys))
+            return texts
+        begun = {each: each.begin(weights, texts.batch) for each in self.mechanisms}
+        [keys] = all_gather(texts.batch.places)  # threads may share a text, but each row attends to the whole text
+        return texts._replace(embedded=embedded, mechanisms=begun, places=(texts.batch.places, keys))
 
-    def _at(self, i: int, rows: Rows, last: bool) -> Rows:
-        """The rows for layer i. Only the last layer is limited to the attending rows."""
-        if rows.caches is not None:
-            rows = rows._replace(cache=rows.caches[i])
-        return rows if last else rows.whole
+    def _at(self, i: int, texts: PackedTexts, last: bool) -> PackedTexts:
+        """The texts for layer i. Only the last layer is limited to the attending rows."""
+        if texts.caches is not None:
+            texts = texts._replace(cache=texts.caches[i])
+        return texts if last else texts.whole

@@ -18,9 +18,9 @@ from npformer.common.errors import NpformerError
 from npformer.engine.descriptions import weight_group
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
-from npformer.engine.functions import embedding_backward, linear, linear_backward
+from npformer.engine.functions import Linear, embedding_backward, linear, linear_backward
 from npformer.engine.mechanisms.distances import of_all
-from npformer.engine.mechanisms.mechanism import Linear, Mechanism, Sums
+from npformer.engine.mechanisms.mechanism import Mechanism, Sums
 from npformer.engine.norms.layernorm import LayerNorm
 from npformer.engine.runtime.packing import Batch
 from npformer.engine.runtime.products import inner_products_in_room

@@ -14,7 +14,8 @@ import numpy as np
 
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
-from npformer.engine.mechanisms.mechanism import Linear, Mechanism, Sums
+from npformer.engine.functions import Linear
+from npformer.engine.mechanisms.mechanism import Mechanism, Sums
 from npformer.engine.norms.root_mean_square import RMSNorm
 from npformer.engine.norms.zero_centred import ZeroCentredRMSNorm
 from npformer.engine.tape import Stages

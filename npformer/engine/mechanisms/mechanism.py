@@ -14,10 +14,10 @@ import numpy as np
 
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.descriptions.weight_group import Group
+from npformer.engine.functions import Linear
 from npformer.engine.runtime.packing import Batch
 from npformer.engine.tape import Stages
 
-Linear = Mapping[str, np.ndarray]
 Sums = dict[str, np.ndarray]  # gradients by name, summed over the texts and layers that share an array
 
 

@@ -10,8 +10,7 @@ from npformer.engine.activations import BACKWARDS
 from npformer.engine.blocks.block import Activation
 from npformer.engine.descriptions.stage import Stage
 from npformer.engine.direction import Direction
-from npformer.engine.functions import linear, linear_backward, softmax
-from npformer.engine.multi_head import Linear
+from npformer.engine.functions import Linear, linear, linear_backward, softmax
 from npformer.engine.norms.layernorm import LAYER_NORM
 from npformer.engine.norms.norm import Norm
 from npformer.engine.runtime.packing import split_rows

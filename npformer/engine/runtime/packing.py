@@ -6,10 +6,11 @@ Shards of about a thousand tokens make products large enough to be fast, and lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -211,12 +212,20 @@ def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list
     return groups
 
 
-def equal_runs(lengths: np.ndarray, source_lengths: np.ndarray) -> Iterator[tuple[slice, slice, int]]:
-    """Groups adjacent texts of equal length. Yields their rows, the rows of their sources, and the number of texts."""
-    pairs = list(zip(lengths.tolist(), source_lengths.tolist(), strict=True))
-    first = row = source_row = 0
-    for i in range(1, len(pairs) + 1):
-        if i == len(pairs) or pairs[i] != pairs[first]:
-            count, (length, source_length) = i - first, pairs[first]
-            yield slice(row, row + count * length), slice(source_row, source_row + count * source_length), count
-            first, row, source_row = i, row + count * length, source_row + count * source_length
+class Run(NamedTuple):
+    """Adjacent texts of equal lengths: the slices of their queries and of their keys, and the number of texts."""
+
+    queries: slice
+    keys: slice
+    n_texts: int
+
+
+def equal_runs(lengths: np.ndarray, source_lengths: np.ndarray) -> list[Run]:
+    """Groups adjacent texts with equal numbers of queries and of keys."""
+    runs, query, key = list[Run](), 0, 0
+    for (length, source_length), same in groupby(zip(lengths.tolist(), source_lengths.tolist(), strict=True)):
+        n_texts = len(list(same))
+        queries, keys = slice(query, query + n_texts * length), slice(key, key + n_texts * source_length)
+        runs.append(Run(queries, keys, n_texts))
+        query, key = queries.stop, keys.stop
+    return runs

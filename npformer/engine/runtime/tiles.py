@@ -13,9 +13,10 @@ from npformer.engine.taps import listening, spare
 # Elements in a block: few enough for the cache of a core, and enough that threads rarely wait for the GIL between the
 # steps of a formula.
 BLOCK = 1 << 16
-SCORES = 1 << 16  # scores in a block: few enough to stay in the cache of a core for all steps of softmax
+SCORES = 1 << 16  # scores in a tile: few enough to stay in the cache of a core for all steps of softmax
 
 Formula = Callable[[np.ndarray, np.ndarray], None]
+Tile = tuple[slice, slice]  # some texts of equal lengths, and some of their heads
 
 
 def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -50,10 +51,8 @@ def in_place(function: Callable[..., np.ndarray], array: np.ndarray) -> np.ndarr
     return array
 
 
-def over_heads(
-    work: Callable[[tuple[slice, slice]], None], n_texts: int, n_heads: int, scores: int, width: int
-) -> None:
-    """Calls work((texts, heads)) for blocks that cover all heads of all texts.
+def over_heads(work: Callable[[Tile], None], n_texts: int, n_heads: int, scores: int, width: int) -> None:
+    """Calls work(tile) for tiles that cover all heads of all texts.
 
     scores: number of scores of one head of one text; width: width of a head.
     """
@@ -64,17 +63,17 @@ def over_heads(
         return
 
     def some_heads(heads: slice) -> None:
-        for block in _blocks(n_texts, heads, scores):
-            work(block)
+        for tile in _tiles(n_texts, heads, scores):
+            work(tile)
 
     parallel_for(some_heads, n_heads, nanoseconds)
 
 
-def _blocks(n_texts: int, heads: slice, scores: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of at most SCORES scores, or of one head of one text if that has more."""
-    some = max(1, SCORES // max(1, scores))
+def _tiles(n_texts: int, heads: slice, scores: int) -> Iterator[Tile]:
+    """Tiles of at most SCORES scores, or of one head of one text if that has more."""
+    most = max(1, SCORES // max(1, scores))
     n_heads = heads.stop - heads.start
-    heads_of_block, texts_of_block = min(n_heads, some), max(1, some // n_heads)
-    for text in range(0, n_texts, texts_of_block):
-        for head in range(heads.start, heads.stop, heads_of_block):
-            yield slice(text, text + texts_of_block), slice(head, min(head + heads_of_block, heads.stop))
+    heads_of_tile, texts_of_tile = min(n_heads, most), max(1, most // n_heads)
+    for text in range(0, n_texts, texts_of_tile):
+        for head in range(heads.start, heads.stop, heads_of_tile):
+            yield slice(text, text + texts_of_tile), slice(head, min(head + heads_of_tile, heads.stop))

@@ -1,4 +1,4 @@
-"""`Rows`: information about packed rows that blocks need, such as the lengths of their texts."""
+"""`PackedTexts`: information about packed texts that blocks need, such as their lengths."""
 
 from __future__ import annotations
 
@@ -8,27 +8,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from npformer.engine.blocks.attention_with_mechanisms import OwnCache
 from npformer.engine.mechanisms.mechanism import Mechanism
 from npformer.engine.runtime.packing import Batch
-
-
-class OwnCache(Protocol):
-    """A cache of keys and values from earlier rows of the texts. `generation/kv_cache.py` has two implementations."""
-
-    def attend(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism], scale: float
-    ) -> np.ndarray | None:
-        """Stores k and v, then computes attention of each row of q to the cached keys of its text, (T, H K).
-
-        mechanisms: may hide keys and add to scores. scale: factor of q k^T. Returns None to let the caller compute
-        attention to `keys` and `values`.
-        """
-
-    @property
-    def keys(self) -> np.ndarray: ...
-
-    @property
-    def values(self) -> np.ndarray: ...
 
 
 class SourceCache(Protocol):
@@ -52,15 +34,22 @@ class Caches(NamedTuple):
     source: SourceCache | None = None
 
 
-class Rows(NamedTuple):
-    """The data about packed rows (T, D) that blocks need.
+class Source(NamedTuple):
+    """The rows (S, D) that cross-attention reads, and how many of them each text has, (B,)."""
+
+    rows: np.ndarray
+    lengths: np.ndarray
+
+
+class PackedTexts(NamedTuple):
+    """The data about texts, packed as rows (T, D), that blocks need.
 
     Parameters
     ----------
     lengths : (B,) integer array, number of tokens of each text
     batch : Batch, the argument of `Mechanism.begin`
     attending : integer array, the rows that attention computes, the same number for each text; all unless given
-    source, source_lengths : (S, D) and (B,) arrays, the rows that cross-attention reads and their lengths
+    source : Source of cross-attention
     embedded : (T, D) array, the input of the stack
     mechanisms : each mechanism of the stack -> the mechanism after `begin`
     places : (T,) and (S,) integer arrays, the places of the rows, and of the rows that they may attend to
@@ -71,8 +60,7 @@ class Rows(NamedTuple):
     lengths: np.ndarray
     batch: Batch | None = None
     attending: np.ndarray | None = None
-    source: np.ndarray | None = None
-    source_lengths: np.ndarray | None = None
+    source: Source | None = None
     embedded: np.ndarray | None = None
     mechanisms: Mapping[Mechanism, Mechanism] = MappingProxyType({})
     places: tuple[np.ndarray, np.ndarray] | None = None
@@ -86,6 +74,6 @@ class Rows(NamedTuple):
         return x[self.attending], np.full_like(self.lengths, len(self.attending) // len(self.lengths))
 
     @property
-    def whole(self) -> Rows:
+    def whole(self) -> PackedTexts:
         """The same data, with all rows attending."""
         return self if self.attending is None else self._replace(attending=None)
