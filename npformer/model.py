@@ -129,7 +129,7 @@ class Model(GeneratingModel):
         self.check_inputs(texts)
         c, groups = self.config, shards([len(text) for text in texts], self.threads)
         batches = [packed(c, [texts[i] for i in group]) for group in groups]
-        filled = [batch.filled(kernel(self.dtype).rows(len(batch.ids))) for batch in batches]
+        filled = [batch.filled(kernel(self.dtype).usable(len(batch.ids))) for batch in batches]
         found = yield from self.together([forward_in_steps(self.weights, self.parts, batch) for batch in filled])
         split = [self._split(batch, answers) for batch, answers in zip(batches, found, strict=True)]
         by_index = dict(zip(chain(*groups), chain(*split), strict=True))
@@ -163,7 +163,7 @@ class Model(GeneratingModel):
         elif resumed or listening():
             answers = forward(self.weights, self.parts, batch, all_rows=True, resumed=resumed)
         else:  # add the padding rows of products once for the whole batch, not in each product
-            filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
+            filled = batch.filled(kernel(self.dtype).usable(len(batch.ids)))
             answers = forward(self.weights, self.parts, filled)
         return self._split(batch, answers)
 

@@ -21,9 +21,6 @@ MODULES = ("plain", "golden", "training", "view", "learn", "dataset", "serve")
 #: Room -> classes and functions that users call by their full names.
 FURTHER = {
     "mechanisms": ("npformer.engine.mechanisms", " ".join(each for each in mechanisms.__all__ if each != "Mechanism")),
-    "rotations": ("npformer.engine.mechanisms.rotary", "rotary_angles rotate"),
-    "biases": ("npformer.engine.mechanisms.relative_bias", "relative_buckets relative_bias"),
-    "distances": ("npformer.engine.mechanisms.disentangled", "log_buckets distance_rows distance_scores"),
     "lens": ("npformer.interpret.logit_lens", "logit_lens"),
     "effects": ("npformer.interpret.head_effects", "head_effects"),
     "sources": ("npformer.interpret.source_attribution", "by_source"),

@@ -16,22 +16,7 @@ from npformer.engine.runtime.tiles import in_blocks
 
 
 def relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """max(x, 0).
-
-    Parameters
-    ----------
-    x : array
-    out : array like x, optional, to write the result to
-
-    Returns
-    -------
-    array like x
-
-    Examples
-    --------
-    >>> npformer.relu(np.array([-1.0, 0.0, 2.0]))
-    array([0., 0., 2.])
-    """
+    """max(x, 0)."""
     return np.maximum(x, 0, out=out)
 
 
@@ -52,11 +37,7 @@ def tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def soft_cap(x: np.ndarray, cap: float, out: np.ndarray | None = None) -> np.ndarray:
-    """cap * tanh(x / cap): bounded by -cap and cap, and close to x near 0. Gemma Team, 2024, Gemma 2, section 2.
-
-    >>> soft_cap(np.array([-100.0, 0.0, 1.0]), 10.0)
-    array([-10.   ,   0.   ,   0.9967])
-    """
+    """cap * tanh(x / cap): bounded by -cap and cap, and close to x near 0. Gemma Team, 2024, Gemma 2, section 2."""
     y = np.divide(x, cap, out=out)
     np.tanh(y, out=y)
     y *= cap
@@ -71,27 +52,9 @@ def soft_cap_backward(grad: np.ndarray, x: np.ndarray, cap: float) -> np.ndarray
 
 
 def silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """x / (1 + exp(-x)), also called swish.
+    """x / (1 + exp(-x)), also called swish. Hendrycks and Gimpel, 2016, section 2.
 
     silu(inf) is inf. silu(-inf) is NaN, as in torch, although the limit is 0.
-
-    Parameters
-    ----------
-    x : array
-    out : array like x, optional, to write the result to
-
-    Returns
-    -------
-    array like x
-
-    References
-    ----------
-    Hendrycks and Gimpel, 2016, Gaussian Error Linear Units, section 2.
-
-    Examples
-    --------
-    >>> npformer.silu(np.array([-1.0, 0.0, 2.0]))
-    array([-0.2689,  0.    ,  1.7616])
     """
     return in_blocks(_silu, x, out)
 
@@ -120,34 +83,10 @@ def _silu_slope(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def gelu(x: np.ndarray, approximate: str = "none", out: np.ndarray | None = None) -> np.ndarray:
-    """x Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2 is the normal distribution function.
+    """x Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2. Hendrycks and Gimpel, 2016, section 2.
 
-    The absolute error is at most 2 * 2^-23 |x| in float32 and 4 * 2^-52 |x| in float64. gelu(inf) is inf. gelu(-inf) is
-    NaN, as in torch, although the limit is 0.
-
-    Parameters
-    ----------
-    x : array
-    approximate : "none", or "tanh" for x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 ("gelu_new" in checkpoints)
-    out : array like x, optional, to write the result to
-
-    Returns
-    -------
-    array like x
-
-    Raises
-    ------
-    NpformerError
-        approximate is neither "none" nor "tanh".
-
-    References
-    ----------
-    Hendrycks and Gimpel, 2016, Gaussian Error Linear Units, section 2.
-
-    Examples
-    --------
-    >>> npformer.gelu(np.array([-1.0, 0.0, 2.0]))
-    array([-0.1587,  0.    ,  1.9545])
+    With approximate="tanh", x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2. The absolute error is at most
+    2 * 2^-23 |x| in float32 and 4 * 2^-52 |x| in float64. gelu(inf) is inf. gelu(-inf) is NaN, as in torch.
     """
     if approximate == "tanh":
         return in_blocks(_gelu_tanh, x, out)

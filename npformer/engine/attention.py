@@ -127,8 +127,8 @@ def masked_attention(
 
 def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """`masked_attention` in blocks of QUERIES queries, with keys in whole groups of `runtime.sums.groups`."""
-    rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
-    columns = in_columns(k.mT, rows)
+    n_rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
+    columns = in_columns(k.mT, n_rows)
     context = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     of_scores, of_context = Scratch(q.dtype), Scratch(q.dtype)
     for start in range(0, q.shape[-2], QUERIES):

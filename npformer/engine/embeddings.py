@@ -31,28 +31,9 @@ from npformer.engine.taps import scope, spare, tap
 
 
 def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halves: bool = False) -> np.ndarray:
-    """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / D)).
+    """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / D)), (length, D).
 
-    Parameters
-    ----------
-    length : int, number of positions
-    width : int, D
-    dtype : float32 or float64
-    halves : bool, all sines first and then all cosines, as in Marian
-
-    Returns
-    -------
-    (length, D) array
-
-    References
-    ----------
-    Vaswani et al., 2017, section 3.5.
-
-    Examples
-    --------
-    >>> sinusoidal_positions(2, 4)
-    array([[0.    , 1.    , 0.    , 1.    ],
-           [0.8415, 0.5403, 0.01  , 0.9999]], dtype=float32)
+    halves: all sines come first and then all cosines, as in Marian. Vaswani et al., 2017, section 3.5.
     """
     angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
     if halves:

@@ -41,29 +41,9 @@ def constant_weights() -> Iterator[None]:
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """y = x W + b.
+    """y = x W + b, (..., in) -> (..., out). weight (in, out) is the transpose of torch's.
 
     Inside a model, the bits of a row of y do not depend on the other rows of x.
-
-    Parameters
-    ----------
-    x : (..., in) array
-    weight : (in, out) array, the transpose of torch's
-    bias : (out,) array, optional
-
-    Returns
-    -------
-    (..., out) array
-
-    Raises
-    ------
-    NpformerError
-        The shapes do not match.
-
-    Examples
-    --------
-    >>> npformer.linear(np.array([1.0, 2.0]), np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), np.ones(3))
-    array([2., 3., 4.])
     """
     _check_linear(x, weight, bias)
     (y,) = weight_products(_rows(x), weight)  # x @ weight
@@ -107,28 +87,7 @@ def linear_backward(
 
 
 def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Looks up rows of a table: weight[ids].
-
-    Parameters
-    ----------
-    ids : (...) integer array
-    weight : (V, D) array
-
-    Returns
-    -------
-    (..., D) array
-
-    Raises
-    ------
-    NpformerError
-        ids are not integers, or an id is outside 0 ... V - 1.
-
-    Examples
-    --------
-    >>> npformer.embedding(np.array([2, 0]), np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
-    array([[4., 5.],
-           [0., 1.]])
-    """
+    """Looks up rows of a table (V, D): weight[ids], (...) -> (..., D)."""
     ids = np.asarray(ids)
     if weight.ndim != 2:
         raise NpformerError(f"embedding: weight must be (V, D), got {weight.shape} for ids {ids.shape}")
@@ -166,32 +125,7 @@ def layer_norm(
 ) -> np.ndarray:
     """y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias, with mean and biased variance over the last axis.
 
-    A row becomes NaN if it has an infinite element, or if its variance overflows the dtype.
-
-    Parameters
-    ----------
-    x : (..., D) array
-    weight, bias : (D,) arrays, optional
-    eps : float
-    out : array like x, optional, to write the result to
-
-    Returns
-    -------
-    (..., D) array
-
-    Raises
-    ------
-    NpformerError
-        weight or bias is not (D,).
-
-    References
-    ----------
-    Ba et al., 2016, Layer Normalization, section 3.
-
-    Examples
-    --------
-    >>> npformer.layer_norm(np.array([1.0, 2.0, 3.0]))
-    array([-1.2247,  0.    ,  1.2247])
+    A row becomes NaN if it has an infinite element, or if its variance overflows the dtype. Ba et al., 2016, section 3.
     """
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and parameter.shape != x.shape[-1:]:
@@ -240,33 +174,7 @@ def layer_norm_backward(
 def rms_norm(
     x: np.ndarray, weight: np.ndarray | None = None, eps: float = 1e-6, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """x / sqrt(E[x^2] + eps) * weight over the last axis.
-
-    Parameters
-    ----------
-    x : (..., D) array
-    weight : (D,) array, optional
-    eps : float, added to the mean square
-    out : array like x, optional, to write the result to
-
-    Returns
-    -------
-    (..., D) array
-
-    Raises
-    ------
-    NpformerError
-        weight is not (D,).
-
-    References
-    ----------
-    Zhang and Sennrich, 2019, Root Mean Square Layer Normalization, equation 4.
-
-    Examples
-    --------
-    >>> npformer.rms_norm(np.array([3.0, 4.0, 0.0, 0.0]))
-    array([1.2, 1.6, 0. , 0. ])
-    """
+    """x / sqrt(E[x^2] + eps) * weight over the last axis. Zhang and Sennrich, 2019, equation 4."""
     if weight is not None and weight.shape != x.shape[-1:]:
         raise NpformerError(f"rms_norm: weight must be {x.shape[-1:]} for x {x.shape}, got {weight.shape}")
     with np.errstate(invalid="ignore", over="ignore"):
@@ -301,23 +209,8 @@ def softmax(
 ) -> np.ndarray:
     """y_i = exp(x_i) / sum_j exp(x_j), computed from x - max(x) so that nothing overflows.
 
-    An element of -inf gives 0. As in torch, a slice with +inf, or with only -inf, gives NaN.
-
-    Parameters
-    ----------
-    x : array
-    axis : int, the axis that sums to 1
-    out : array like x, optional, to write the result to
-    total : function that sums the exponentials, with the signature of numpy.sum
-
-    Returns
-    -------
-    array like x
-
-    Examples
-    --------
-    >>> npformer.softmax(np.array([0.0, 1.0, 2.0]))
-    array([0.09  , 0.2447, 0.6652])
+    An element of -inf gives 0. As in torch, a slice with +inf, or with only -inf, gives NaN. total: function that sums
+    the exponentials, with the signature of numpy.sum.
     """
     with np.errstate(all="ignore"):  # if the difference overflows to -inf, its exponential, 0, is still correct
         y = np.subtract(x, x.max(axis=axis, keepdims=True, initial=-np.inf), out=out)

@@ -35,7 +35,7 @@ class Projection:
         """Computes logits, in an array that the next call overwrites."""
         if listening():
             return project(x, self.weight, self.bias).copy()
-        rows = kernel(x.dtype).rows(len(x))
+        rows = kernel(x.dtype).usable(len(x))
         if len(self._logits) < rows:
             self._logits = np.empty((rows, self.weight.shape[1]), x.dtype)
         (logits,) = weight_products(x, self.weight, out=[self._logits[:rows]])

@@ -55,7 +55,7 @@ def test_tiles_of_every_size_have_the_same_bits(size: int, rows: int, monkeypatc
 
 def test_narrow_and_float32_weights_in_one_product() -> None:
     x, weights = normal(9, 96), [normal(96, 40), narrowed(normal(96, 200), "float16"), normal(96, 5)]
-    rows = kernel(x.dtype).rows(len(x))
+    rows = kernel(x.dtype).usable(len(x))
     out = [np.empty((rows, weight.shape[1]), np.float32) for weight in weights]
     for given in (None, out):
         for found, weight in zip(weight_products(x, *weights, out=given), weights, strict=True):

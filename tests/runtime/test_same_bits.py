@@ -87,7 +87,7 @@ def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
 def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
     """Zeros anywhere between the terms, such as those of beams that share a cache, do not change a sum."""
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(0)
-    dense, b = random.random((k.rows(2), 16)).astype(dtype), random.random((16, 64)).astype(dtype)
+    dense, b = random.random((k.usable(2), 16)).astype(dtype), random.random((16, 64)).astype(dtype)
     with single_blas_thread():
         expected = dense @ b
     for spread in range(1, k.k_block_size // 16 + 1):
@@ -101,10 +101,10 @@ def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_of_rows_repeat_and_are_at_least_two(dtype: str) -> None:
     k = kernel(np.dtype(dtype))
-    counts = [k.rows(count) for count in range(300)]
+    counts = [k.usable(count) for count in range(300)]
     assert counts[0] >= 2
     assert all(count <= rows < count + 48 for count, rows in enumerate(counts) if count > 1)
-    assert all(k.rows(rows) == rows for rows in counts)
+    assert all(k.usable(rows) == rows for rows in counts)
 
 
 def test_a_single_row_is_padded_even_if_no_method_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_a_single_row_is_padded_even_if_no_method_is_known(monkeypatch: pytest.M
     noise = np.random.default_rng(0)
     monkeypatch.setattr(Kernel, "product", lambda self, a, b, out=None: a @ b + noise.random((len(a), b.shape[1])))
     k = Kernel(np.dtype("float32"))
-    assert (k.rows(1), k.plain().rows(1)) == (2, 1)
+    assert (k.usable(1), k.plain().usable(1)) == (2, 1)
 
 
 # --- same_bits on and off --------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_without_the_same_bits_nothing_is_filled_up_on_any_thread() -> None:
     """With same_bits=False, a single row uses BLAS's matrix-vector routine, which reads the weight without a copy."""
 
     def counts() -> list[int]:
-        return [kernel(np.dtype("float32")).rows(rows) for rows in range(1, 60)]
+        return [kernel(np.dtype("float32")).usable(rows) for rows in range(1, 60)]
 
     with products(plain=True):
         found = run_tasks([counts] * 4, 2)

@@ -71,28 +71,7 @@ def output_stage(parent: str, bias: bool) -> Stage:
 
 
 def feed_forward(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:
-    """FFN(x) = act(x W_1 + b_1) W_2 + b_2.
-
-    Parameters
-    ----------
-    x : (T, D) array
-    activation : function such as `gelu`
-    hidden, output : {"weight": (D, F), "bias": (F,)} and {"weight": (F, D), "bias": (D,)}
-
-    Returns
-    -------
-    (T, D) array
-
-    References
-    ----------
-    Vaswani et al., 2017, section 3.3.
-
-    Examples
-    --------
-    >>> identity = {"weight": np.eye(2)}
-    >>> npformer.feed_forward(np.array([[-1.0, 2.0]]), npformer.relu, hidden=identity, output=identity)
-    array([[0., 2.]])
-    """
+    """FFN(x) = act(x W_1 + b_1) W_2 + b_2, (T, D) -> (T, D). Vaswani et al., 2017, section 3.3."""
     h = tap("hidden", linear(x, **hidden))
     h = tap("activation", activation(h, out=spare(h)))
     return tap("output", linear(h, **output))

@@ -49,27 +49,7 @@ class Gated(FeedForward):
 def gated_feed_forward(x: np.ndarray, activation: Activation, gate: Linear, up: Linear, output: Linear) -> np.ndarray:
     """FFN(x) = (act(x W_1 + b_1) * (x V + c)) W_2 + b_2: GeGLU if act is GELU, SwiGLU if it is SiLU.
 
-    Parameters
-    ----------
-    x : (T, D) array
-    activation : function such as `gelu`
-    gate, up, output : linear layers as in `feed_forward`, with weights W_1 (D, F), V (D, F) and W_2 (F, D); the
-        activation reads the product with gate, which is gate_proj in Llama, and up is its up_proj
-
-    Returns
-    -------
-    (T, D) array
-
-    References
-    ----------
-    Shazeer, 2020, GLU Variants Improve Transformer, section 2.
-
-    Examples
-    --------
-    >>> identity, doubled = {"weight": np.eye(2)}, {"weight": 2 * np.eye(2)}
-    >>> from npformer.engine.activations import relu
-    >>> gated_feed_forward(np.array([[-1.0, 3.0]]), relu, gate=identity, up=doubled, output=identity)
-    array([[ 0., 18.]])
+    The activation reads the product with `gate`, W_1 and b_1; `up` is V and c. Shazeer, 2020, section 2.
     """
     h, v = linears(x, gate, up)
     h, v = tap("gate", h), tap("up", v)

@@ -24,8 +24,8 @@ def linear(inputs: int, outputs: int, bias: bool = True, joined: int = 0) -> Gro
     return Group((inputs, outputs), outputs if bias else None, "linear", joined)
 
 
-def table(rows: int, width: int) -> Group:
-    return Group((rows, width))
+def table(n_rows: int, width: int) -> Group:
+    return Group((n_rows, width))
 
 
 def within(scope: str, groups: Mapping[str, Group]) -> dict[str, Group]:

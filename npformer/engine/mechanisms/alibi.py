@@ -52,27 +52,10 @@ class Alibi(Mechanism):
 
 
 def alibi_slopes(n_heads: int) -> np.ndarray:
-    """The slopes of ALiBi: m_h = 2^(-8 h / H) for h = 1 ... H, if H is a power of two.
+    """The slopes of ALiBi, (H,): m_h = 2^(-8 h / H) for h = 1 ... H, if H is a power of two.
 
-    If H is not a power of two, the slopes for the next lower power come first, then every second slope for the next
-    higher power.
-
-    Parameters
-    ----------
-    n_heads : int
-
-    Returns
-    -------
-    (H,) float32 array
-
-    References
-    ----------
-    Press et al., 2022, section 3, and the published code for numbers of heads that are not powers of two.
-
-    Examples
-    --------
-    >>> 1 / alibi_slopes(6)
-    array([  4.,  16.,  64., 256.,   2.,   8.], dtype=float32)
+    Otherwise the slopes for the next lower power come first, then every second slope for the next higher power, as in
+    the published code.
     """
     below = 2 ** math.floor(math.log2(n_heads))
     rest = geometric(2 * below)[::2][: n_heads - below]

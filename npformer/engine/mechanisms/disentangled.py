@@ -103,8 +103,8 @@ class Disentangled(Mechanism):
         grad, tree = sums["table"], {}
         ids = np.arange(self.first, self.first + len(grad))
         if "distances_norm" in weights:
-            rows = weights["distances"]["weight"][ids]
-            grad, tree["distances_norm"] = LayerNorm(self.eps).backward(grad, rows, **weights["distances_norm"])
+            table = weights["distances"]["weight"][ids]
+            grad, tree["distances_norm"] = LayerNorm(self.eps).backward(grad, table, **weights["distances_norm"])
         return {"distances": {"weight": embedding_backward(grad, ids)}, **tree}
 
     def in_layer(self, projections: Mapping[str, Linear]) -> Disentangled:
@@ -132,20 +132,20 @@ class Disentangled(Mechanism):
         if not self.forms:
             return None
         tables = {f"distance_{name}": each[None] for name, each in self._heads(n_heads).items()}
-        return {**tables, "rows": self._rows(queries, keys)[:, None]}
+        return {**tables, "ids": self._ids(queries, keys)[:, None]}
 
     def _heads(self, n_heads: int) -> dict[str, np.ndarray]:
         """The heads of the projected table by form, (H, R, K) each."""
         forms = self.projected.items()
         return {form: each.reshape(len(each), n_heads, -1).swapaxes(0, 1) for form, each in forms}
 
-    def _rows(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def _ids(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         zero = self.n_buckets - self.first
         return distance_rows(queries, keys, zero, len(self.table), self.max_distance, self.n_buckets)
 
     def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
-        tables = {name: each[0] for name, each in terms.items() if name != "rows"}
-        scores += tap("distance_scores", distance_scores(q, k, terms["rows"][:, 0], **tables) * scale)
+        tables = {name: each[0] for name, each in terms.items() if name != "ids"}
+        scores += tap("distance_scores", distance_scores(q, k, terms["ids"][:, 0], **tables) * scale)
         return scores
 
     def add_backward(
@@ -162,7 +162,7 @@ class Disentangled(Mechanism):
             return super().add_backward(grad, q, k, scale, queries, keys, stages)
         of_terms = stages.through_edit("distance_scores", grad) * scale
         tables = {f"distance_{name}": each for name, each in self._heads(q.shape[-3]).items()}
-        dq, dk, sums = distance_scores_backward(of_terms, q, k, self._rows(queries, keys), **tables)
+        dq, dk, sums = distance_scores_backward(of_terms, q, k, self._ids(queries, keys), **tables)
         return grad, dq, dk, {form: each.sum(axis=0) for form, each in sums.items()}
 
     def formula(self, scores: str) -> str:
@@ -183,22 +183,8 @@ def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.n
     """The bucket of each distance i - j, from -n_buckets + 1 to n_buckets - 1.
 
     With m = n_buckets / 2, each distance up to m has its own bucket. Greater distances share buckets by their
-    logarithm: bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))).
-
-    Parameters
-    ----------
-    distance : integer array
-    n_buckets : int, number of buckets of each sign
-    max_distance : int, the smallest distance without a bucket
-
-    References
-    ----------
-    He et al., 2021, the published code of DeBERTa v2. The idea is from Raffel et al., 2020, section 2.1.
-
-    Examples
-    --------
-    >>> log_buckets(np.array([-3, 0, 4, 5, 100, 511]), n_buckets=8, max_distance=512)
-    array([-3,  0,  4,  5,  6,  7])
+    logarithm: bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))). He et al., 2021, the
+    published code of DeBERTa v2.
     """
     middle = n_buckets // 2
     far = np.maximum(np.abs(distance), middle).astype(np.float32) / np.float32(middle)
@@ -212,15 +198,8 @@ def distance_rows(
 ) -> np.ndarray:
     """The row of the distance table for each query and key, (N, L), (N, S) -> (N or 1, L, S).
 
-    The distance is query - key. Distances beyond the table use its first or last row. The result is
-    (1, L, S) if the rows are the same for all texts.
-
-    Parameters
-    ----------
-    queries, keys : (N, L) and (N, S) integer arrays, places in their texts
-    zero : int, row of distance 0
-    n_rows : int, rows of the table
-    max_distance, n_buckets : int, as in `log_buckets`; max_distance is 0 if each distance has its own row
+    The distance is query - key. Distances beyond the table use its first or last row. The first axis is 1 if all texts
+    have the same places. zero: the row of distance 0. max_distance: 0 if each distance has its own row.
     """
     queries, keys = of_all(queries, keys)
     distance = queries[:, :, None] - keys[:, None, :]
@@ -231,27 +210,20 @@ def distance_rows(
 def distance_scores(
     q: np.ndarray,
     k: np.ndarray,
-    rows: np.ndarray,
+    ids: np.ndarray,
     distance_key: np.ndarray | None = None,
     distance_query: np.ndarray | None = None,
 ) -> np.ndarray:
-    """q_i . K_r(i, j) + k_j . Q_r(i, j): content to distance, and distance to content. He et al., 2021, equation 4.
+    """q_i . K_r(i, j) + k_j . Q_r(i, j), to be added to q k^T, (..., H, L, S). He et al., 2021, equation 4.
 
-    Parameters
-    ----------
-    q, k : (..., H, L, K), (..., H, S, K) arrays
-    rows : (N or 1, L, S) integer array, r, as returned by `distance_rows`
-    distance_key, distance_query : (..., H, R, K) arrays, the distance table as keys and as queries; at least one
-
-    Returns
-    -------
-    (..., H, L, S) array, to be added to q k^T
+    distance_key, distance_query (..., H, R, K): K_r and Q_r, the distance table as keys and as queries; at least one.
+    ids (N or 1, L, S): r, the row of the table for each query and key.
     """
     products = []
     if distance_key is not None:  # q @ K.mT, with bits that do not depend on the number of rows of the table
-        products.append(_gathered(inner_products_in_room(q, distance_key), rows))
+        products.append(_gathered(inner_products_in_room(q, distance_key), ids))
     if distance_query is not None:
-        products.append(_gathered(inner_products_in_room(k, distance_query), rows.mT).mT)
+        products.append(_gathered(inner_products_in_room(k, distance_query), ids.mT).mT)
     return reduce(np.add, products)
 
 
@@ -259,7 +231,7 @@ def distance_scores_backward(
     grad: np.ndarray,
     q: np.ndarray,
     k: np.ndarray,
-    rows: np.ndarray,
+    ids: np.ndarray,
     distance_key: np.ndarray | None = None,
     distance_query: np.ndarray | None = None,
 ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
@@ -272,30 +244,30 @@ def distance_scores_backward(
     dk: np.ndarray | float = 0.0
     sums: Sums = {}
     if distance_key is not None:
-        to_distance = _scattered(grad, rows, distance_key.shape[-2])
+        to_distance = _scattered(grad, ids, distance_key.shape[-2])
         dq, sums["key"] = to_distance @ distance_key, to_distance.mT @ q
     if distance_query is not None:
-        to_content = _scattered(grad.mT, rows.mT, distance_query.shape[-2])
+        to_content = _scattered(grad.mT, ids.mT, distance_query.shape[-2])
         dk, sums["query"] = to_content @ distance_query, to_content.mT @ k
     return dq, dk, sums
 
 
-def _gathered(products: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """products[..., i, rows[n, i, j]], (N, H, L, R) -> (N, H, L, S). rows (N or 1, L, S)."""
-    if len(rows) > 1:
-        return np.take_along_axis(products, rows[:, None], axis=-1)
+def _gathered(products: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """products[..., i, ids[n, i, j]], (N, H, L, R) -> (N, H, L, S). ids (N or 1, L, S)."""
+    if len(ids) > 1:
+        return np.take_along_axis(products, ids[:, None], axis=-1)
     length, n_rows = products.shape[-2:]
     flat = products.reshape(*products.shape[:-2], length * n_rows)
-    return flat.take(rows[0] + np.arange(length)[:, None] * n_rows, axis=-1)
+    return flat.take(ids[0] + np.arange(length)[:, None] * n_rows, axis=-1)
 
 
-def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
+def _scattered(grad: np.ndarray, ids: np.ndarray, n_rows: int) -> np.ndarray:
     """Backward of `_gathered`: (N, H, L, S) -> (N, H, L, R)."""
     total = np.zeros((*grad.shape[:-1], n_rows), grad.dtype)
-    for text, of_text in enumerate(rows):
-        here = slice(None) if len(rows) == 1 else slice(text, text + 1)
-        for i, row in enumerate(of_text):
-            order = np.argsort(row, kind="stable")  # equal rows become adjacent and are summed
-            starts = np.flatnonzero(np.diff(row[order], prepend=-1))
-            total[here, ..., i, row[order[starts]]] = np.add.reduceat(grad[here, ..., i, order], starts, axis=-1)
+    for text, of_text in enumerate(ids):
+        here = slice(None) if len(ids) == 1 else slice(text, text + 1)
+        for i, of_query in enumerate(of_text):
+            order = np.argsort(of_query, kind="stable")  # equal ids become adjacent and are summed
+            starts = np.flatnonzero(np.diff(of_query[order], prepend=-1))
+            total[here, ..., i, of_query[order[starts]]] = np.add.reduceat(grad[here, ..., i, order], starts, axis=-1)
     return total

@@ -93,35 +93,11 @@ class RelativeBias(Mechanism):
 def relative_buckets(
     distances: np.ndarray, n_buckets: int, max_distance: int = MAX_DISTANCE, bidirectional: bool = True
 ) -> np.ndarray:
-    """The bucket of each distance d = key - query.
+    """The bucket of each distance d = key - query. Raffel et al., 2020, section 2.1, and the published code.
 
     Each direction has B = n_buckets / 2 buckets. A distance |d| < E = B / 2 has the bucket |d|. A greater distance has
     the bucket E + (B - E) log(|d| / E) / log(max_distance / E), rounded down, but at most B - 1. If the key is after
-    the query, B is added.
-
-    If not bidirectional, B = n_buckets, and keys after the query have bucket 0.
-
-    Parameters
-    ----------
-    distances : integer array
-    n_buckets : int
-    max_distance : int, this distance and all greater distances share a bucket
-    bidirectional : bool, keys after the query have separate buckets
-
-    Returns
-    -------
-    integer array like distances
-
-    References
-    ----------
-    Raffel et al., 2020, section 2.1, and the published code.
-
-    Examples
-    --------
-    >>> relative_buckets(np.array([-200, -9, -1, 0, 1, 9, 200]), 32)
-    array([15,  8,  1,  0, 17, 24, 31])
-    >>> relative_buckets(np.array([-200, -20, -9, -1, 0, 1, 9]), 32, bidirectional=False)
-    array([31, 17,  9,  1,  0,  0,  0])
+    the query, B is added. If not bidirectional, B = n_buckets, and keys after the query have bucket 0.
     """
     if not bidirectional:
         return _away(np.maximum(-distances, 0), n_buckets, max_distance)

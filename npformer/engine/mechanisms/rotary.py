@@ -65,9 +65,9 @@ class Rotary(Mechanism):
             groups.setdefault(self.same_until(length), []).append(length)
         angles = tuple(np.empty((len(lengths), self.rotated_columns // 2), dtype) for _ in range(2))
         for some in groups.values():
-            rows = np.isin(lengths, some)
-            for table, own in zip(angles, self.angles_at(batch.positions[rows], dtype, some[-1]), strict=True):
-                table[rows] = own
+            same = np.isin(lengths, some)
+            for table, own in zip(angles, self.angles_at(batch.positions[same], dtype, some[-1]), strict=True):
+                table[same] = own
         return replace(self, angles=angles)
 
     def same_until(self, length: int) -> int | None:
@@ -102,9 +102,9 @@ class Rotary(Mechanism):
 
     @property
     def turned(self) -> tuple[Stage, ...]:
-        rows, function = "each head rotated by its position", "mechanisms.rotary.rotate"
+        formula, function = "each head rotated by its position", "mechanisms.rotary.rotate"
         return tuple(
-            Stage(f"{name}_rotated", "(T, D)", f"{letter}, {rows}", function, kept=False)
+            Stage(f"{name}_rotated", "(T, D)", f"{letter}, {formula}", function, kept=False)
             for name, letter in (("query", "Q"), ("key", "K"))
         )
 
@@ -121,17 +121,7 @@ def rotary_angles(
 
     The frequencies are rounded to float32 for every dtype, as in the training of the checkpoints. The angles are not
     rounded. `scaling` changes the frequencies and multiplies cosines and sines by its `magnitude`. length: number of
-    positions in the text; by default the largest position plus 1.
-
-    References
-    ----------
-    Su et al., 2021, RoFormer, section 3.2.2.
-
-    Examples
-    --------
-    >>> rotary_angles(np.array([0, 1]), 4, 100.0)[1].round(4)
-    array([[0.    , 0.    ],
-           [0.8415, 0.0998]], dtype=float32)
+    positions in the text; by default the largest position plus 1. Su et al., 2021, RoFormer, section 3.2.2.
     """
     length = int(positions.max(initial=0)) + 1 if length is None else length
     angles = positions[:, None] * rotary_frequencies(d_head, theta, scaling, length).astype(np.float64)
@@ -153,16 +143,8 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """y_1 = x_1 cos - x_2 sin; y_2 = x_2 cos + x_1 sin, where x_1 and x_2 are the halves of the columns of each head.
 
     x (T, D), cos and sin (T, K / 2) -> (T, D). The product of a rotated query and a rotated key depends only on the
-    distance between their positions. The paper pairs neighbouring columns; checkpoints pair the two halves.
-
-    References
-    ----------
-    Su et al., 2021, RoFormer, section 3.2.2 and equation 34.
-
-    Examples
-    --------
-    >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]]))
-    array([[-3.,  2.,  1.,  4.]])
+    distance between their positions. The paper pairs neighbouring columns; checkpoints pair the two halves. Su et al.,
+    2021, section 3.2.2 and equation 34.
     """
     if x.shape[-1] % (2 * cos.shape[-1]):
         raise NpformerError(f"rotate: expected heads of {2 * cos.shape[-1]} columns, got rows of {x.shape[-1]}")

@@ -27,8 +27,8 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
     Parameters
     ----------
-    values : (in, out) array, or a table (rows, width), in a dtype of `NARROW`
-    scale : (1, out) or (rows, 1) float32 array, the factors of int8 values
+    values : (in, out) array, or a table (V, D), in a dtype of `NARROW`
+    scale : (1, out) or (V, 1) float32 array, the factors of int8 values
     """
 
     dtype = np.dtype(np.float32)
@@ -82,8 +82,8 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
         if self.values.flags.f_contiguous and not self.values.flags.c_contiguous:
             return self.T.__array__(dtype).T  # the layout of the float32 weight, on which the bits of a product depend
         found = np.empty(self.shape, np.float32)
-        for rows in _blocks(len(found)):
-            widen(self.values[rows], found[rows])
+        for block in _blocks(len(found)):
+            widen(self.values[block], found[block])
         if self.scale is not None:
             found *= self.scale
         found.flags.writeable = False
@@ -181,8 +181,8 @@ def narrowed(array: np.ndarray, stored: str, outputs: int = -1, copy: bool = Fal
     factors = np.broadcast_to(np.float32(1) if scale is None else scale, array.shape)
     turned = array.strides[0] < array.strides[1]  # if so, read the transpose, whose rows are contiguous in memory
     source, target, factors = (each.T if turned else each for each in (array, values, factors))
-    for rows in _blocks(len(source)):
-        _round(source[rows], target[rows], factors[rows])
+    for block in _blocks(len(source)):
+        _round(source[block], target[block], factors[block])
     for each in (values, scale):
         if each is not None:
             each.flags.writeable = False
@@ -207,9 +207,9 @@ def _round(source: np.ndarray, target: np.ndarray, factors: np.ndarray) -> None:
 
 
 def _scales(array: np.ndarray, outputs: int) -> np.ndarray:
-    """The scale of each output: its largest magnitude divided by 127, or 1 if that is 0, (1, out) or (rows, 1)."""
+    """The scale of each output: its largest magnitude divided by 127, or 1 if that is 0, (1, out) or (V, 1)."""
     inputs = (outputs + 1) % 2
-    largest = [np.abs(_floats(array[rows])).max(axis=inputs, keepdims=True) for rows in _blocks(len(array))]
+    largest = [np.abs(_floats(array[block])).max(axis=inputs, keepdims=True) for block in _blocks(len(array))]
     scales = np.concatenate(largest) if inputs else np.maximum.reduce(largest)
     scales /= np.float32(_LARGEST)
     scales[scales == 0] = 1

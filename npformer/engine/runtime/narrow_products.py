@@ -29,11 +29,11 @@ Weight = np.ndarray | NarrowWeight
 
 def narrow_products(x: np.ndarray, weights: Sequence[Weight], out: Sequence[np.ndarray] | None) -> list[np.ndarray]:
     """`weight_products` of float32 rows x with weights of which at least one is a `NarrowWeight`."""
-    rows, k = len(x), kernel(x.dtype)
-    x = with_rows(x, k.rows(rows))
+    n_rows, k = len(x), kernel(x.dtype)
+    x = with_rows(x, k.usable(n_rows))
     products = list(out) if out else [np.empty((len(x), weight.shape[1]), x.dtype) for weight in weights]
     widths = tuple([weight.shape[1] for weight in weights])
-    nanoseconds = sum([weight.size for weight in weights]) * (0.35 + 0.02 * rows)
+    nanoseconds = sum([weight.size for weight in weights]) * (0.35 + 0.02 * n_rows)
     kinds = tuple([(each.shape, each.values.dtype.char if isinstance(each, NarrowWeight) else "f") for each in weights])
 
     def part(index: int, of: int, size: int) -> None:
@@ -45,12 +45,12 @@ def narrow_products(x: np.ndarray, weights: Sequence[Weight], out: Sequence[np.n
         run_tasks([functools.partial(part, index, of, size) for index in range(of)], of)
 
     _trial(kinds, power(len(x)), *part_counts(nanoseconds)).run(in_parts, nanoseconds)
-    return products if len(x) == rows else [product[:rows] for product in products]
+    return products if len(x) == n_rows else [product[:n_rows] for product in products]
 
 
 @functools.lru_cache(maxsize=1000)
-def _trial(kinds: tuple, rows: int, counts: tuple[int, ...], first: int) -> Trial[tuple[int, int]]:
-    """The trial that chooses (number of parts, bytes of a tile) for about `rows` rows and weights of these kinds."""
+def _trial(kinds: tuple, n_rows: int, counts: tuple[int, ...], first: int) -> Trial[tuple[int, int]]:
+    """The trial that chooses (number of parts, bytes of a tile) for about n_rows rows and weights of these kinds."""
     return Trial([(n, size) for size in TILES for n in counts], (first, TILES[1]))
 
 
@@ -82,18 +82,18 @@ _memory = threading.local()
 
 
 def _tile(values: np.ndarray, margin: int, whole: int, ordered: bool) -> np.ndarray:
-    """The widened values, (rows, count) -> (rows, whole), with at least `margin` columns of zeros on both sides.
+    """The widened values, (height, count) -> (height, whole), with at least `margin` columns of zeros on both sides.
 
     The next call on the same thread overwrites the result. ordered: the result is contiguous even if the values are
     transposed, because small kernels add the columns of a transposed array in a different order.
     """
-    rows, count = values.shape
+    height, count = values.shape
     memory = getattr(_memory, "floats", None)
-    if memory is None or memory.size < rows * whole:
-        memory = _memory.floats = np.empty(rows * whole, np.float32)
-    around = memory[: rows * whole]
+    if memory is None or memory.size < height * whole:
+        memory = _memory.floats = np.empty(height * whole, np.float32)
+    around = memory[: height * whole]
     in_order = ordered or values.strides[1] <= values.strides[0]
-    tile = around.reshape(rows, whole) if in_order else around.reshape(whole, rows).T
+    tile = around.reshape(height, whole) if in_order else around.reshape(whole, height).T
     tile[:, :margin] = 0
     tile[:, margin + count :] = 0
     widen(values, tile[:, margin : margin + count], around)

@@ -111,14 +111,14 @@ class Batch:
 
     def last_of(self, token: int) -> np.ndarray:
         """The row of the last occurrence of a token in each text, (B,). Raises NpformerError if a text lacks it."""
-        rows = np.flatnonzero(self.ids == token)
-        last = np.searchsorted(rows, np.cumsum(self.lengths)) - 1
-        if not rows.size or ((last < 0) | (rows[last] < self.first)).any():
+        found = np.flatnonzero(self.ids == token)
+        last = np.searchsorted(found, np.cumsum(self.lengths)) - 1
+        if not found.size or ((last < 0) | (found[last] < self.first)).any():
             raise NpformerError(
                 f"input_ids: expected token {token} at the end of each text, because the head reads its row; "
                 "a text has no such token"
             )
-        return rows[last]
+        return found[last]
 
     def filled(self, count: int) -> Batch:
         """The texts followed by zeros, `count` rows in total, so that products need not add rows themselves."""
@@ -137,9 +137,9 @@ class Batch:
         return split_rows(rows, self.lengths)
 
 
-def _within(rows: np.ndarray, first: int, end: int) -> np.ndarray:
+def _within(indices: np.ndarray, first: int, end: int) -> np.ndarray:
     """The row indices from first to end - 1, relative to first."""
-    return rows[(rows >= first) & (rows < end)] - first
+    return indices[(indices >= first) & (indices < end)] - first
 
 
 def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

@@ -109,8 +109,8 @@ def unpadded(
     types = [None] * len(ids) if token_types is None else [row[at] for row, at in zip(token_types, mask, strict=True)]
     if skips_masked:
         return [Text(row[at], each) for row, each, at in zip(ids, types, mask, strict=True)]
-    rows = zip(ids, types, positions(ids, uncounted), mask, strict=True)
-    return [Text(row[at], each, counted[at], np.flatnonzero(at)) for row, each, counted, at in rows]
+    padded = zip(ids, types, positions(ids, uncounted), mask, strict=True)
+    return [Text(row[at], each, counted[at], np.flatnonzero(at)) for row, each, counted, at in padded]
 
 
 def padded(texts: Sequence[np.ndarray], mask: np.ndarray) -> np.ndarray:

@@ -41,8 +41,8 @@ def same_bits(dtype: np.dtype) -> bool:
         for count, inner, columns in ((61, 70, 10), (600, 384, 384), (61, 1100, 768)):
             x, weight = (random.standard_normal(shape).astype(dtype) for shape in ((count, inner), (inner, columns)))
             whole = matmul(x, weight)
-            for rows in (slice(0, 1), slice(1, 6), slice(3, 17), slice(20, 45)):
-                if not np.array_equal(matmul(x[rows], weight), whole[rows]):
+            for part in (slice(0, 1), slice(1, 6), slice(3, 17), slice(20, 45)):
+                if not np.array_equal(matmul(x[part], weight), whole[part]):
                     return False
     return True
 
@@ -54,8 +54,8 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): the bits of an element depend neither on M nor on N."""
     if not has_kernel(a, b):
         return a @ b
-    rows = a.shape[-2]
-    return column_products(with_rows(a, kernel(a.dtype).rows(rows)), b)[..., :rows, :]
+    n_rows = a.shape[-2]
+    return column_products(with_rows(a, kernel(a.dtype).usable(n_rows)), b)[..., :n_rows, :]
 
 
 def row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -73,10 +73,10 @@ def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndar
     """a @ (b * scale), (..., M, K) and (..., K, N) -> (..., M, N): the bits of a column do not depend on N."""
     if not has_kernel(a, b):
         return a @ (b if scale == 1 else b * scale)
-    k, rows, columns = kernel(a.dtype), a.shape[-2], b.shape[-1]
-    if rows == 1 and not plain_products():
+    k, n_rows, columns = kernel(a.dtype), a.shape[-2], b.shape[-1]
+    if n_rows == 1 and not plain_products():
         return column_products(with_rows(a, 2), b, scale)[..., :1, :]
-    margin = GROUP if k.has_edges(rows) else 0
+    margin = GROUP if k.has_edges(n_rows) else 0
     room = k.span - 2 * margin if margin else columns
     products = []
     for start in range(0, columns, room):
@@ -145,15 +145,15 @@ class Columns(NamedTuple):
         last = self.plain.shape[-1] if last is None else min(last, self.plain.shape[-1])
         if last <= first or not has_kernel(a, self.plain):
             return a @ self.plain[..., first:last]
-        k, rows = kernel(a.dtype), a.shape[-2]
-        a = with_rows(a, k.rows(rows))
+        k, n_rows = kernel(a.dtype), a.shape[-2]
+        a = with_rows(a, k.usable(n_rows))
         lead = () if scratch is None else np.broadcast_shapes(a.shape[:-2], self.whole.shape[:-2])
 
         def product(start: int, width: int) -> np.ndarray:
             end = start + width + 2 * self.margin
             block = self.whole[..., start : end + -(end - start) % VECTOR]
             out = None if scratch is None else scratch.array(*lead, a.shape[-2], block.shape[-1])
-            return k.product(a, block, out)[..., :rows, self.margin : self.margin + width]
+            return k.product(a, block, out)[..., :n_rows, self.margin : self.margin + width]
 
         room = k.span - 2 * self.margin if self.margin else last - first
         if last - first <= room:
@@ -161,18 +161,18 @@ class Columns(NamedTuple):
         places = [(start, min(room, last - start)) for start in range(first, last, room)]
         if scratch is None:
             return np.concatenate([product(*place) for place in places], axis=-1)
-        joined = scratch.array(*lead, rows, last - first, part=1)
+        joined = scratch.array(*lead, n_rows, last - first, part=1)
         for start, width in places:
             joined[..., start - first : start - first + width] = product(start, width)
         return joined
 
 
-def in_columns(b: np.ndarray, rows: int) -> Columns:
-    """Lays out b for products with at most `rows` rows."""
+def in_columns(b: np.ndarray, n_rows: int) -> Columns:
+    """Lays out b for products with at most n_rows rows."""
     if b.dtype.char not in "fd" or not b.size:
         return Columns(b, b, 0)
     k = kernel(b.dtype)
-    margin = GROUP if k.has_edges(k.rows(rows)) else 0
+    margin = GROUP if k.has_edges(k.usable(n_rows)) else 0
     contiguous = b.strides[-1] == b.itemsize and b.shape[-1] % VECTOR == 0
     return Columns(b, b if contiguous and not margin else in_margins(b, margin, spare=VECTOR), margin)
 
@@ -182,11 +182,11 @@ def has_kernel(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and a.dtype.char in "fd" and a.size > 0 and b.size > 0
 
 
-def with_rows(a: np.ndarray, rows: int) -> np.ndarray:
-    """Appends rows of zeros to a, (..., M, K) -> (..., rows, K)."""
-    if rows == a.shape[-2]:
+def with_rows(a: np.ndarray, n_rows: int) -> np.ndarray:
+    """Appends rows of zeros to a, (..., M, K) -> (..., n_rows, K)."""
+    if n_rows == a.shape[-2]:
         return a
-    filled = np.empty((*a.shape[:-2], rows, a.shape[-1]), a.dtype)
+    filled = np.empty((*a.shape[:-2], n_rows, a.shape[-1]), a.dtype)
     filled[..., : a.shape[-2], :] = a
     filled[..., a.shape[-2] :, :] = 0
     return filled
@@ -235,6 +235,6 @@ def column_shares(widths: tuple[int, ...], index: int, of: int) -> list[slice]:
     ]
 
 
-def power(rows: int) -> int:
-    """The smallest power of two that is at least `rows`."""
-    return 1 << (rows - 1).bit_length()
+def power(n_rows: int) -> int:
+    """The smallest power of two that is at least n_rows."""
+    return 1 << (n_rows - 1).bit_length()

@@ -94,9 +94,9 @@ class Runner:
     ) -> list[A]:
         """The output for a single text. A trial decides whether threads share its rows or its products."""
 
-        def in_way(rows: bool) -> list[A]:
-            with self.cores(1 if rows else self.threads):
-                return work_on_long(self.threads) if rows else work([0])
+        def in_way(share_rows: bool) -> list[A]:
+            with self.cores(1 if share_rows else self.threads):
+                return work_on_long(self.threads) if share_rows else work([0])
 
         size = length.bit_length()
         trial = self._trials.setdefault(size, Trial((False, True), first=length >= LONG * self.threads))

@@ -2,7 +2,7 @@
 
 A BLAS chooses a kernel by the sizes of a product, and kernels add terms in different orders. OpenBLAS has these rules:
 
-* it computes one row with a matrix-vector routine, and certain numbers of rows with special kernels (`Kernel.rows`);
+* it computes one row with a matrix-vector routine, and certain numbers of rows with special kernels (`Kernel.usable`);
 * it computes columns that do not fill a vector with kernels that depend on the number of rows (so products are padded
   to a multiple of `VECTOR` columns);
 * it adds the first and last columns of each block of a wide product in a different order (`Kernel.edges`);
@@ -60,22 +60,22 @@ class Kernel:
 
     def means(self) -> str:
         """A description of the adjustments for reproducible bits."""
-        filled = "rows padded" if any(self.rows(count) != count for count in range(2, ROWS)) else ""
+        filled = "rows padded" if any(self.usable(count) != count for count in range(2, ROWS)) else ""
         again = "edge columns recomputed" if self._edges_from else ""
         cut = f"small sums split at {self.k_block_size} terms" if self.small else ""
         return ", ".join(filter(None, [filled, again, cut])) or "no adjustments"
 
     # --- rows and columns --------------------------------------------------------------------------------------------
 
-    def rows(self, count: int) -> int:
-        """The smallest usable row count that is at least `count`. A row has the same bits for all usable counts."""
-        while not self._good[count if count <= ROWS else ROWS + 1 + (count - ROWS - 1) % ROWS]:
-            count += 1
-        return count
+    def usable(self, n_rows: int) -> int:
+        """The smallest usable row count that is at least n_rows. A row has the same bits for all usable counts."""
+        while not self._good[n_rows if n_rows <= ROWS else ROWS + 1 + (n_rows - ROWS - 1) % ROWS]:
+            n_rows += 1
+        return n_rows
 
-    def has_edges(self, rows: int) -> bool:
-        """Whether a product with `rows` rows has edge columns."""
-        return 0 < self._edges_from <= rows
+    def has_edges(self, n_rows: int) -> bool:
+        """Whether a product with n_rows rows has edge columns."""
+        return 0 < self._edges_from <= n_rows
 
     @functools.lru_cache(maxsize=1000)  # noqa: B019 - one kernel per dtype lives as long as the process
     def edges(self, columns: int) -> list[slice]:
@@ -137,9 +137,9 @@ class Kernel:
         column, large = np.arange(len(places)), 2.0 ** (np.finfo(self.dtype).nmant + 1)
         b = np.zeros((inner, len(places) + -len(places) % VECTOR), self.dtype)
         b[places - FAR, column], b[places, column], b[places + FAR, column] = large, 1, -large
-        rows = -(-LARGE // (b.size * ROWS)) * ROWS
+        n_rows = -(-LARGE // (b.size * ROWS)) * ROWS
         with single_blas_thread():
-            sums = (np.ones((rows, inner), self.dtype) @ b)[0, : len(places)]
+            sums = (np.ones((n_rows, inner), self.dtype) @ b)[0, : len(places)]
         return places[sums == 1].tolist()
 
     def _small(self) -> int:
@@ -149,9 +149,9 @@ class Kernel:
         low, high = 1, LARGE // b.size
         a = self._irregular(high, len(b))
         while high - low > 1:  # `low` rows are added in one pass, `high` rows block by block
-            rows = (low + high) // 2
-            in_parts = sum(a[:rows, part] @ b[part] for part in parts)
-            low, high = (low, rows) if np.array_equal(a[:rows] @ b, in_parts) else (rows, high)
+            n_rows = (low + high) // 2
+            in_parts = sum(a[:n_rows, part] @ b[part] for part in parts)
+            low, high = (low, n_rows) if np.array_equal(a[:n_rows] @ b, in_parts) else (n_rows, high)
         return low * b.size if low > 1 else 0
 
     def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

@@ -253,7 +253,7 @@ class _Member:
         self.turn += 1
         slots[self.index] = arrays
         self.barrier.wait()
-        return [np.concatenate(rows) for rows in zip(*slots, strict=True)]
+        return [np.concatenate(parts) for parts in zip(*slots, strict=True)]
 
 
 _one_text = threading.Lock()  # two texts at once could each wait for a worker that the other occupies

@@ -47,20 +47,20 @@ FEW = 256  # up to this number of rows, gathering edge columns takes a large par
 def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
     """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared between threads.
 
-    out: arrays (kernel(x.dtype).rows(M), N) to write to; the results are views of them.
+    out: arrays (kernel(x.dtype).usable(M), N) to write to; the results are views of them.
     """
     if not all(has_kernel(x, weight) for weight in weights):
         return [x @ weight for weight in weights]
     if NarrowWeight in map(type, weights):
         return narrow_products(x, weights, out)
-    rows = len(x)
-    way = _way(x.dtype, rows, tuple([weight.shape for weight in weights]), plain_products(), threads_for_parts())
-    if way.rows != rows:
-        x = with_rows(x, way.rows)
-    products = list(out) if out else [np.empty((way.rows, weight.shape[1]), x.dtype) for weight in weights]
+    n_rows = len(x)
+    way = _way(x.dtype, n_rows, tuple([weight.shape for weight in weights]), plain_products(), threads_for_parts())
+    if way.n_rows != n_rows:
+        x = with_rows(x, way.n_rows)
+    products = list(out) if out else [np.empty((way.n_rows, weight.shape[1]), x.dtype) for weight in weights]
     panels = way.no_panels
     if way.paneled:
-        few = way.rows if rows <= MANY else 0
+        few = way.n_rows if n_rows <= MANY else 0
         panels = [_panels(weight, few) if can else None for weight, can in zip(weights, way.paneled, strict=True)]
 
     def part(index: int, of: int, small: bool) -> None:
@@ -74,27 +74,27 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
         of, small = each
         run_tasks([functools.partial(part, index, of, small) for index in range(of)], of)
 
-    trial = way.trial_of_panels if rows <= MANY and any(panels) else way.trial
+    trial = way.trial_of_panels if n_rows <= MANY and any(panels) else way.trial
     if trial is None:
         part(0, 1, False)
     else:
         trial.run(in_parts, way.nanoseconds)
-    return products if way.rows == rows else [product[:rows] for product in products]
+    return products if way.n_rows == n_rows else [product[:n_rows] for product in products]
 
 
 class _Way:
-    """The settings for products of `count` rows with weights of these shapes."""
+    """The settings for products of n_rows rows with weights of these shapes."""
 
-    def __init__(self, dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...]) -> None:
+    def __init__(self, dtype: np.dtype, n_rows: int, shapes: tuple[tuple[int, int], ...]) -> None:
         self.kernel = k = kernel(dtype)
-        self.rows = k.rows(count)
-        self.edges = k.has_edges(self.rows)
+        self.n_rows = k.usable(n_rows)
+        self.edges = k.has_edges(self.n_rows)
         self.no_panels: list[Panels | None] = [None] * len(shapes)
         paneled = [_may_have_panels(dtype, *shape) for shape in shapes]
         self.paneled = paneled if any(paneled) else []
         # A first guess. The time to read the weights counts little, because more cores do not shorten it.
-        self.nanoseconds = sum([inner * columns for inner, columns in shapes]) * (0.05 + 0.02 * count)
-        self._trial = functools.partial(_trial, shapes, power(self.rows), dtype.char, *part_counts(self.nanoseconds))
+        self.nanoseconds = sum([inner * columns for inner, columns in shapes]) * (0.05 + 0.02 * n_rows)
+        self._trial = functools.partial(_trial, shapes, power(self.n_rows), dtype.char, *part_counts(self.nanoseconds))
         self.widths = tuple([columns for _, columns in shapes])
 
     @functools.cached_property
@@ -107,19 +107,19 @@ class _Way:
 
 
 @functools.lru_cache(maxsize=1000)
-def _way(dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...], plain: bool, threads: int) -> _Way:
+def _way(dtype: np.dtype, n_rows: int, shapes: tuple[tuple[int, int], ...], plain: bool, threads: int) -> _Way:
     """plain, threads: the settings of the calling thread, on which a `_Way` depends."""
-    return _Way(dtype, count, shapes)
+    return _Way(dtype, n_rows, shapes)
 
 
 @functools.lru_cache(maxsize=1000)
 def _trial(
-    shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
+    shapes: tuple[tuple[int, ...], ...], n_rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
 ) -> Trial[tuple[int, bool]] | None:
-    """The trial of (number of parts, with panels or not) for about `rows` rows, or None if there is only one way."""
+    """The trial of (number of parts, with panels or not) for about n_rows rows, or None if there is only one way."""
     if len(counts) == 1 and not paneled:
         return None
-    guess = paneled and panels_pay(rows)
+    guess = paneled and panels_pay(n_rows)
     layouts = (guess,) if not paneled or _choice() else (False, True)
     return Trial([(n, panels) for panels in layouts for n in counts], (first, guess))
 
@@ -245,10 +245,10 @@ class Panels:
     def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
         """out = x @ weight[:, columns] for whole panels, summed over blocks in the same order as a large product."""
         some = slice(columns.start // PANEL, columns.stop // PANEL)
-        for rows, count in _few_at_a_time(len(x), few_rows()):
-            y = out[rows].reshape(-1, count, some.stop - some.start, PANEL).transpose(2, 0, 1, 3)
+        for part, count in _few_at_a_time(len(x), few_rows()):
+            y = out[part].reshape(-1, count, some.stop - some.start, PANEL).transpose(2, 0, 1, 3)
             for block, panels in self.blocks:
-                terms = x[rows, block].reshape(y.shape[1], count, -1)
+                terms = x[part, block].reshape(y.shape[1], count, -1)
                 if block.start == 0:
                     np.matmul(terms, panels[some, None], out=y)
                 else:
@@ -269,22 +269,22 @@ class Panels:
 
 
 @functools.lru_cache(maxsize=1000)
-def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
-    """Slices of `rows` rows, each with the number of rows of its products: at most `few`, and 1 only if `rows` is 1."""
-    if rows <= few:
-        return [(slice(0, rows), rows)]
+def _few_at_a_time(n_rows: int, few: int) -> list[tuple[slice, int]]:
+    """Slices of n_rows rows, each with the number of rows of its products: at most `few`, and 1 only if n_rows is 1."""
+    if n_rows <= few:
+        return [(slice(0, n_rows), n_rows)]
     count = (few - 1) // 4 * 4  # kernels process rows in groups of four
-    last = rows % count + (count if rows % count == 1 else 0)
-    return [(slice(0, rows - last), count), (slice(rows - last, rows), last)][: 2 if last else 1]
+    last = n_rows % count + (count if n_rows % count == 1 else 0)
+    return [(slice(0, n_rows - last), count), (slice(n_rows - last, n_rows), last)][: 2 if last else 1]
 
 
 def _may_have_panels(dtype: np.dtype, inner: int, columns: int) -> bool:
     return dtype.char == "f" and columns >= PANEL and inner * columns >= 2**16
 
 
-def _panels(weight: np.ndarray, rows: int) -> Panels | None:
-    """The panels of a weight that is used repeatedly, made if `panels_pay(rows)`. rows: 0 means many rows."""
-    return _laid_out([weight], "panels", lambda: Panels(weight) if rows and panels_pay(power(rows)) else None)
+def _panels(weight: np.ndarray, n_rows: int) -> Panels | None:
+    """The panels of a weight that is used repeatedly, made if `panels_pay(n_rows)`. n_rows: 0 means many rows."""
+    return _laid_out([weight], "panels", lambda: Panels(weight) if n_rows and panels_pay(power(n_rows)) else None)
 
 
 @functools.lru_cache(maxsize=1)
@@ -303,7 +303,7 @@ def _choice() -> str | None:
 
 
 @functools.lru_cache(maxsize=10)
-def panels_pay(rows: int) -> bool:
+def panels_pay(n_rows: int) -> bool:
     """Tests whether panels are worth their memory for 2, 4, 8 ... or MANY rows.
 
     The test uses a weight that stays in the cache. Once panels exist, the trial of each product decides.
@@ -312,7 +312,7 @@ def panels_pay(rows: int) -> bool:
         return False
     if _choice() == "1":
         return True
-    x, weight, product = (np.ones(shape, np.float32) for shape in ((rows, 384), (384, 1536), (rows, 1536)))
+    x, weight, product = (np.ones(shape, np.float32) for shape in ((n_rows, 384), (384, 1536), (n_rows, 1536)))
     panels = Panels(weight)
     with single_blas_thread():
         plain = min(_seconds(lambda: np.matmul(x, weight, out=product)) for _ in range(5))
