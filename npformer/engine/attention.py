@@ -116,7 +116,7 @@ def masked_attention(
     in one array. Many queries are computed in blocks, if nothing is added to the scores. A block omits the keys before
     the first and after the last key to which any of its queries may attend.
     """
-    square = mask.dtype == bool and mask.shape[-2:] == (q.shape[-2], k.shape[-2])
+    square = mask.shape[-2:] == (q.shape[-2], k.shape[-2])
     if q.shape[-2] > QUERIES and square and add is None and not listening():
         return _in_blocks(q, k, v, mask)
     scores = _by_group(inner_products_in_room, q, k)  # q @ k.mT
