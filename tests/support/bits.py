@@ -11,7 +11,7 @@ def alike(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two results of one computation are equal, bit for bit.
 
     If no method for the same bits is known for this BLAS, they only need to be equal up to rounding.
-    `tests/runtime/test_same_bits.py` lists the kernels for which a method must be known.
+    `tests/engine/runtime/test_same_bits.py` lists the kernels for which a method must be known.
     """
     if products.same_bits(a.dtype):
         return np.array_equal(a, b)

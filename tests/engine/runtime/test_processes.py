@@ -17,7 +17,7 @@ pytestmark = pytest.mark.numbers
 
 def run_python(code: str) -> tuple[int, str]:
     """Runs a program with a model in its own process; returns exit code and output."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     path = f"import sys; sys.path[:0] = [{str(root)!r}]\n"
     command = [sys.executable, "-c", path + PRELUDE + code]
     done = subprocess.run(

@@ -217,13 +217,13 @@ def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> 
     folder = tiny.folder(tmp_path / "model", "bert")
     task = npformer.pipeline("text-classification", folder)
     expected = task(TEXTS)
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     code = (
         f"import sys; sys.path[:0] = [{str(root)!r}]\n"
         "import multiprocessing\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
         "import npformer\n"
-        "from tests.runtime.test_held import TEXTS, answers_of, answers_with\n"
+        "from tests.engine.runtime.test_held import TEXTS, answers_of, answers_with\n"
         "if __name__ == '__main__':\n"
         f"    task = npformer.pipeline('text-classification', {str(folder)!r})\n"
         "    expected = task(TEXTS)\n"
@@ -249,11 +249,11 @@ def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> 
 def test_calls_in_constant_memory() -> None:
     """After some calls to warm up, the process grows by at most a few hundred kilobytes in any number of calls."""
     calls = int(os.environ.get("NPFORMER_TEST_CALLS", "500"))
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     code = (
         f"import sys; sys.path[:0] = [{str(root)!r}]\n"
         "from pathlib import Path\n"
-        "from tests.runtime.test_held import TEXTS, made\n"
+        "from tests.engine.runtime.test_held import TEXTS, made\n"
         "pages = lambda: int(Path('/proc/self/statm').read_text().split()[1])\n"
         "task = made()\n"
         "for _ in range(300): task(TEXTS)\n"

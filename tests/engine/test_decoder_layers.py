@@ -38,7 +38,7 @@ from tests.support.seq2seq_models import random_model
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
-DATA = Path(__file__).parent / "golden" / "seq2seq"
+DATA = Path(__file__).parents[1] / "golden" / "seq2seq"
 TRANSFORMERS = ["transformer", "transformer-pre-norm"]
 Weights = dict[str, np.ndarray]  # flat
 

@@ -338,7 +338,7 @@ def test_the_blas_is_described() -> None:
 @pytest.mark.slow
 def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
     """The answers of several threads, and of a later run, differ only by rounding; the process warns only once."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     code = (
         f"import sys; sys.path[:0] = [{str(root)!r}]\n"
         "sys.modules['threadpoolctl'] = None  # as if it were not installed\n"
