@@ -26,12 +26,12 @@ from npformer.plain.formulas import (
 )
 
 
-def no_past(n_layers, n_kv_heads, d_head):
-    """The cache before the first token of one text: a pair of empty arrays (G, 0, K) for each layer.
+def no_past(n_layers, n_kv_heads, d_head, batch=()):
+    """The cache before the first token: a pair of empty arrays (*batch, G, 0, K) for each layer.
 
     They are float16: joined with keys and values of any NumPy float dtype, the result has that dtype.
     """
-    empty = np.zeros((n_kv_heads, 0, d_head), np.float16)
+    empty = np.zeros((*batch, n_kv_heads, 0, d_head), np.float16)
     return [(empty, empty)] * n_layers
 
 

@@ -5,6 +5,7 @@
 
 import numpy as np
 
+from npformer.plain.decoding import no_past
 from npformer.plain.formulas import (
     causal_mask,
     combine_heads,
@@ -87,15 +88,9 @@ def rotary_attention_backward(grad, x, mask, n_heads, angles, query, key, value,
     return grouped_query_attention_backward(grad, x, mask, (n_heads, n_heads), angles, query, key, value, output)
 
 
-def no_earlier(x, n_kv_heads, cos, sin):
-    """The keys and values of no earlier tokens, two (..., G, 0, K), for x (..., L, D) and cos (L, K / 2)."""
-    empty = np.zeros((*x.shape[:-2], n_kv_heads, 0, 2 * cos.shape[-1]), x.dtype)
-    return empty, empty
-
-
 def llama_layer_backward(grad, x, mask, heads, angles, activation, eps, attention, attention_norm, ffn, ffn_norm):
     """dx and the gradients of the layer, for `llama_layer` without earlier tokens."""
-    past = no_earlier(x, heads[1], *angles)
+    [past] = no_past(1, heads[1], 2 * angles[0].shape[-1], x.shape[:-2])
     normed = rms_norm(x, **attention_norm, eps=eps)
     attended, _ = grouped_query_attention(normed, past, mask, heads, angles, **attention)
     y = x + attended
@@ -115,8 +110,8 @@ def llama_backward(
     angles = rotary_angles(positions, frequencies, magnitude)
     sizes = (causal_mask(ids.shape[-1]), heads, angles, activation, eps)
     xs = [embedding(ids, **embeddings["token"])]
-    for layer in layers:
-        x, _ = llama_layer(xs[-1], no_earlier(xs[-1], heads[1], *angles), *sizes, **layer)
+    for layer, past in zip(layers, no_past(len(layers), heads[1], 2 * angles[0].shape[-1], ids.shape[:-1])):
+        x, _ = llama_layer(xs[-1], past, *sizes, **layer)
         xs.append(x)
     d_normed, d_head = linear_backward(grad, rms_norm(xs[-1], **norm, eps=eps), **head["output"])
     dx, d_norm = rms_norm_backward(d_normed, xs[-1], **norm, eps=eps)
