@@ -1,4 +1,4 @@
-"""Work in cache-sized blocks, shared between threads: activations over elements, attention over heads."""
+"""Work in cache-sized parts, shared between threads: activations in blocks of elements, attention in tiles."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from npformer.engine.taps import listening, spare
 BLOCK = 1 << 16
 SCORES = 1 << 16  # scores in a tile: few enough to stay in the cache of a core for all steps of softmax
 
-Formula = Callable[[np.ndarray, np.ndarray], None]
+Elementwise = Callable[[np.ndarray, np.ndarray], None]
 Tile = tuple[slice, slice]  # some texts of equal lengths, and some of their heads
 
 
-def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+def in_blocks(formula: Elementwise, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """Computes y block by block with formula(x, y), which writes to y. y is a new array or `out`, which may be x."""
     x = np.asarray(x, order="C")
     y = out if out is not None and out.flags.c_contiguous else np.empty_like(x)
