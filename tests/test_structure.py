@@ -322,6 +322,17 @@ def test_files_are_short() -> None:
     assert {path: count for path, count in lines.items() if count > LONGEST} == {}
 
 
+def test_functions_of_the_maths_have_few_arguments() -> None:
+    """At most eight. Arrays and options that belong together are an object."""
+    maths = [path for name, path in MODULES.items() if name.startswith(("npformer.engine", "npformer.families"))]
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in maths}
+    found = [
+        (path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+    ]
+    counts = {f"{path.stem}.{node.name}": len([*node.args.args, *node.args.kwonlyargs]) for path, node in found}
+    assert {name: count for name, count in counts.items() if count > 8} == {}
+
+
 def test_every_module_describes_itself() -> None:
     """A module's docstring describes its content. It is the first statement, so only the beginning of a file is
     read."""
