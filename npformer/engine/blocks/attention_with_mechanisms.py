@@ -53,8 +53,7 @@ class AttentionWithMechanisms(PackedAttention):
         return self.attend(q, k, v) if self.cache is None else self.cache.attend(q, k, v, self)
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, earlier: int = 0) -> np.ndarray:
-        """The attention of queries and keys after `turn`. earlier: number of keys before those of this pass, of one
-        text."""
+        """The attention of queries and keys after `turn`. earlier: number of keys before this pass, for one text."""
         if not earlier:
             return super().__call__(q, k, v)
         places = self.places and (self.places[0], np.arange(len(k)))
