@@ -112,7 +112,7 @@ def diagnose(
         if (theirs := case.untransposed()) is not comparison.theirs:
             case = _Case(golden, replace(comparison, theirs=theirs), model, findings, progress)
         notes = tuple(each for each in theirs.notes if each not in comparison.theirs.notes)
-        return replace(case.diagnosis([row.stage for row in rows]), notes=notes)
+        return replace(case.diagnosis([row.stage for row in rows]), notes=notes).edited(model, golden, case.right)
 
 
 def check_model(golden: Golden, model: Model | Seq2Seq) -> None:

@@ -6,8 +6,11 @@ import re
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import isclose
+from typing import Any
 
+from npformer.golden.format import Golden
 from npformer.golden.mistake import Mistake
+from npformer.golden.page_edits import Causes, edits_of_model
 from npformer.golden.port import Port
 from npformer.golden.weights import Finding
 
@@ -72,6 +75,7 @@ class Diagnosis:
     where: str = ""  # the heads, rows and columns that differ, such as "head 2, row 70 of text 1"; "" if all do
     problem: str = ""  # why the stage could not be compared
     notes: tuple[str, ...] = ()  # layouts recognized by the diagnosis
+    edits: Causes | None = None  # edits of the model's page that give the values, if no known mistake does
 
     @property
     def lies_earlier(self) -> bool:
@@ -87,6 +91,13 @@ class Diagnosis:
         """The names of all certain causes: training mode, weights, then other mistakes, best first."""
         found = [*([TRAINING] if self.training else []), *(each.cause for each in self.weights)]
         return list(dict.fromkeys([*found, *(fit.mistake.name for fit in self.fits if fit.certain)]))
+
+    def edited(self, model: Any, golden: Golden, port: Port) -> Diagnosis:
+        """Returns the diagnosis of a stage that no known mistake explains with the edits of the page that do."""
+        if self.causes or self.lies_earlier:
+            return self
+        found = edits_of_model(model, golden.inputs, port.given, port.budgets)
+        return replace(self, edits=found) if found.stage == self.stage else self
 
     def __str__(self) -> str:
         lines = [f"weights: {finding} ({finding.cause})" for finding in self.weights]
@@ -129,6 +140,8 @@ class Diagnosis:
                 lines.append(f"    with it, {left}; it explains {fit.explained:.0%} of the error")
         if not self.fits:
             lines.append("  no known mistake gives your values")
+        if self.edits is not None and self.edits.causes:
+            lines += [f"  {line}" for line in str(self.edits).splitlines()]
         certain = any(fit.certain for fit in self.fits)
         if self.where and not certain:
             lines.append(f"  only these values differ: {self.where}")

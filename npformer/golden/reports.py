@@ -46,7 +46,8 @@ def _fault(diagnosis: Diagnosis) -> dict[str, Any]:
         for fit in diagnosis.fits
     ]
     told = {"stage": diagnosis.stage, "lies_earlier": diagnosis.lies_earlier, "where": diagnosis.where}
-    return told | {"fits": fits}
+    edits = [asdict(each) for each in diagnosis.edits.causes] if diagnosis.edits else []
+    return told | {"fits": fits, "edits": edits}
 
 
 def _finite(value: Any) -> Any:

@@ -18,26 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from npformer.golden.page_edits.instrumented import OF_FUNCTION, STAGES, WHOLE
 from npformer.plain.formulas import combine_heads
 from npformer.plain.pages import PAGES, answers
-
-#: Name of a variable -> stages, where they differ. A rotated query is the query that attention splits into heads.
-STAGES = {
-    "total": ("sum",),
-    "tokens": ("token",),
-    "activated": ("activation",),
-    "query_rotated": ("query_rotated", "query_heads"),
-    "key_rotated": ("key_rotated", "key_heads"),
-}
-#: Function and variable -> stage, for functions whose weights come in a dict of several groups.
-OF_FUNCTION = {
-    ("predict_words", "activated"): "head.activation",
-    ("transform", "activated"): "head.activation",
-    ("find_replaced", "activated"): "head.activation",
-    ("translate", "scaled"): "head.scaled",
-}
-#: Stages of a whole model.
-WHOLE = {"pooled", "logits", "start_logits", "end_logits"}
 
 
 class Recorder(ast.NodeTransformer):

@@ -1,0 +1,96 @@
+"""The edits of a loaded model's page that explain a port."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint import tree as layout
+from npformer.golden.page_edits.causes import Cause, Causes
+from npformer.golden.page_edits.fitting import SECONDS, explain
+from npformer.plain.pages import functions_of, names, page_of, text_of
+from npformer.plain.sizes import bind
+from npformer.plain.source import standalone_model
+
+LARGEST = 1 << 18  # numbers in a text's hidden states, times layers; larger models take seconds for each edit
+
+
+def edits_of_model(
+    model: Any, texts: Sequence[Any], theirs: Mapping[str, Sequence[np.ndarray]], budgets: Mapping[str, float],
+    seconds: float = SECONDS,
+) -> Causes:  # fmt: skip
+    """Finds the edits of a model's page that give another program's values of its first wrong stage.
+
+    Parameters
+    ----------
+    model : a loaded model
+    texts : the texts that both programs read; for an encoder-decoder, pairs of source and target
+    theirs : stage -> the other program's arrays, one for each text, without padding
+    budgets : stage -> the largest difference that rounding explains
+    seconds : float, the most processor time to search
+
+    Returns
+    -------
+    Causes, none for a model that is too large to search, with the file and line of each page
+    """
+    sizes = model.config.d_model * max(len(each[0] if isinstance(each, tuple) else each) for each in texts)
+    if sizes * model.config.n_layers > LARGEST:
+        return Causes("", [], 0, False)
+    flat = {name: np.asarray(each, np.float64) for name, each in layout.flat_arrays(model.weights).items()}
+    tree = layout.unflatten(flat)
+    source = standalone_model(model)[0].partition("\n\n\ndef nested(")[0]
+    found = explain(source, [partial(_run, model.config, tree, text) for text in texts], theirs, budgets, seconds)
+    lines = source.splitlines()
+    return replace(found, causes=[_on_page(each, lines) for each in found.causes])
+
+
+def _run(config: Any, tree: Any, text: Any, module: ModuleType) -> None:
+    """Runs a text on the functions of an edited page."""
+    functions = functions_of(page_of(config), config, tree)
+    rows, head = (_own(bind(each, config, tree, text), module) for each in functions)
+    found = rows()
+    x, *others = found if isinstance(found, tuple) else (found,)
+    head(x, **({"source": others[0]} if "source" in inspect.signature(head.func).parameters else {}))
+
+
+def _own(bound: Any, module: ModuleType) -> partial[Any]:
+    """A function of `npformer.plain` as that of the module, with its functions as arguments."""
+    given = {
+        name: vars(module).get(value.__name__, value) if isinstance(value, FunctionType) else value
+        for name, value in bound.keywords.items()
+    }
+    function: Callable[..., Any] = vars(module)[bound.func.__name__]
+    return partial(function, *bound.args, **given)
+
+
+def _on_page(cause: Cause, lines: Sequence[str]) -> Cause:
+    """The cause with the page's file and line, found by the function's text."""
+    text = lines[cause.line - 1]
+    for page, line in _places(cause.function):
+        own = text_of(page).splitlines()
+        end = next((i for i in range(line, len(own)) if own[i][:1] not in ("", " ", ")", "#")), len(own))
+        for i in range(line - 1, end):
+            if own[i] == text:
+                return replace(cause, page=f"npformer/plain/{page}.py", line=i + 1)
+    return cause
+
+
+@lru_cache(maxsize=256)
+def _places(function: str) -> tuple[tuple[str, int], ...]:
+    """The pages that define a function, and the lines."""
+    found = []
+    for page in names():
+        text = text_of(page)
+        if f"def {function}(" in text:
+            tree = ast.parse(text)
+            found += [
+                (page, each.lineno) for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == function
+            ]
+    return tuple(found)

@@ -1,0 +1,217 @@
+"""The edits: each replaces one expression of a function by a text, the commonest mistakes of ports first."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+#: Kinds of edits, the commonest mistake first. Causes are ranked in this order.
+KINDS = (
+    "left out", "another size", "another name", "exchanged", "another function", "another axis",
+    "another operation", "off by one", "another order", "another value", "another layout", "rounded",
+)  # fmt: skip
+#: Functions that ports confuse.
+SIBLINGS = (
+    ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "np.tanh"),
+    ("layer_norm", "rms_norm"),
+    ("np.cos", "np.sin"),
+    ("np.floor", "np.ceil", "np.round"),
+    ("np.maximum", "np.minimum"),
+    ("causal_mask", "full_mask"),
+)
+OPERATIONS: dict[type[ast.operator], tuple[str, ...]] = {
+    ast.Add: ("({l}) - ({r})", "({l}) * ({r})", "2 * ({l}) + ({r})", "({l}) + 2 * ({r})"),
+    ast.Sub: ("({l}) + ({r})", "({r}) - ({l})"),
+    ast.Mult: ("({l}) / ({r})", "({l}) + ({r})", "({l}) * (1 + ({r}))"),
+    ast.Div: ("({l}) * ({r})", "({l}) / ({r}) ** 2", "({r}) / ({l})"),
+    ast.Pow: ("({l}) ** -({r})",),
+    ast.FloorDiv: ("({l}) // (2 * ({r}))", "({l}) // ({r}) - 1", "({l}) // ({r}) + 1"),
+    ast.MatMult: ("({l}).mT @ ({r})",),
+}
+REVERSED: dict[type[ast.cmpop], tuple[str, ...]] = {
+    ast.Lt: ("<=", ">", ">="), ast.LtE: ("<", ">="), ast.Gt: (">=", "<", "<="), ast.GtE: (">", "<="),
+}  # fmt: skip
+#: Values that ports give small and other numbers.
+EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
+
+
+class Edit(NamedTuple):
+    """An edit: an expression's place in the text of a function, the text that replaces it, and its kind."""
+
+    node: ast.expr
+    text: str
+    kind: str
+
+    @property
+    def rank(self) -> int:
+        return KINDS.index(self.kind)
+
+
+def edits(function: ast.FunctionDef, statements: Iterable[ast.stmt], known: Iterable[str]) -> Iterator[Edit]:
+    """Yields the edits of some statements of a function. known: the names of all functions of its page."""
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    stored = [each for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
+    scope = list(dict.fromkeys([*(each.arg for each in arguments), *(each.id for each in stored)]))
+    seen = set()
+    for statement in statements:
+        value = getattr(statement, "value", None) or getattr(statement, "iter", None)
+        if not isinstance(value, ast.expr):
+            continue
+        for node in ast.walk(value):
+            if not isinstance(node, ast.expr) or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+                continue
+            if isinstance(node, ast.Slice | ast.Starred):
+                continue
+            own = ast.unparse(node)
+            for kind, text in _of_node(node, scope, set(known)):
+                try:
+                    text = ast.unparse(ast.parse(text, mode="eval"))
+                except SyntaxError:  # such as the slice of a subscript alone
+                    continue
+                place = (node.lineno, node.col_offset, node.end_col_offset, text)
+                if text != own and place not in seen:
+                    seen.add(place)
+                    yield Edit(node, text, kind)
+
+
+def _of_node(node: ast.expr, scope: list[str], known: set[str]) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.BinOp):
+        yield from _of_operation(node)
+    elif isinstance(node, ast.Call):
+        yield from _of_call(node, known)
+    elif isinstance(node, ast.Name) and node.id in scope:
+        yield from (("another name", each) for each in scope if each != node.id)
+        yield "rounded", f"_float16({node.id})"
+        yield "rounded", f"_bfloat16({node.id})"
+        yield "another layout", f"{node.id}.mT"
+        yield from (("off by one", f"({node.id} {sign} 1)") for sign in "+-")
+    elif isinstance(node, ast.Constant):
+        yield from _of_constant(node.value)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield "left out", ast.unparse(node.operand)
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+        yield from (("another operation", f"{left} {sign} {right}") for sign in REVERSED.get(type(node.ops[0]), ()))
+    elif isinstance(node, ast.Subscript):
+        yield from _of_subscript(node)
+    elif isinstance(node, ast.Attribute) and node.attr in ("mT", "T"):
+        yield "left out", ast.unparse(node.value)
+    elif isinstance(node, ast.Tuple | ast.List):
+        items = [ast.unparse(each) for each in node.elts]
+        for a, b in combinations(range(len(items)), 2):
+            yield "exchanged", f"[{', '.join(_swapped(items, a, b))}]"
+    if isinstance(node, ast.Attribute | ast.Subscript) and "shape" not in ast.unparse(node):
+        yield "another layout", f"({ast.unparse(node)}).T"
+
+
+def _of_operation(node: ast.BinOp) -> Iterator[tuple[str, str]]:
+    left, right = ast.unparse(node.left), ast.unparse(node.right)
+    yield "left out", left
+    yield "left out", right
+    for text in OPERATIONS.get(type(node.op), ()):
+        yield "another operation", text.format(l=left, r=right)
+    if isinstance(node.op, ast.Add) and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mult):
+        yield "another order", f"({ast.unparse(node.left.left)} + {right}) * {ast.unparse(node.left.right)}"
+    if isinstance(node.op, ast.MatMult):  # products of heads divided by the root of their width, or not
+        for size in ("math.sqrt(({}).shape[-1])", "({}).shape[-1]", "math.sqrt(({}).shape[-2])"):
+            yield "another size", f"({left} @ {right}) / {size.format(left)}"
+            yield "another size", f"({left} @ {right}) * {size.format(left)}"
+        yield "rounded", f"_float16({left}) @ _float16({right})"
+        yield "rounded", f"_bfloat16({left}) @ _bfloat16({right})"
+
+
+def _of_call(node: ast.Call, known: set[str]) -> Iterator[tuple[str, str]]:
+    name, arguments = ast.unparse(node.func), [ast.unparse(each) for each in node.args]
+    keywords = [
+        f"{each.arg}=" * bool(each.arg) + "**" * (not each.arg) + ast.unparse(each.value) for each in node.keywords
+    ]
+
+    def call(function: str, given: list[str], named: list[str] = keywords) -> str:
+        return f"{function}({', '.join([*given, *named])})"
+
+    own = call(name, arguments)
+    if arguments:
+        yield "left out", arguments[0]
+        yield "another value", call(name, [own, *arguments[1:]])  # applied twice
+    if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) not in ("np", "math"):
+        yield "left out", ast.unparse(node.func.value)
+    if name in ("math.sqrt", "np.sqrt"):
+        yield "another size", f"({arguments[0]}) ** 2"
+        yield from _root(node.args[0])
+    for family in SIBLINGS:
+        if name in family:
+            for other in family:
+                if other != name and (other in known or other.startswith(("np.", "quick"))):
+                    yield "another function", call(other, arguments)
+    for a, b in combinations(range(len(arguments)), 2):
+        yield "exchanged", call(name, _swapped(arguments, a, b))
+    for i, each in enumerate(keywords):
+        if each.startswith(("axis=", "eps=")):
+            yield "left out", call(name, arguments, keywords[:i] + keywords[i + 1 :])
+        if each == "axis=-1":
+            yield "another axis", call(name, arguments, [*keywords[:i], "axis=-2", *keywords[i + 1 :]])
+            yield "another axis", call(name, arguments, [*keywords[:i], "axis=None", *keywords[i + 1 :]])
+    yield from _of_method(node, name, arguments, keywords)
+
+
+def _root(inside: ast.expr) -> Iterator[tuple[str, str]]:
+    """eps added outside the root."""
+    if isinstance(inside, ast.BinOp) and isinstance(inside.op, ast.Add):
+        left, right = ast.unparse(inside.left), ast.unparse(inside.right)
+        yield "another order", f"(np.sqrt({left}) + {right})"
+
+
+def _of_method(node: ast.Call, name: str, arguments: list[str], keywords: list[str]) -> Iterator[tuple[str, str]]:
+    of, _, method = name.rpartition(".")
+    rest = ", ".join([*arguments, *keywords])
+    for pair in (("mean", "sum"), ("max", "min"), ("sum", "max"), ("sum", "mean"), ("var", "std")):
+        if method == pair[0]:
+            yield "another function", f"{of}.{pair[1]}({rest})"
+    if method == "repeat" and "axis=-3" in keywords:
+        yield "another layout", f"np.tile({of}, ({arguments[0]}, 1, 1))"
+    if method == "var":
+        yield "another value", f"{of}.var({rest}, ddof=1)"
+    if method == "swapaxes" and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
+        shape = node.func.value.args
+        if len(shape) >= 3:
+            ends = ", ".join([*map(ast.unparse, shape[:-2]), ast.unparse(shape[-1]), ast.unparse(shape[-2])])
+            base = ast.unparse(node.func.value.func)
+            yield "another layout", f"np.moveaxis({base}({ends}), -1, -3)"  # neighbouring columns to different heads
+    if name == "np.split":
+        yield "another layout", f"({arguments[0]}[..., ::2], {arguments[0]}[..., 1::2])"
+
+
+def _of_constant(value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, bool):
+        yield "another value", repr(not value)
+    elif isinstance(value, int):
+        yield from (("off by one", repr(value + step)) for step in (1, -1))
+        yield from (("another value", repr(each)) for each in (2 * value, value + 2))
+    elif isinstance(value, float):
+        near = EPSILONS if 0 < value < 1e-2 else (2 * value, value / 2, 1.0, 0.0)
+        yield from (("another value", repr(each)) for each in near)
+
+
+def _of_subscript(node: ast.Subscript) -> Iterator[tuple[str, str]]:
+    base = ast.unparse(node.value)
+    last = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) else node.slice
+    if isinstance(last, ast.Slice):
+        upper = ast.unparse(last.upper) if last.upper else ""
+        lower = ast.unparse(last.lower) if last.lower else ""
+        start = "..., " if isinstance(node.slice, ast.Tuple) else ""
+        if upper and not lower:
+            yield "another layout", f"{base}[{start}-({upper}):]"
+    if isinstance(node.slice, ast.Tuple):
+        items = [ast.unparse(each) for each in node.slice.elts]
+        for a, b in combinations(range(len(items)), 2):
+            yield "exchanged", f"{base}[{', '.join(_swapped(items, a, b))}]"
+        if items[-2:] == ["0", ":"]:
+            yield "another axis", f"{base}[{', '.join(items[:-2])}, :, :].mean(axis=-2)"
+
+
+def _swapped(items: list[str], a: int, b: int) -> list[str]:
+    items = list(items)
+    items[a], items[b] = items[b], items[a]
+    return items
