@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 
@@ -120,6 +121,14 @@ def test_a_search_without_time_says_that_it_was_cut() -> None:
     assert found.was_cut
     assert found.cause is None
     assert "the search was cut short" in str(found)
+
+
+def test_a_cause_that_may_not_be_the_only_one_is_not_stated_alone() -> None:
+    found = of_page("mixed = kept @ v", "mixed = kept @ k")
+    assert str(found).startswith("this edit of the page gives your values:")
+    cut = replace(found, was_cut=True)
+    assert cut.cause is None
+    assert str(cut).startswith("an edit that gives your values:")
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,9 @@ class Causes:
         if not self.causes:
             lines = [f"no edit of the page gives your values ({self.tried} tried)"]
         else:
-            head = (
-                "this edit of the page gives your values"
-                if len(self.causes) == 1
-                else "one of these edits of the page gives your values"
-            )
+            head = "one of these edits of the page gives your values"
+            if len(self.causes) == 1:
+                head = "this edit of the page gives your values" if self.cause else "an edit that gives your values"
             lines = [f"{head}:"]
         for each in self.causes[:SHOWN]:
             lines.append(f"  {each.page}:{each.line}, {each.function}")
