@@ -22,14 +22,14 @@ from npformer.common.halves import HALVES, half
 from npformer.engine.runtime.threads import single_blas_thread
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, StageError, compare
-from npformer.golden.diagnosis import Diagnosis, Fit, nearest, together
+from npformer.golden.diagnosis import ROUNDED, Diagnosis, Fit, nearest, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
 from npformer.golden.graph import HEAD, block_of, matches, parents, parted, span
 from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes import GENERAL, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
-from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
+from npformer.golden.mistakes.general import RENAMED, names_of, said_of
 from npformer.golden.mistakes.precision import HALF, held, held_before
 from npformer.golden.mistakes.rows import made_in_rows, where_wrong, wrong_rows
 from npformer.golden.names import Theirs
@@ -37,7 +37,7 @@ from npformer.golden.not_finite import overflow, scores_of, where_not_finite
 from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.transposed import maps, untransposed
-from npformer.golden.ways import computed, cut
+from npformer.golden.ways import computed, cut, share_explained
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
 
@@ -112,7 +112,7 @@ def diagnose(
         if (theirs := case.untransposed()) is not comparison.theirs:
             case = _Case(golden, replace(comparison, theirs=theirs), model, findings, progress)
         notes = tuple(each for each in theirs.notes if each not in comparison.theirs.notes)
-        return replace(case.diagnosis([row.stage for row in rows]), notes=notes).edited(model, golden, case.right)
+        return replace(case.diagnosis([row.stage for row in rows]), notes=notes).searching(model, golden, case.right)
 
 
 def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
@@ -396,11 +396,11 @@ class _Case:
             mistakes = [each for each in mistakes if each.name in self.promising]
         tried, promising = [], set[str]()
         for mistake, way, wrong, made in computed(self.forward, mistakes, port, self.progress):
-            explained = _explained(port, made, texts, budget)
+            explained = share_explained(port, made, texts, budget)
             if explained > 1 - HALVED:
                 distance = largest_error([made[i] for i in texts], theirs)
                 tried.append((distance, explained, mistake, way, wrong, made))
-            if _explained(port, made, some, budget) > 1 - HALVED:
+            if share_explained(port, made, some, budget) > 1 - HALVED:
                 promising.add(mistake.name)
         if some and largest_error([port.theirs[i] for i in some], [port.rightly[i] for i in some]) > budget:
             self.promising = promising
@@ -413,7 +413,8 @@ class _Case:
             )
             if certain or explained >= EXPLAINED:
                 found.append((Fit(mistake, way, distance / allowed, explained, certain), wrong))
-        return found
+        order = {id(each[4]): i for i, each in enumerate(tried)}  # of two that fit, the commoner comes first
+        return sorted(found, key=lambda each: (max(each[0].budgets, ROUNDED), order[id(each[1])]))
 
     def looked_at(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         return [arrays[i] for i in self.texts]
@@ -438,13 +439,3 @@ class _Case:
         """Returns the error budget of a stage with a mistake, whose values may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
-
-
-def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:
-    """Returns the share of the error on these texts that `made` explains; 0 without an error or a change."""
-    theirs, rightly, own = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly, made))
-    if not texts or not all(np.isfinite(array).all() for array in own):
-        return 0.0
-    if largest_error(own, rightly) <= budget or largest_error(theirs, rightly) <= budget:
-        return 0.0
-    return 1 - float(np.linalg.norm(flat(theirs) - flat(own)) / np.linalg.norm(flat(theirs) - flat(rightly)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import groupby
 from math import isclose
 from typing import Any
@@ -43,7 +45,7 @@ def together(fits: list[Fit]) -> list[Fit]:
     best: dict[str, Fit] = {}
     for fit in fits:
         first = best.setdefault(fit.mistake.name, fit)
-        if not isclose(fit.budgets, first.budgets, rel_tol=SAME):
+        if not isclose(fit.budgets, first.budgets, rel_tol=SAME) and fit.budgets > ROUNDED:
             continue
         if first.way.startswith(f"{fit.way}, "):
             best[fit.mistake.name] = replace(first, way=fit.way)
@@ -75,7 +77,7 @@ class Diagnosis:
     where: str = ""  # the heads, rows and columns that differ, such as "head 2, row 70 of text 1"; "" if all do
     problem: str = ""  # why the stage could not be compared
     notes: tuple[str, ...] = ()  # layouts recognized by the diagnosis
-    edits: Causes | None = None  # edits of the model's page that give the values, if no known mistake does
+    search: Callable[[], Causes] | None = field(default=None, repr=False, compare=False)
 
     @property
     def lies_earlier(self) -> bool:
@@ -92,12 +94,19 @@ class Diagnosis:
         found = [*([TRAINING] if self.training else []), *(each.cause for each in self.weights)]
         return list(dict.fromkeys([*found, *(fit.mistake.name for fit in self.fits if fit.certain)]))
 
-    def edited(self, model: Any, golden: Golden, port: Port) -> Diagnosis:
-        """Returns the diagnosis of a stage that no known mistake explains with the edits of the page that do."""
-        if self.causes or self.lies_earlier:
+    @cached_property
+    def edits(self) -> Causes | None:
+        """The edits of the model's page that give the port's values, searched for when first read; None without any."""
+        found = self.search() if self.search else None
+        return found if found and found.stage == self.stage else None
+
+    def searching(self, model: Any, golden: Golden, port: Port) -> Diagnosis:
+        """Returns the diagnosis of the first stage with the search for edits; a known mistake needs only the best."""
+        if self.weights or self.lies_earlier or not self.stage:
             return self
-        found = edits_of_model(model, golden.inputs, port.given, port.budgets)
-        return replace(self, edits=found) if found.stage == self.stage else self
+        alone = not any(fit.certain for fit in self.fits)
+        search = partial(edits_of_model, model, golden.inputs, port.given, port.budgets, self.stage, all_of_them=alone)
+        return replace(self, search=search)
 
     def __str__(self) -> str:
         lines = [f"weights: {finding} ({finding.cause})" for finding in self.weights]
@@ -140,9 +149,10 @@ class Diagnosis:
                 lines.append(f"    with it, {left}; it explains {fit.explained:.0%} of the error")
         if not self.fits:
             lines.append("  no known mistake gives your values")
-        if self.edits is not None and self.edits.causes:
-            lines += [f"  {line}" for line in str(self.edits).splitlines()]
         certain = any(fit.certain for fit in self.fits)
+        if self.edits is not None and self.edits.causes:
+            lines += [f"  {line}" for line in self.edits.lines(self.fits[0].mistake.name if certain else "")]
+            certain = True
         if self.where and not certain:
             lines.append(f"  only these values differ: {self.where}")
         if self.groups and not certain:

@@ -12,8 +12,10 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.engine.runtime.threads import run_tasks
+from npformer.golden.budget import largest_error
 from npformer.golden.forward import Forward, corner_of
 from npformer.golden.mistake import Mistake, Ways
+from npformer.golden.mistakes.general import flat
 from npformer.golden.port import Port
 
 TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
@@ -78,3 +80,13 @@ def cut(made: list[np.ndarray], theirs: list[np.ndarray], port: Port) -> list[np
         array[corner_of(array, other, port.at_end)].astype(np.float64)
         for array, other in zip(made, theirs, strict=True)
     ]
+
+
+def share_explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:
+    """Returns the share of the error on these texts that `made` explains; 0 without an error or a change."""
+    theirs, rightly, own = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly, made))
+    if not texts or not all(np.isfinite(array).all() for array in own):
+        return 0.0
+    if largest_error(own, rightly) <= budget or largest_error(theirs, rightly) <= budget:
+        return 0.0
+    return 1 - float(np.linalg.norm(flat(theirs) - flat(own)) / np.linalg.norm(flat(theirs) - flat(rightly)))

@@ -12,7 +12,7 @@ import pytest
 from npformer import golden
 from npformer.engine.runtime.packing import Text
 from npformer.golden.page_edits import Causes, edits_of_model, explain
-from npformer.golden.page_edits.sizes import number
+from npformer.golden.page_edits.solved import number
 from npformer.model import Model
 from tests.support import tiny
 from tests.support.edited_pages import Arrays, edited, run
@@ -179,6 +179,7 @@ def test_the_diagnosis_shows_the_edit_that_no_known_mistake_explains() -> None:
 
 
 def test_a_large_model_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npformer.golden.page_edits.of_model.LARGE", 10)
     monkeypatch.setattr("npformer.golden.page_edits.of_model.LARGEST", 10)
     model, reference = recorded("distilbert")
     theirs = {"logits": [array + 1 for array in reference.stages["logits"]]}

@@ -18,11 +18,23 @@ class Cause:
     after: str
     kind: str
     rank: int
+    rows: str = ""  # the rows whose values the edit gives, if the others are right
+    second: tuple[Cause, ...] = ()  # another edit, without which this one explains only a part
 
     @property
     def difference(self) -> str:
         """The two lines, with the signs of a patch."""
         return f"- {self.before}\n+ {self.after}"
+
+    def __str__(self) -> str:
+        rows = f", in {self.rows}" if self.rows else ""
+        lines = [
+            f"{self.page}:{self.line}, {self.function}{rows}",
+            *(f"  {line}" for line in self.difference.split("\n")),
+        ]
+        for other in self.second:
+            lines += ["and", *str(other).split("\n")]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -39,19 +51,22 @@ class Causes:
         """The cause, if it is the only edit that fits and all were tried."""
         return self.causes[0] if len(self.causes) == 1 and not self.was_cut else None
 
-    def __str__(self) -> str:
+    def lines(self, known: str = "") -> list[str]:
+        """The printed lines. known: the mistake whose values these are."""
         if not self.causes:
-            lines = [f"no edit of the page gives your values ({self.tried} tried)"]
-        else:
-            head = "one of these edits of the page gives your values"
-            if len(self.causes) == 1:
-                head = "this edit of the page gives your values" if self.cause else "an edit that gives your values"
-            lines = [f"{head}:"]
-        for each in self.causes[:SHOWN]:
-            lines.append(f"  {each.page}:{each.line}, {each.function}")
-            lines += [f"    {line}" for line in each.difference.splitlines()]
-        if len(self.causes) > SHOWN:
-            lines.append(f"  and {len(self.causes) - SHOWN} more")
-        if self.was_cut:
-            lines.append("the search was cut short; other edits may fit, too")
-        return "\n".join(lines)
+            return [f"no edit of the page gives your values ({self.tried} tried)", *self._cut()]
+        if known:
+            return ["as an edit of the page:", *(f"  {line}" for line in str(self.causes[0]).splitlines())]
+        head = f"one of these edits of the page gives your values, {SHOWN} of {len(self.causes)}:"
+        if len(self.causes) <= SHOWN:
+            head = head.partition(",")[0] + ":"
+        if len(self.causes) == 1:
+            head = "an edit that gives your values:" if self.was_cut else "this edit of the page gives your values:"
+        shown = [f"  {line}" for each in self.causes[:SHOWN] for line in str(each).splitlines()]
+        return [head, *shown, *self._cut()]
+
+    def _cut(self) -> list[str]:
+        return ["the search was cut short; other edits may fit, too"] if self.was_cut else []
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.halves import half
-from npformer.plain.formulas import combine_heads
+from npformer.golden.page_edits.operators import kind_of
+from npformer.golden.page_edits.roundings import FUNCTIONS
+from npformer.plain import formulas
+from npformer.plain.gemma import gemma_norm
 
 #: Name of a variable -> stages, where they differ. A rotated query is the query that attention splits into heads.
 STAGES = {
@@ -40,6 +42,16 @@ OF_FUNCTION = {
 WHOLE = {"pooled", "logits", "start_logits", "end_logits"}
 
 
+#: Functions that a page may not have, and edits may call.
+OTHERS: dict[str, Callable[..., Any]] = {
+    **{each.__name__: each for each in (formulas.gelu, formulas.gelu_tanh, formulas.relu, formulas.silu)},
+    **{each.__name__: each for each in (formulas.softmax, formulas.layer_norm, formulas.rms_norm)},
+    **{each.__name__: each for each in (formulas.causal_mask, formulas.full_mask, gemma_norm)},
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
+
+
 class Recorder(ast.NodeTransformer):
     """Notes calls and assignments of each function, and passes the name of the weights to each call with weights."""
 
@@ -49,7 +61,8 @@ class Recorder(ast.NodeTransformer):
         before, self.function = self.function, node.name
         self.generic_visit(node)
         self.function = before
-        node.body.insert(0, ast.parse("_page.enter(dict(locals()))").body[0])
+        rest = f", {node.args.kwarg.arg!r}" if node.args.kwarg else ""
+        node.body.insert(0, ast.parse(f"_page.enter(dict(locals()){rest})").body[0])
         return node
 
     def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
@@ -99,13 +112,12 @@ class Page:
         self.source, self.lines = source, source.splitlines()
         self.functions = {each.name: each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)}
         self.module = types.ModuleType("page")
-        self.module.__dict__.update(
-            _page=self, math=math, _float16=_float16, _bfloat16=_bfloat16, quick_gelu=_quick_gelu
-        )
+        self.module.__dict__.update(_page=self, math=math, **OTHERS, **FUNCTIONS)
         exec(
             compile(ast.fix_missing_locations(Recorder().visit(ast.parse(source))), "<page>", "exec"),
             self.module.__dict__,
         )
+        self.kinds: dict[str, dict[str, str]] = {}  # of the variables of each function
         self._trees: dict[str, ast.Module] = {}
         self._found: dict[str, dict[tuple[Any, ...], tuple[ast.AST, str, int | None]]] = {}
         self._start(frozenset(), "")
@@ -116,6 +128,7 @@ class Page:
         self.layers: dict[str, int] = {}
         self.frames: dict[types.FrameType, Frame] | None = None
         self.found: Frame | None = None
+        self.line = 0  # of the statement that makes the stage, in its call
 
     def record(self, run: Callable[[types.ModuleType], Any], exported: frozenset[str], until: str) -> list[Frame]:
         """Runs the page up to a stage, and returns its calls so far; `found` is the one that makes the stage."""
@@ -151,14 +164,13 @@ class Page:
         old = getattr(parent, key)
         setattr(parent, key, new if index is None else [*old[:index], new, *old[index + 1 :]])
         made: dict[str, Any] = {}
+        before = held.__code__
         try:
             exec(compile(self._trees[name], "<page>", "exec"), self.module.__dict__, made)
-        finally:
-            setattr(parent, key, old)
-        before, held.__code__ = held.__code__, made[name].__code__
-        try:
+            held.__code__ = made[name].__code__
             yield
         finally:
+            setattr(parent, key, old)
             held.__code__ = before
 
     def _places(self, name: str) -> dict[tuple[Any, ...], tuple[ast.AST, str, int | None]]:
@@ -177,12 +189,21 @@ class Page:
 
     # --- called by the page ---
 
-    def enter(self, arguments: dict[str, Any]) -> None:
+    def enter(self, arguments: dict[str, Any], rest: str = "") -> None:
+        """Notes a call. rest: the name of the parameter that takes all other keywords, if there is one."""
         if self.frames is None:
             return
         frame = sys._getframe(1)
+        for name, value in arguments.items():
+            self._know(frame.f_code.co_name, name, value)
+        arguments = arguments | arguments.pop(rest, {})
         caller, line = self._caller(frame.f_back)
         self.frames[frame] = Frame(frame.f_code.co_name, arguments, caller, line, tuple(self.scope), dict(self.layers))
+
+    def _know(self, function: str, name: str, value: Any) -> None:
+        """Notes the kind of a variable's values, "" if it has values of several kinds."""
+        kinds, kind = self.kinds.setdefault(function, {}), kind_of(value)
+        kinds[name] = kind if kinds.get(name, kind) == kind else ""
 
     def _caller(self, frame: types.FrameType | None) -> tuple[Frame | None, int]:
         while frame is not None and frame not in (self.frames or {}):
@@ -191,6 +212,8 @@ class Page:
 
     def note(self, function: str, name: str, value: Any) -> Any:
         """Records the value of a variable, and returns it."""
+        if self.frames is not None:
+            self._know(function, name, value)
         if not isinstance(value, np.ndarray):
             return value
         stages = set()
@@ -211,14 +234,14 @@ class Page:
     def keep(self, name: str, value: np.ndarray) -> np.ndarray:
         """Records a stage. Rotated and normalized queries and keys are heads on a page, and rows in a model."""
         in_heads = value.ndim == 3 and name.endswith(("_rotated", "_normed"))
-        self.stages[name] = combine_heads(value) if in_heads else value
+        self.stages[name] = formulas.combine_heads(value) if in_heads else value
         if name == self.until:
             self._reach()
         return value
 
     def _reach(self) -> None:
         if self.frames is not None:
-            self.found = self._caller(sys._getframe(1))[0]
+            self.found, self.line = self._caller(sys._getframe(1))
         raise Reached
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -241,15 +264,3 @@ class Page:
 
 def _place(node: ast.expr) -> tuple[Any, ...]:
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
-
-
-def _float16(x: Any) -> Any:
-    return half("float16", np.asarray(x, np.float32)).astype(np.float64)
-
-
-def _bfloat16(x: Any) -> Any:
-    return half("bfloat16", np.asarray(x, np.float32)).astype(np.float64)
-
-
-def _quick_gelu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-1.702 * x))

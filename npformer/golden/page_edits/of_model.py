@@ -19,14 +19,18 @@ from npformer.plain.pages import functions_of, names, page_of, text_of
 from npformer.plain.sizes import bind
 from npformer.plain.source import standalone_model
 
-LARGEST = 1 << 18  # numbers in a text's hidden states, times layers; larger models take seconds for each edit
+#: Where the functions begin that read the arrays, that compute the answers, and that print them.
+READING, ANSWERS, MAIN = "\n\n\ndef nested(", "\n\n\ndef answers(", "\n\n\ndef main("
+LARGE, LARGEST = 1 << 18, 1 << 21  # numbers in the hidden states of a text in all layers
 
 
 def edits_of_model(
     model: Any, texts: Sequence[Any], theirs: Mapping[str, Sequence[np.ndarray]], budgets: Mapping[str, float],
-    seconds: float = SECONDS,
+    stage: str = "", seconds: float = SECONDS, all_of_them: bool = True,
 ) -> Causes:  # fmt: skip
     """Finds the edits of a model's page that give another program's values of its first wrong stage.
+
+    Of a large model, only the shortest text is computed.
 
     Parameters
     ----------
@@ -34,25 +38,42 @@ def edits_of_model(
     texts : the texts that both programs read; for an encoder-decoder, pairs of source and target
     theirs : stage -> the other program's arrays, one for each text, without padding
     budgets : stage -> the largest difference that rounding explains
+    stage : str, the first wrong stage, if it is known
     seconds : float, the most processor time to search
+    all_of_them : bool, False to end the search at the first edit that fits
 
     Returns
     -------
-    Causes, none for a model that is too large to search, with the file and line of each page
+    Causes, none for a model whose pass takes seconds, with the file and line of each page
     """
-    sizes = model.config.d_model * max(len(each[0] if isinstance(each, tuple) else each) for each in texts)
-    if sizes * model.config.n_layers > LARGEST:
+    sizes = [model.config.d_model * model.config.n_layers * _length(each) for each in texts]
+    some = range(len(texts)) if max(sizes) <= LARGE else [int(np.argmin(sizes))]
+    if sizes[some[0]] > LARGEST:
         return Causes("", [], 0, False)
     flat = {name: np.asarray(each, np.float64) for name, each in layout.flat_arrays(model.weights).items()}
-    tree = layout.unflatten(flat)
-    source = standalone_model(model)[0].partition("\n\n\ndef nested(")[0]
-    found = explain(source, [partial(_run, model.config, tree, text) for text in texts], theirs, budgets, seconds)
+    source, arrays = standalone_model(model)
+    numbers = {name: array for name, array in arrays.items() if name.startswith("sizes.")}
+    tree = layout.unflatten(flat | numbers)
+    before, _, after = source.partition(READING)
+    source = f"{before}\n\n\ndef answers({after.partition(ANSWERS)[2].partition(MAIN)[0]}"
+    runs = [partial(_run, model.config, tree, texts[i]) for i in some]
+    theirs = {name: [arrays[i] for i in some] for name, arrays in theirs.items()}
+    name = f"npformer page {model.config.model_type} --standalone"
+    found = explain(source, runs, theirs, budgets, seconds, name, all_of_them, stage)
     lines = source.splitlines()
     return replace(found, causes=[_on_page(each, lines) for each in found.causes])
 
 
+def _length(text: Any) -> int:
+    return sum(map(len, text)) if isinstance(text, tuple) else len(text)
+
+
 def _run(config: Any, tree: Any, text: Any, module: ModuleType) -> None:
-    """Runs a text on the functions of an edited page."""
+    """Runs a text on the functions of an edited page. A text with its own positions or types gives them itself."""
+    source, target = text if isinstance(text, tuple) else (text, None)
+    if all(each is None for each in (source.positions, source.token_type_ids)):
+        module.answers(tree, source.ids, **({} if target is None else {"target_ids": target.ids}))
+        return
     functions = functions_of(page_of(config), config, tree)
     rows, head = (_own(bind(each, config, tree, text), module) for each in functions)
     found = rows()
@@ -73,6 +94,7 @@ def _own(bound: Any, module: ModuleType) -> partial[Any]:
 def _on_page(cause: Cause, lines: Sequence[str]) -> Cause:
     """The cause with the page's file and line, found by the function's text."""
     text = lines[cause.line - 1]
+    cause = replace(cause, second=tuple(_on_page(each, lines) for each in cause.second))
     for page, line in _places(cause.function):
         own = text_of(page).splitlines()
         end = next((i for i in range(line, len(own)) if own[i][:1] not in ("", " ", ")", "#")), len(own))

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, combinations
 from typing import NamedTuple
+
+import numpy as np
 
 #: Kinds of edits, the commonest mistake first. Causes are ranked in this order.
 KINDS = (
     "left out", "another size", "another name", "exchanged", "another function", "another axis",
-    "another operation", "off by one", "another order", "another value", "another layout", "rounded",
+    "another operation", "off by one", "another order", "another value", "another layout", "in later rows",
+    "from elsewhere", "rounded",
 )  # fmt: skip
+#: Kinds of which a port may have two; others would fit by chance.
+LIKELY = ("left out", "another size", "another name", "exchanged", "another operation", "off by one", "another order")
 #: Functions that ports confuse.
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "np.tanh", "sigmoid")
 SIBLINGS = (
-    ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "np.tanh"),
-    ("layer_norm", "rms_norm"),
+    ACTIVATIONS,
+    ("layer_norm", "rms_norm", "gemma_norm"),
     ("np.cos", "np.sin"),
     ("np.floor", "np.ceil", "np.round"),
     ("np.maximum", "np.minimum"),
@@ -35,6 +41,20 @@ REVERSED: dict[type[ast.cmpop], tuple[str, ...]] = {
 }  # fmt: skip
 #: Values that ports give small and other numbers.
 EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
+#: Bases of rotary frequencies.
+BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 160000.0, 1000.0)
+#: Columns in another order: halves and pairs exchanged, pairs for halves, and reversed.
+COLUMNS = (
+    "np.concatenate(np.split({x}, 2, axis=-1)[::-1], axis=-1)",
+    "np.concatenate([{x}[..., ::2], {x}[..., 1::2]], axis=-1)",
+    "np.stack(np.split({x}, 2, axis=-1), axis=-1).reshape({x}.shape)",
+    "{x}[::-1]",
+)
+#: A mask used otherwise: after the softmax, or with other numbers.
+MASKED = (
+    "softmax({0}) * {1}", "softmax({0} * {1})", "softmax({0} + {1})", "softmax(np.where({1}, {0}, 0.0))",
+    "softmax(np.where({1}, {0}, -10.0))", "softmax(np.where({1}, {0}, -100.0))", "softmax(np.where({1}, {0}, 1e-9))",
+)  # fmt: skip
 
 
 class Edit(NamedTuple):
@@ -49,11 +69,40 @@ class Edit(NamedTuple):
         return KINDS.index(self.kind)
 
 
-def edits(function: ast.FunctionDef, statements: Iterable[ast.stmt], known: Iterable[str]) -> Iterator[Edit]:
-    """Yields the edits of some statements of a function. known: the names of all functions of its page."""
+def is_of_module(node: ast.expr) -> bool:
+    """Whether an expression is a module, or a function or type of one, such as np.cos."""
+    own = node.value if isinstance(node, ast.Attribute) else node
+    return isinstance(own, ast.Name) and own.id in ("np", "math")
+
+
+def kind_of(value: object) -> str:
+    """Describes a value, so that names of unlike values are not exchanged; "" for a value that any may replace."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.kind} array {value.shape}"
+    if isinstance(value, dict):
+        return f"weights {', '.join(value)}"
+    if isinstance(value, list | tuple):
+        return f"list of {len(value)}"
+    if isinstance(value, bool | str):
+        return type(value).__name__
+    return type(value).__name__ if isinstance(value, int | float) else "function" if callable(value) else ""
+
+
+def edits(
+    function: ast.FunctionDef, statements: Iterable[ast.stmt], known: Iterable[str], kinds: Mapping[str, str]
+) -> Iterator[Edit]:
+    """Yields the edits of some statements of a function.
+
+    known: the names of all functions of its page. kinds: the kinds of its values by name, as from `kind_of`
+    """
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     stored = [each for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
-    scope = list(dict.fromkeys([*(each.arg for each in arguments), *(each.id for each in stored)]))
+    names = dict.fromkeys([*(each.arg for each in arguments), *(each.id for each in stored)])
+    scope = {name: kinds.get(name, "") for name in names}
+    wrappers = [
+        each for each in ast.walk(function)
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in set(known) and each.args
+    ]  # fmt: skip
     seen = set()
     for statement in statements:
         value = getattr(statement, "value", None) or getattr(statement, "iter", None)
@@ -62,10 +111,10 @@ def edits(function: ast.FunctionDef, statements: Iterable[ast.stmt], known: Iter
         for node in ast.walk(value):
             if not isinstance(node, ast.expr) or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
                 continue
-            if isinstance(node, ast.Slice | ast.Starred):
+            if isinstance(node, ast.Slice | ast.Starred) or is_of_module(node):
                 continue
             own = ast.unparse(node)
-            for kind, text in _of_node(node, scope, set(known)):
+            for kind, text in chain(_of_node(node, scope, set(known)), _wrapped(node, wrappers, scope)):
                 try:
                     text = ast.unparse(ast.parse(text, mode="eval"))
                 except SyntaxError:  # such as the slice of a subscript alone
@@ -76,17 +125,15 @@ def edits(function: ast.FunctionDef, statements: Iterable[ast.stmt], known: Iter
                     yield Edit(node, text, kind)
 
 
-def _of_node(node: ast.expr, scope: list[str], known: set[str]) -> Iterator[tuple[str, str]]:
+def _of_node(node: ast.expr, scope: Mapping[str, str], known: set[str]) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.BinOp):
-        yield from _of_operation(node)
+        yield from _of_operation(node, scope)
     elif isinstance(node, ast.Call):
-        yield from _of_call(node, known)
+        yield from _of_call(node, known, scope)
     elif isinstance(node, ast.Name) and node.id in scope:
-        yield from (("another name", each) for each in scope if each != node.id)
-        yield "rounded", f"_float16({node.id})"
-        yield "rounded", f"_bfloat16({node.id})"
-        yield "another layout", f"{node.id}.mT"
-        yield from (("off by one", f"({node.id} {sign} 1)") for sign in "+-")
+        yield from _of_name(node.id, scope)
+    elif isinstance(node, ast.Name):
+        yield from _siblings(node.id)
     elif isinstance(node, ast.Constant):
         yield from _of_constant(node.value)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -106,10 +153,45 @@ def _of_node(node: ast.expr, scope: list[str], known: set[str]) -> Iterator[tupl
         yield "another layout", f"({ast.unparse(node)}).T"
 
 
-def _of_operation(node: ast.BinOp) -> Iterator[tuple[str, str]]:
+def _of_name(name: str, scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    own = scope[name]
+    alike = [each for each, kind in scope.items() if each != name and (kind == own or "" in (kind, own))]
+    yield from (("another name", each) for each in alike)
+    if "mask" in name:
+        yield from (("another value", text) for text in (f"~{name}", "True"))
+    if "eps" in name:
+        yield from (("another value", repr(each)) for each in EPSILONS)
+    if own == "" or own == "int" or own.startswith("i array"):
+        yield from (("off by one", f"({name} {sign} 1)") for sign in "+-")
+    if own == "" or own.startswith("list"):
+        yield from (("left out", f"{name}[{some}]") for some in ("1:", ":-1"))
+        yield "exchanged", f"{name}[::-1]"
+    if own == "" or "array" in own:
+        yield "another layout", f"{name}.mT"
+        yield from (("another layout", text.format(x=name)) for text in COLUMNS)
+
+
+def _wrapped(node: ast.expr, wrappers: list[ast.Call], scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """A call of the function around a value that it does not hold, such as rotated values."""
+    if isinstance(node, ast.Name) and not is_float_array(scope.get(node.id, "")):
+        return
+    if not isinstance(node, ast.Call | ast.Name):
+        return
+    own = ast.unparse(node)
+    for text in dict.fromkeys(
+        ast.unparse(ast.Call(each.func, [node, *each.args[1:]], each.keywords)) for each in wrappers
+    ):
+        if not own.startswith(text.partition("(")[0] + "("):
+            yield "another function", text
+    if isinstance(node, ast.Name) and is_float_array(scope.get(node.id, "")):
+        yield from (("another function", f"{norm}({own})") for norm in ("layer_norm", "rms_norm"))
+        if "eps" in scope:
+            yield from (("another function", f"{norm}({own}, eps=eps)") for norm in ("layer_norm", "rms_norm"))
+
+
+def _of_operation(node: ast.BinOp, scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     left, right = ast.unparse(node.left), ast.unparse(node.right)
-    yield "left out", left
-    yield "left out", right
+    yield from (("left out", each) for each in (left, right) if scope.get(each) not in ("int", "float"))
     for text in OPERATIONS.get(type(node.op), ()):
         yield "another operation", text.format(l=left, r=right)
     if isinstance(node.op, ast.Add) and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mult):
@@ -118,11 +200,20 @@ def _of_operation(node: ast.BinOp) -> Iterator[tuple[str, str]]:
         for size in ("math.sqrt(({}).shape[-1])", "({}).shape[-1]", "math.sqrt(({}).shape[-2])"):
             yield "another size", f"({left} @ {right}) / {size.format(left)}"
             yield "another size", f"({left} @ {right}) * {size.format(left)}"
-        yield "rounded", f"_float16({left}) @ _float16({right})"
-        yield "rounded", f"_bfloat16({left}) @ _bfloat16({right})"
 
 
-def _of_call(node: ast.Call, known: set[str]) -> Iterator[tuple[str, str]]:
+def is_float_array(kind: str) -> bool:
+    return kind == "" or kind.startswith("f array")
+
+
+def _siblings(name: str) -> Iterator[tuple[str, str]]:
+    """The functions that ports confuse with this one."""
+    for family in SIBLINGS:
+        if name in family:
+            yield from (("another function", other) for other in family if other != name)
+
+
+def _of_call(node: ast.Call, known: set[str], scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     name, arguments = ast.unparse(node.func), [ast.unparse(each) for each in node.args]
     keywords = [
         f"{each.arg}=" * bool(each.arg) + "**" * (not each.arg) + ast.unparse(each.value) for each in node.keywords
@@ -132,24 +223,28 @@ def _of_call(node: ast.Call, known: set[str]) -> Iterator[tuple[str, str]]:
         return f"{function}({', '.join([*given, *named])})"
 
     own = call(name, arguments)
+    yield from (("left out", each) for each in arguments)
     if arguments:
-        yield "left out", arguments[0]
         yield "another value", call(name, [own, *arguments[1:]])  # applied twice
     if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) not in ("np", "math"):
         yield "left out", ast.unparse(node.func.value)
     if name in ("math.sqrt", "np.sqrt"):
         yield "another size", f"({arguments[0]}) ** 2"
         yield from _root(node.args[0])
-    for family in SIBLINGS:
-        if name in family:
-            for other in family:
-                if other != name and (other in known or other.startswith(("np.", "quick"))):
-                    yield "another function", call(other, arguments)
+    for _, other in _siblings(name):
+        yield "another function", call(other, arguments)
+    if name in scope and "activation" in name:
+        yield from (("another function", call(other, arguments)) for other in ACTIVATIONS)
+    if name == "masked_softmax" and len(arguments) == 2:
+        yield from (("another order", text.format(*arguments)) for text in MASKED)
     for a, b in combinations(range(len(arguments)), 2):
         yield "exchanged", call(name, _swapped(arguments, a, b))
     for i, each in enumerate(keywords):
-        if each.startswith(("axis=", "eps=")):
-            yield "left out", call(name, arguments, keywords[:i] + keywords[i + 1 :])
+        others = keywords[:i] + keywords[i + 1 :]
+        if each.startswith(("axis=", "eps=", "**")):
+            yield "left out", call(name, arguments, others)
+        if each.startswith("**"):  # a layer or norm without its bias
+            yield "left out", call(name, [*arguments, f"({each[2:]})['weight']"], others)
         if each == "axis=-1":
             yield "another axis", call(name, arguments, [*keywords[:i], "axis=-2", *keywords[i + 1 :]])
             yield "another axis", call(name, arguments, [*keywords[:i], "axis=None", *keywords[i + 1 :]])
@@ -190,7 +285,8 @@ def _of_constant(value: object) -> Iterator[tuple[str, str]]:
         yield from (("off by one", repr(value + step)) for step in (1, -1))
         yield from (("another value", repr(each)) for each in (2 * value, value + 2))
     elif isinstance(value, float):
-        near = EPSILONS if 0 < value < 1e-2 else (2 * value, value / 2, 1.0, 0.0)
+        near: tuple[float, ...] = EPSILONS if 0 < value < 1e-2 else (2 * value, value / 2, 1.0, 0.0)
+        near = BASES if value >= 1e3 else near
         yield from (("another value", repr(each)) for each in near)
 
 

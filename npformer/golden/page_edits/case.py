@@ -1,0 +1,278 @@
+"""The calls of a page that make another program's first wrong stage, and what an edit of the page makes of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npformer.golden.budget import FACTOR
+from npformer.golden.page_edits.instrumented import Frame, Page
+from npformer.golden.page_edits.operators import Edit
+
+Arrays = Sequence[np.ndarray]  # a stage, one array for each text
+MOSTLY = 0.99  # the share of the error that an edit explains before its rounding error is measured
+ROUNDED = 0.9  # the same for edits that round: a number between two steps may go to either
+
+
+class Place(NamedTuple):
+    """An edit of a function of the page."""
+
+    function: str
+    edit: Edit
+
+
+class Outcome(NamedTuple):
+    """The stage of each text with an edit, and whether these are the other program's values."""
+
+    values: list[np.ndarray]  # empty if the edit does not fit
+    only_rows: bool  # they are in the rows that differ, and not in the others
+    explained: float  # share of the first text's error
+
+
+FAILED = Outcome([], False, 0.0)
+
+
+class Case:
+    """A page, the calls that make the first wrong stage, one for each text, and the other program's values."""
+
+    def __init__(
+        self, page: Page, runs: Sequence[Callable[[ModuleType], Any]], theirs: Mapping[str, Arrays],
+        budgets: Mapping[str, float], stage: str, right: Sequence[Mapping[str, np.ndarray]],
+    ) -> None:  # fmt: skip
+        order = list(right[0])
+        before = [each for each in order[: order.index(stage)] if each in theirs and each in budgets]
+        self.page, self.theirs, self.budgets, self.stage = page, theirs, budgets, stage
+        self.right, self.exported = [each[stage] for each in right], frozenset(before)
+        earlier = order[: order.index(stage)]
+        self.stages = [{name: each[name] for name in earlier if name in each} for each in right]
+        #: Stages that the other program does not show, since the last that it does.
+        shown = max((order.index(each) for each in before), default=-1)
+        self.hidden = order.index(stage) - shown - 1
+        self.calls: list[list[Frame]] = []
+        self.makers: list[Frame | None] = []
+        for run in runs:
+            self.calls.append(page.record(run, self.exported, stage))
+            self.makers.append(page.found)
+        self.tried = 0
+        self.budget = budgets[stage]
+        self.wrong = [self._wrong_rows(i) for i in range(len(runs))]
+        wrong = [i for i, each in enumerate(self.wrong) if each.any()]
+        self.starts = self._starts()
+        #: Texts, the shortest wrong one first, because most edits need no other.
+        self.texts = sorted(range(len(runs)), key=lambda i: (i not in wrong, self.right[i].size))
+
+    def _wrong_rows(self, i: int) -> np.ndarray:
+        """Which rows of a text's stage differ; of a stage without rows, whether it does."""
+        if self.right[i].shape != self.theirs[self.stage][i].shape:
+            return np.ones(len(self.right[i]), bool)
+        error = np.abs(self.right[i] - self.theirs[self.stage][i])
+        rows = np.moveaxis(error, -2, 0) if error.ndim > 1 else error[None]
+        found: np.ndarray = ~(rows.reshape(len(rows), -1).max(-1, initial=0) <= self.budget)
+        return found
+
+    @property
+    def some_rows(self) -> bool:
+        """Whether only some rows differ, at least eight numbers in each text that differs."""
+        some = np.concatenate(self.wrong)
+        return bool(some.any() and not some.all()) and self.right[0].ndim > 1 and self.right[0].shape[-1] >= 8
+
+    def _starts(self) -> list[int]:
+        """For each text the first wrong row, or its length if none is; [] if the first row of a text is wrong."""
+        if not self.some_rows:
+            return []
+        starts = [int(each.argmax()) if each.any() else len(each) for each in self.wrong]
+        return starts if min(starts) > 0 else []
+
+    def frames(self, level: int) -> list[Frame] | None:
+        """The calls that make the stage, or those `level` calls above them, one for each text."""
+        found = list(self.makers)
+        for _ in range(level):
+            found = [None if each is None else each.caller for each in found]
+        frames = [each for each in found if each is not None]
+        return frames if len(frames) == len(found) else None
+
+    # --- what an edit makes ---
+
+    def outcome(self, places: Sequence[Place], frames: Sequence[Frame]) -> Outcome:
+        """What edits make of every text; the others are left out once one does not fit."""
+        self.tried += 1
+        rounds = any(each.edit.kind == "rounded" for each in places)
+        later = places[0].edit.kind == "in later rows"
+        made: dict[int, np.ndarray] = {}
+        explained, whole, rows = 0.0, True, self.some_rows
+        try:
+            with ExitStack() as stack:
+                for each in places:
+                    stack.enter_context(self.page.replaced(each.function, each.edit.node, each.edit.text))
+                for i in self.texts:
+                    stages = self._again(frames[i], i)
+                    if self.stage not in stages or stages[self.stage].shape != self.theirs[self.stage][i].shape:
+                        return FAILED
+                    made[i] = value = stages[self.stage]
+                    share = self._explained(value, i)
+                    explained = explained if len(made) > 1 else share
+                    near = self._near(value, self.theirs[self.stage][i])
+                    if not near and share > (ROUNDED if rounds else MOSTLY):
+                        near = self._error(value, i) <= FACTOR * self._noise(frames[i], value)
+                    whole = whole and near
+                    wrong = (
+                        self.wrong[i] & (np.arange(len(self.wrong[i])) == self.starts[i]) if later else self.wrong[i]
+                    )
+                    rows = rows and (near or self._error(value, i, wrong) <= self.budget)
+                    if not (whole or rows) or not self._keeps(stages, i):
+                        return Outcome([], False, explained)
+        except Exception:  # an edit may make any error
+            return FAILED
+        return Outcome([made[i] for i in range(len(made))], not whole, explained)
+
+    def values(self, places: Sequence[Place], frames: Sequence[Frame]) -> np.ndarray | None:
+        """The numbers of the stage in the shortest wrong text with edits; None if the page then fails."""
+        self.tried += 1
+        i = self.texts[0]
+        try:
+            with ExitStack() as stack:
+                for each in places:
+                    stack.enter_context(self.page.replaced(each.function, each.edit.node, each.edit.text))
+                found = self._again(frames[i], i).get(self.stage)
+        except Exception:
+            return None
+        return found if found is not None and found.shape == self.right[i].shape and np.isfinite(found).all() else None
+
+    def _again(self, frame: Frame, i: int) -> dict[str, np.ndarray]:
+        start = self.starts[i] if self.starts else 0
+        self.page.module.__dict__.update(start=start, stages=self.stages[i], before_start=partial(_before, start))
+        return self.page.again(frame, self.exported, self.stage)
+
+    def _keeps(self, stages: Mapping[str, np.ndarray], i: int) -> bool:
+        """Whether the stages before are still the other program's."""
+        return all(
+            stages[name].shape == self.theirs[name][i].shape
+            and self._near(stages[name], self.theirs[name][i], self.budgets[name])
+            for name in self.exported & stages.keys()
+        )
+
+    def _near(self, value: np.ndarray, other: np.ndarray, budget: float | None = None) -> bool:
+        return bool(np.abs(value - other).max(initial=0) <= (self.budget if budget is None else budget))
+
+    def _error(self, value: np.ndarray, i: int, rows: np.ndarray | None = None) -> float:
+        error = np.abs(value - self.theirs[self.stage][i])
+        if rows is not None:
+            error = error[..., rows, :]
+        largest = float(error.max(initial=0))
+        return largest if np.isfinite(largest) else np.inf
+
+    def _explained(self, value: np.ndarray, i: int) -> float:
+        """The share of a text's error that these values explain; 1 for a text without an error."""
+        theirs = self.theirs[self.stage][i]
+        alike = self.right[i].shape == theirs.shape
+        error = np.linalg.norm(self.right[i] - theirs if alike else theirs)
+        left = np.linalg.norm(value - theirs)
+        return 1.0 if error == 0 else float(1 - left / error) if np.isfinite(left) else 0.0
+
+    def _noise(self, frame: Frame, value: np.ndarray) -> float:
+        """The largest rounding error of the edited call in float32."""
+        narrow = Frame(frame.function, narrowed(frame.arguments), frame.caller, frame.line, frame.scope, frame.layers)
+        stages = self.page.again(narrow, self.exported, self.stage)
+        noise = float(np.abs(stages[self.stage] - value).max(initial=0))
+        return noise if np.isfinite(noise) else 0.0
+
+    # --- where to edit ---
+
+    def functions(self, level: int) -> Iterator[tuple[str, list[ast.stmt]]]:
+        """The functions whose calls may make the stage wrong, and their statements that do; the top call's first."""
+        frames = self.frames(level)
+        top = frames[0] if frames else None
+        if top is None:
+            return
+        below = (self.frames(level - 1) or [top])[0] if level else None  # the call that the level below has edited
+        own = self._statements(top, below.line if below else self.page.line)
+        yield top.function, own
+        within = [each for each in self.calls[0] if each is not top and _is_within(each, top)]
+        within = [each for each in within if below is None or not _is_within(each, below)]
+        for name in dict.fromkeys(each.function for each in reversed(within) if self._matters(each, top, own)):
+            if name != top.function:
+                first = next(each for each in within if each.function == name)
+                yield name, self._statements(first, 0)
+
+    def _matters(self, frame: Frame, top: Frame, own: list[ast.stmt]) -> bool:
+        """Whether a call within the top call comes from statements that matter, and not from settled ones."""
+        while frame is not top and frame.caller is not None:
+            caller = frame.caller
+            statements = own if caller is top else self._statements(caller, 0)
+            if not any(each.lineno <= frame.line <= (each.end_lineno or 0) for each in statements):
+                return False
+            frame = caller
+        return True
+
+    def _statements(self, frame: Frame, last: int) -> list[ast.stmt]:
+        """The statements of a call on which the line `last` depends, or all; without those whose values are right."""
+        function = self.page.functions[frame.function]
+        inside = [each for each in ast.walk(function) if isinstance(each, ast.stmt) and each is not function]
+        settled = [
+            each
+            for each in inside
+            if isinstance(each, ast.Assign) and any(each.lineno <= at <= (each.end_lineno or 0) for at in frame.settled)
+        ]
+        open_ones = [each for each in inside if each not in settled and not isinstance(each, ast.Expr)]
+        return _needed(open_ones, last) if last else open_ones
+
+
+def _needed(statements: list[ast.stmt], last: int) -> list[ast.stmt]:
+    """The statements on whose values the statement of this line depends, and itself."""
+    simple = [each for each in statements if not isinstance(each, ast.For | ast.If | ast.With)]
+    kept = [each for each in simple if each.lineno <= last <= (each.end_lineno or 0)]
+    if not kept:
+        return statements
+    while True:
+        read = {each.id for some in kept for each in ast.walk(some) if isinstance(each, ast.Name)}
+        more = [each for each in statements if each not in kept and _stored(each) & read]
+        more = [each for each in more if isinstance(each, ast.For) or each in simple]
+        if not more:
+            return sorted(kept, key=lambda each: each.lineno)
+        kept += more
+
+
+def _stored(statement: ast.stmt) -> set[str]:
+    """The names that a statement gives a value; of a loop, those of its own line."""
+    within: list[ast.AST] = [statement.target] if isinstance(statement, ast.For) else [statement]
+    return {
+        each.id
+        for one in within
+        for each in ast.walk(one)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    } | {
+        each.value.id
+        for one in within
+        for each in ast.walk(one)
+        if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store) and isinstance(each.value, ast.Name)
+    }
+
+
+def _before(start: int, early: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """The first rows of one array, and the rows of another from `start` on."""
+    return np.concatenate([early[..., :start, :], own[..., start:, :]], axis=-2)
+
+
+def _is_within(frame: Frame, top: Frame) -> bool:
+    """Whether a call is another one, or is made by it."""
+    caller: Frame | None = frame
+    while caller is not None and caller is not top:
+        caller = caller.caller
+    return caller is top
+
+
+def narrowed(value: Any) -> Any:
+    """The arguments of a call with every float64 array in float32."""
+    if isinstance(value, np.ndarray):
+        return value.astype(np.float32) if value.dtype == np.float64 else value
+    if isinstance(value, dict):
+        return {name: narrowed(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(narrowed(each) for each in value)
+    return value

@@ -1,0 +1,71 @@
+"""Edits of a text that is read in chunks: those of a second chunk, and of the keys that the first one left."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from npformer.golden.mistakes.rows import rows_said
+from npformer.golden.page_edits.case import Case
+from npformer.golden.page_edits.operators import Edit
+
+__all__ = ["edits", "rows_said"]
+
+
+#: What a program may have kept of the keys or values before a chunk, instead of them.
+EARLIER = ("0 * {own}", "np.roll({own}[..., :start, :], 1, axis=-2)", "np.roll({own}[..., :start, :], -1, axis=-2)")
+#: Stages of other layers whose rows it may have kept.
+KEPT = ("key_heads", "value_heads", "key_rotated", "value")
+
+
+def _heads_of(name: str, array: np.ndarray) -> str:
+    return f"stages[{name!r}]" if array.ndim > 2 else f"split_heads(stages[{name!r}], {{own}}.shape[-3])"
+
+
+def _is_of_heads(kind: str) -> bool:
+    """Whether a value is an array of heads."""
+    return kind == "" or (kind.startswith("f array") and kind.count(",") == 2)
+
+
+def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[Edit]:
+    """Yields the edits of some statements for the rows from the first wrong one on, which is `start` in each text."""
+    frame = next((each for each in reversed(case.calls[0]) if each.function == function), None)
+    arguments = frame.arguments if frame else {}
+    kinds = case.page.kinds.get(function, {})
+    calls = [each for each in ast.walk(case.page.functions[function]) if isinstance(each, ast.Call) and each.args]
+    of_layers = [_heads_of(name, array) for name, array in case.stages[0].items() if name.endswith(KEPT)]
+    again = [
+        ast.unparse(ast.Call(each.func, [ast.Name("{own}"), *each.args[1:]], each.keywords)).replace("'", '"')
+        for each in calls
+        if isinstance(each.func, ast.Name) and each.func.id.startswith("rotate")
+    ]
+    for statement in statements:
+        value = getattr(statement, "value", None)
+        for node in ast.walk(value) if isinstance(value, ast.expr) else ():
+            if not isinstance(node, ast.expr):
+                continue
+            own = ast.unparse(node)
+            array = arguments.get(own) if isinstance(node, ast.Name) else None
+            of_masks = isinstance(node, ast.Call) and own.startswith(("causal_mask(", "causal_window_mask("))
+            if of_masks or (isinstance(array, np.ndarray) and array.dtype == bool and array.ndim > 1):
+                yield from (Edit(node, text, "in later rows") for text in _masks(own))
+            elif own.startswith("np.arange(") or _are_positions(array):
+                yield Edit(node, f"{own} - start", "in later rows")
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and _is_of_heads(kinds.get(own, "")):
+                for early in (*EARLIER, *again, *of_layers):
+                    yield Edit(node, f"before_start({early}, {{own}})".format(own=own), "in later rows")
+
+
+def _are_positions(array: object) -> bool:
+    return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind == "i"
+
+
+def _masks(own: str) -> Iterator[str]:
+    """Masks of a chunk: aligned at its top left, without a token's own key, without the keys before it, or with all."""
+    shape = f"*({own}).shape[-2:]"
+    yield f"{own} & np.tri({shape}, -start, dtype=bool)"
+    yield f"{own} & np.tri({shape}, -1, dtype=bool)"
+    yield f"{own} & (np.arange(({own}).shape[-1]) >= start)"
+    yield f"{own} | True"
