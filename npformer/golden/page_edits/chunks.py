@@ -26,7 +26,7 @@ def _heads_of(name: str, array: np.ndarray) -> str:
 
 def _is_of_heads(kind: str) -> bool:
     """Whether a value is an array of heads."""
-    return kind == "" or (kind.startswith("f array") and kind.count(",") == 2)
+    return kind in ("", "f array") or kind.startswith("f array 3")
 
 
 def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[Edit]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.golden.page_edits.operators import kind_of
+from npformer.golden.page_edits.operators import common_kind, kind_of
 from npformer.golden.page_edits.roundings import FUNCTIONS
 from npformer.plain import formulas
 from npformer.plain.gemma import gemma_norm
@@ -203,7 +203,7 @@ class Page:
     def _know(self, function: str, name: str, value: Any) -> None:
         """Notes the kind of a variable's values, "" if it has values of several kinds."""
         kinds, kind = self.kinds.setdefault(function, {}), kind_of(value)
-        kinds[name] = kind if kinds.get(name, kind) == kind else ""
+        kinds[name] = common_kind(kinds.get(name, kind), kind)
 
     def _caller(self, frame: types.FrameType | None) -> tuple[Frame | None, int]:
         while frame is not None and frame not in (self.frames or {}):

@@ -78,7 +78,7 @@ def is_of_module(node: ast.expr) -> bool:
 def kind_of(value: object) -> str:
     """Describes a value, so that names of unlike values are not exchanged; "" for a value that any may replace."""
     if isinstance(value, np.ndarray):
-        return f"{value.dtype.kind} array {value.shape}"
+        return f"{value.dtype.kind} array {value.ndim} {value.shape[-1:]}"
     if isinstance(value, dict):
         return f"weights {', '.join(value)}"
     if isinstance(value, list | tuple):
@@ -86,6 +86,19 @@ def kind_of(value: object) -> str:
     if isinstance(value, bool | str):
         return type(value).__name__
     return type(value).__name__ if isinstance(value, int | float) else "function" if callable(value) else ""
+
+
+def common_kind(one: str, other: str) -> str:
+    """The kind of a name that has values of two kinds, "" if they are unlike."""
+    if one == other:
+        return one
+    kinds = {each.partition(" array")[0] + " array" for each in (one, other) if " array" in each}
+    return kinds.pop() if len(kinds) == 1 and " array" in one and " array" in other else ""
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Whether a port may confuse two values. The kind of an array may have no shape, as in "f array"."""
+    return one == other or "" in (one, other) or ((one.startswith(other) or other.startswith(one)) and " array" in one)
 
 
 def edits(
@@ -155,7 +168,7 @@ def _of_node(node: ast.expr, scope: Mapping[str, str], known: set[str]) -> Itera
 
 def _of_name(name: str, scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     own = scope[name]
-    alike = [each for each, kind in scope.items() if each != name and (kind == own or "" in (kind, own))]
+    alike = [each for each, kind in scope.items() if each != name and are_alike(kind, own)]
     yield from (("another name", each) for each in alike)
     if "mask" in name:
         yield from (("another value", text) for text in (f"~{name}", "True"))
@@ -163,7 +176,7 @@ def _of_name(name: str, scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield from (("another value", repr(each)) for each in EPSILONS)
     if own == "" or own == "int" or own.startswith("i array"):
         yield from (("off by one", f"({name} {sign} 1)") for sign in "+-")
-    if own == "" or own.startswith("list"):
+    if own.startswith("list"):
         yield from (("left out", f"{name}[{some}]") for some in ("1:", ":-1"))
         yield "exchanged", f"{name}[::-1]"
     if own == "" or "array" in own:
