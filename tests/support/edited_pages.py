@@ -24,13 +24,13 @@ from npformer.checkpoint import flatten, unflatten
 from npformer.common.halves import half
 from npformer.engine.runtime.packing import Text
 from npformer.golden.mistakes.precision import tf32
+from npformer.golden.page_edits.stages import Recorder, Stages
 from npformer.model import Model
 from npformer.plain.formulas import softmax
 from npformer.plain.pages import functions_of, page_of
 from npformer.plain.roberta import padded_positions
 from npformer.plain.sizes import bind
 from npformer.plain.source import standalone_model
-from tests.support.page_stages import Recorder, Stages
 
 Arrays = dict[str, np.ndarray]
 #: Edits with which the pages of encoder-decoders, which read one text without padding, read a padded batch.
@@ -183,7 +183,7 @@ class _Edited(Stages):
             )
             source = source.replace(old, new)
         self.page = types.ModuleType("page")
-        self.page.__dict__.update(_page=self, half=half, tf32=tf32, reduce=reduce, at=lambda: ".".join(self._scope))
+        self.page.__dict__.update(_page=self, half=half, tf32=tf32, reduce=reduce, at=lambda: ".".join(self.scope))
         for definition in f"{source}\n\n\n{plant.added.strip()}".split("\n\n\n"):
             exec(_compiled(definition), self.page.__dict__)
 
