@@ -193,7 +193,9 @@ def planted_in(case: str) -> Planted:
     torch32, truth = torch_values.stages(case, "float32"), torch_values.stages(case, "float64")
     lengths, run = tuple(map(len, texts)), Forward({}, weights)
     stage = "logits" if "logits" in truth else ""
-    port = Port(model.config, weights, texts, stage, [], frozenset(names), max(lengths), lengths, known=names)
+    port = Port(
+        model.config, weights, texts, stage, [], frozenset(names), (max(lengths),) * len(lengths), lengths, known=names
+    )
     return Planted(run, port, run(port, dtype=np.float32), torch32, truth, torch_values.errors(case))
 
 

@@ -43,10 +43,11 @@ from npformer.golden.suite import MANIFEST
 from npformer.loading import load
 from npformer.model import Model, Seq2Seq
 
-COMPARED = """compare exits with 3 if a stage or a weight diverges and with 1 for bad input.
-It finds the causes too if it has the model: --model, the model next to the
-file, or the model named in the file if it is on this machine. It compares
-weights first, then computes each stage again from the port's own inputs."""
+COMPARED = """compare exits with 3 if a stage or a weight diverges, or if the port's stages
+lack the model's answer, and with 1 for bad input. It finds the causes too if it
+has the model: --model, the model next to the file, or the model named in the
+file if it is on this machine. It compares weights first, then computes each
+stage again from the port's own inputs."""
 RUN = "run exits with 0 if every case passes, 3 if one fails, 1 if nothing can be run."
 
 
@@ -231,7 +232,7 @@ def _compare(args: argparse.Namespace) -> int:
             print(f"\n{diagnosis}")
     elif not comparison.ok:
         print(f"\nno diagnosis: {why_not}")
-    return 0 if comparison.ok and not findings else DIVERGES
+    return 0 if comparison.passes and not findings else DIVERGES
 
 
 def _suite(args: argparse.Namespace) -> int:

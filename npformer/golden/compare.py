@@ -19,6 +19,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES
 from npformer.golden.budget import RATIOS
 from npformer.golden.format import Golden
+from npformer.golden.given_texts import choices, has_padding, renumbered, said_of
 from npformer.golden.graph import parted
 from npformer.golden.mistakes.precision import held
 from npformer.golden.names import Theirs, read
@@ -48,8 +49,10 @@ class Comparison:
     rows: list[StageError]
     theirs: Theirs
     missing: list[str]  # stages of the golden file that the other program lacks
+    golden: Golden  # the file, or the part of it with which the arrays were compared
     dtype: str = "float32"  # the precision that sets the budgets
     evaluated: Comparison | None = None  # for a torch model that diverged in training mode: the comparison after eval()
+    alternative: Comparison | None = None  # with the other right scale, if the same stage diverges first
 
     @property
     def first(self) -> StageError | None:
@@ -59,6 +62,20 @@ class Comparison:
     @property
     def ok(self) -> bool:
         return self.first is None
+
+    @property
+    def unanswered(self) -> list[str]:
+        """The model's final stages that were not compared, if any stage was."""
+        return [name for name in self.golden.answers if name in self.missing] if self.rows else []
+
+    def with_note(self, note: str) -> Comparison:
+        """Returns the comparison with one more note on how the arrays were read."""
+        return replace(self, theirs=replace(self.theirs, notes=[*self.theirs.notes, note])) if note else self
+
+    @property
+    def passes(self) -> bool:
+        """Whether no stage diverges and the model's final stages were compared."""
+        return self.ok and not self.unanswered
 
     def __str__(self) -> str:
         lines = [f"{'stage':<31} {'max abs':>9} {'budgets':>9} {'cosine':>9}  worst at"]
@@ -85,7 +102,12 @@ class Comparison:
             lines.append("no stage was compared")
         elif self.first is None and self.missing:
             compared = f"{len(self.rows)} of {len(self.rows) + len(self.missing)} stages"
-            lines.append(f"pass ({compared}): every compared stage is within its budget")
+            within = "every compared stage is within its budget"
+            if self.unanswered:
+                lines.append(f"incomplete ({compared}): {within}")
+                lines.append(f"export {' and '.join(self.unanswered)} too: without the answer, nothing passes")
+            else:
+                lines.append(f"pass ({compared}): {within}")
         elif self.first is None:
             lines.append(f"no stage diverges: all {len(self.rows)} are within their budgets")
         else:
@@ -151,16 +173,64 @@ def compare(
 def _compare(
     golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None, dtype: str | None
 ) -> Comparison:
+    """Compares the texts to which the arrays belong."""
+    chosen = choices(golden, arrays, names)
+    count = len(golden.texts)
+    found = []
+    for texts in chosen:
+        own = golden if len(texts) == count else golden.of_texts(texts)
+        each = _of_either_scale(own, renumbered(arrays, texts), names, dtype)
+        found.append(each.with_note(said_of(texts, count)))
+    if len(chosen[0]) == count or -1 not in found[0].theirs.numbers:
+        return found[0]
+    agreeing = [each for each in found if each.first is not each.rows[0]]
+    if agreeing:
+        return max(agreeing, key=lambda each: (_place(each), not has_padding(each.golden, each.theirs)))
+    exact = [i for i, each in enumerate(found) if not has_padding(each.golden, each.theirs)]
+    if len(exact) > 1:
+        numbers = " and ".join(str(chosen[i][0]) for i in exact)
+        stage = found[0].rows[0].stage
+        raise NpformerError(
+            f"{stage}: its shape fits texts {numbers}, and its values fit none of them; name it by its text, such as "
+            f"{chosen[exact[0]][0]}/{stage}"
+        )
+    return found[exact[0]] if exact else _of_either_scale(golden, arrays, names, dtype)
+
+
+def _place(comparison: Comparison) -> int:
+    """The place of the first stage that diverges in the order of the stages."""
+    order = list(comparison.golden.stages)
+    return order.index(comparison.first.stage) if comparison.first else len(order)
+
+
+def _of_either_scale(
+    golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None, dtype: str | None
+) -> Comparison:
+    """Compares with sqrt(d_model) rounded as the checkpoint says, or not rounded if that agrees further."""
+    comparison = _of_either_padding(golden, arrays, names, dtype)
+    other = None if comparison.ok else golden.with_unrounded_scale
+    if other is None:
+        return comparison
+    said = f"sqrt(d_model) is not rounded to {golden.config.scale_dtype}, as transformers does in float32"
+    unrounded = _of_either_padding(other, arrays, names, dtype).with_note(said)
+    if _place(unrounded) > _place(comparison):
+        return unrounded
+    same = unrounded.first and comparison.first and unrounded.first.stage == comparison.first.stage
+    return replace(comparison, alternative=unrounded) if same else comparison
+
+
+def _of_either_padding(
+    golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None, dtype: str | None
+) -> Comparison:
     """Compares texts padded on the right, or on the left if the embeddings are right there.
 
     Padding on the left is a mistake if it shifts the positions; `diagnose` names it from texts padded on the right.
     """
     comparison = _compared(golden, read(golden, arrays, names), dtype)
-    if comparison.ok or not (comparison.theirs.width or comparison.theirs.source_width):
+    if comparison.ok or not has_padding(golden, comparison.theirs):
         return comparison
-    order = {name: i for i, name in enumerate(golden.stages)}
     before = _compared(golden, read(golden, arrays, names, at_end=True), dtype)
-    first, other = (order[each.first.stage] if each.first else len(order) for each in (comparison, before))
+    first, other = _place(comparison), _place(before)
     embedded = before.first is None or not parted(before.first.stage)[2].startswith("embeddings.")
     return before if embedded and other > first else comparison
 
@@ -176,7 +246,7 @@ def _compared(golden: Golden, theirs: Theirs, dtype: str | None) -> Comparison:
             rows.append(_error(name, theirs.stages[name], golden, RATIOS[dtype]))
         else:
             missing.append(name)
-    return Comparison(rows, theirs, missing, dtype)
+    return Comparison(rows, theirs, missing, golden, dtype)
 
 
 def _dtype(golden: Golden, theirs: Theirs) -> str:

@@ -27,7 +27,7 @@ from npformer.golden.compare import Comparison, compare
 from npformer.golden.diagnose import diagnose
 from npformer.golden.diagnosis import Diagnosis
 from npformer.golden.format import Golden, load
-from npformer.golden.suite import INPUTS, answers, read_suite
+from npformer.golden.suite import INPUTS, read_suite
 from npformer.golden.tiny import TINY_FILE
 from npformer.model import Model, Seq2Seq
 
@@ -208,8 +208,8 @@ def _judged(folder: Path, reference: Golden, arrays: dict[str, Any], comparison:
                 "compared": compared,
             }
     stages = f"{compared} of {len(reference.stages)} stages" if comparison.missing else f"all {compared} stages"
-    if absent := [name for name in answers(reference) if name in comparison.missing]:
-        told = f"no {' and no '.join(absent)}; {stages}, all correct"
+    if comparison.unanswered:
+        told = f"no {' and no '.join(comparison.unanswered)}; {stages}, all correct"
         return {"kind": "incomplete", "why": told, "details": str(comparison), "compared": compared}
     return {"kind": PASS, "why": stages, "compared": compared}
 

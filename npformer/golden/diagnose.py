@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import parameters
 from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
 from npformer.engine.runtime.threads import single_blas_thread
@@ -25,16 +26,16 @@ from npformer.golden.compare import Comparison, StageError, compare
 from npformer.golden.diagnosis import ROUNDED, Diagnosis, Fit, nearest, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
-from npformer.golden.graph import HEAD, block_of, matches, parents, parted, span
+from npformer.golden.graph import HEAD, block_of, made_from, matches, parents, parted, span
 from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes import GENERAL, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, names_of, said_of
-from npformer.golden.mistakes.precision import HALF, held, held_before
+from npformer.golden.mistakes.precision import HALF, half_of
 from npformer.golden.mistakes.rows import made_in_rows, where_wrong, wrong_rows
 from npformer.golden.names import Theirs
 from npformer.golden.not_finite import overflow, scores_of, where_not_finite
-from npformer.golden.port import Port
+from npformer.golden.port import Port, with_padding
 from npformer.golden.record import weights_sha256
 from npformer.golden.transposed import maps, untransposed
 from npformer.golden.ways import computed, cut, share_explained
@@ -95,24 +96,39 @@ def diagnose(
     """
     check_model(golden, model)
     comparison = comparison or compare(golden, arrays, names, dtype)
+    found = _diagnosed(comparison, model, progress)
+    if found.causes or comparison.alternative is None:
+        return found
+    other = _diagnosed(comparison.alternative, model, progress)
+    return other if other.causes else found
+
+
+def _diagnosed(comparison: Comparison, model: Model | Seq2Seq, progress: Progress | None) -> Diagnosis:
+    """Returns the diagnosis of a comparison."""
     findings = check_weights(model, comparison.theirs.weights, comparison.dtype)
     if comparison.evaluated is not None:
-        evaluated = comparison.evaluated
-        return replace(diagnose(golden, arrays, model, names, evaluated, progress=progress), training=True)
+        return replace(_diagnosed(comparison.evaluated, model, progress), training=True)
+    if (first := comparison.first) is None:
+        return Diagnosis("", weights=findings)
     rows = [row for row in comparison.rows if row.diverges and not row.problem]
+    if first.stage in comparison.theirs.problems and not (rows and _is_only_layout(first, comparison)):
+        return Diagnosis(first.stage, float("inf"), weights=findings, problem=first.problem)
     if not rows:
-        if (first := comparison.first) is None:
-            return Diagnosis("", weights=findings)
-        if first.stage not in comparison.theirs.stages:
-            return Diagnosis(first.stage, float("inf"), weights=findings, problem=first.problem)
         with single_blas_thread():
-            return _Case(golden, comparison, model, findings, progress).not_finite(first)
+            return _Case(comparison, model, findings, progress).not_finite(first)
     with single_blas_thread():
-        case = _Case(golden, comparison, model, findings, progress)
+        case = _Case(comparison, model, findings, progress)
         if (theirs := case.untransposed()) is not comparison.theirs:
-            case = _Case(golden, replace(comparison, theirs=theirs), model, findings, progress)
+            case = _Case(replace(comparison, theirs=theirs), model, findings, progress)
         notes = tuple(each for each in theirs.notes if each not in comparison.theirs.notes)
-        return replace(case.diagnosis([row.stage for row in rows]), notes=notes).searching(model, golden, case.right)
+        return replace(case.diagnosis([row.stage for row in rows]), notes=notes).searching(model, comparison.golden, case.right)
+
+
+def _is_only_layout(row: StageError, comparison: Comparison) -> bool:
+    """Returns whether a stage that cannot be read is right in the port, because a stage computed from it is right."""
+    config = comparison.golden.config
+    after = made_from(parents(config, parameters(config)), row.stage)
+    return any(each.stage in after and not each.diverges for each in comparison.rows)
 
 
 def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
@@ -128,12 +144,13 @@ class _Case:
 
     def __init__(
         self,
-        golden: Golden,
         comparison: Comparison,
         model: Model | Seq2Seq,
         findings: list[Finding],
         progress: Progress | None = None,
     ) -> None:
+        golden = comparison.golden
+        config = replace(model.config, scale_dtype=golden.config.scale_dtype)
         self.golden, self.comparison, self.findings = golden, comparison, findings
         self.progress = progress or (lambda told: None)
         theirs, dtype = comparison.theirs, comparison.dtype
@@ -147,15 +164,15 @@ class _Case:
         #: Mistakes that could explain the unpadded texts; None if these texts are correct.
         self.promising: set[str] | None = None
         self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
-        self.mistakes = of_model(model.config)
+        self.mistakes = of_model(config)
         self.again: tuple[Mistake, ...] = ()  # the causes found so far, and variants of them in fewer places
         self.forward = Forward(self.given, weights, model.threads)
         lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
         self.right = Port(
-            model.config, weights, golden.texts, "", [], frozenset(), max(theirs.width, *lengths, 0), lengths,
-            known=tuple(name for name in parents(model.config, weights) if not name.endswith(".input")),
+            config, weights, golden.texts, "", [], frozenset(), with_padding(theirs.widths, lengths), lengths,
+            known=tuple(name for name in parents(config, weights) if not name.endswith(".input")),
             sources=golden.sources, source_lengths=source_lengths,
-            source_width=max(theirs.source_width, *source_lengths, 0) if source_lengths else 0, given=theirs.stages,
+            source_widths=with_padding(theirs.source_widths, source_lengths), given=theirs.stages,
             truth=golden.truth,
             budgets={stage: budget * RATIOS[dtype] for stage, budget in golden.budgets.items()}, stored=weights,
         )  # fmt: skip
@@ -279,7 +296,7 @@ class _Case:
             return Diagnosis(stage, budgets, inputs), []
         closest: list[Fit] = []
         self.promising = None
-        if (rounded := self.half_of(port)) is not None:
+        if (rounded := half_of(port, self.golden.budgets[stage], self.comparison.dtype)) is not None:
             kind, what = rounded
             fit = Fit(HALF, f"{kind}, {what}", budgets / RATIOS[kind], 1.0, True)
             return Diagnosis(stage, budgets, inputs, [fit], groups=groups), [(fit, replace(port, dtype=kind))]
@@ -345,23 +362,6 @@ class _Case:
             made = self.compute(right), self.compute(alone)
             return largest_error(*map(self.looked_at, made)) <= self.budget(base)
         return False
-
-    def half_of(self, port: Port) -> tuple[str, str] | None:
-        """Returns the 16-bit type to which the other program rounded a correct stage, and what it rounded; or None.
-
-        It may round a product before it adds the bias.
-        """
-        bias = port.weights.get(f"{port.stage}.bias")
-        for kind in HALVES:
-            budget = self.golden.budgets[port.stage] * RATIOS[kind]
-            if not RATIOS[kind] > RATIOS[self.comparison.dtype] or largest_error(port.theirs, port.rightly) > budget:
-                continue
-            if all(held(kind, array) for array in port.theirs):
-                if not any(held(kind, array.astype(np.float32)) for array in port.rightly):
-                    return kind, "the whole stage"
-            elif bias is not None and all(held_before(kind, array, bias) for array in port.theirs):
-                return kind, "the product, before the bias is added"
-        return None
 
     def tiers(self, port: Port) -> Iterator[tuple[tuple[Mistake, ...], Port, list[int]]]:
         """Yields groups of mistakes to try, in order, each with the port to change and the texts to compare."""

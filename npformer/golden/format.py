@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ class Golden:
     budgets: Mapping[str, float]  # stage -> the largest error of a correct float32 port
     sources: list[Text] = field(default_factory=list)  # for a translation model, whose `texts` are the decoder's input
     source_tokens: list[list[str]] = field(default_factory=list)
+    #: The truth without rounding sqrt(d_model) to the checkpoint's dtype; {} if that changes nothing. Transformers
+    #: rounds it if it runs in that dtype, and does not if it runs in float32: both are right.
+    unrounded: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> list[Any]:
@@ -50,6 +53,38 @@ class Golden:
     def __repr__(self) -> str:
         return f"<npformer Golden of {self.model}: {len(self.stages)} stages of {len(self.texts)} texts>"
 
+    @property
+    def answers(self) -> list[str]:
+        """The model's final stages: its logits, or for a base model the last layer and the pooled rows."""
+        if logits := [name for name in self.stages if name.endswith("logits")]:
+            return logits
+        rows = [name for name in self.stages if name not in ("pooler", "pooled")]
+        return [*rows[-1:], *(["pooled"] if "pooled" in self.stages else [])]
+
+    @property
+    def with_unrounded_scale(self) -> Golden | None:
+        """The golden file of the same model without rounding sqrt(d_model); None if that changes nothing."""
+        if not self.unrounded:
+            return None
+        single = {name: [array.astype(np.float32) for array in each] for name, each in self.unrounded.items()}
+        config = replace(self.config, scale_dtype="float32")
+        return replace(self, config=config, stages=single, truth=self.unrounded, unrounded={})
+
+    def of_texts(self, numbers: Sequence[int]) -> Golden:
+        """Returns the golden file of some of its texts."""
+
+        def chosen(each: list[Any]) -> list[Any]:
+            return [each[i] for i in numbers] if each else []
+
+        stages, truth, unrounded = (
+            {name: chosen(arrays) for name, arrays in kind.items()}
+            for kind in (self.stages, self.truth, self.unrounded)
+        )
+        return replace(
+            self, texts=chosen(self.texts), tokens=chosen(self.tokens), stages=stages, truth=truth,
+            sources=chosen(self.sources), source_tokens=chosen(self.source_tokens), unrounded=unrounded,
+        )  # fmt: skip
+
     def save(self, path: str | Path) -> None:
         """Writes the file. Equal content gives equal bytes."""
         arrays = self.input_arrays()
@@ -57,6 +92,7 @@ class Golden:
             for name in self.stages:
                 arrays[f"{i}/{name}"] = self.stages[name][i]
                 arrays[f"{i}/float64/{name}"] = self.truth[name][i]
+            arrays |= {f"{i}/unrounded/{name}": each[i] for name, each in self.unrounded.items()}
         manifest = {
             "model": self.model,
             "config": write_config(self.config),
@@ -152,12 +188,18 @@ def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golde
         budgets={name: float(manifest["budgets"][name]) for name in stages},
         sources=sources,
         source_tokens=source_tokens,
+        unrounded={
+            name: [arrays[f"{i}/unrounded/{name}"] for i in range(len(texts))]
+            for name in (stages if any(name.startswith("0/unrounded/") for name in arrays) else ())
+        },
     )
     if not texts or not stages:
         raise ValueError("no texts or no stages")
     for name in stages:
-        for single, double in zip(golden.stages[name], golden.truth[name], strict=True):
-            if single.dtype != np.float32 or double.dtype != np.float64 or single.shape != double.shape:
+        for i, (single, double) in enumerate(zip(golden.stages[name], golden.truth[name], strict=True)):
+            doubles = [double, *([golden.unrounded[name][i]] if golden.unrounded else [])]
+            alike = all(array.dtype == np.float64 and array.shape == single.shape for array in doubles)
+            if single.dtype != np.float32 or not alike:
                 raise ValueError(f"{name}: expected float32 and float64 arrays of the same shape")
         if not 0 < golden.budgets[name] < math.inf:
             raise ValueError(f"{name}: expected a finite error budget above 0")

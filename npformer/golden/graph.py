@@ -99,6 +99,15 @@ def parents(config: Config, weights: Iterable[str]) -> Parents:
     return of
 
 
+def made_from(of: Mapping[str, tuple[str, ...]], stage: str) -> set[str]:
+    """Returns the stages that are computed from this one."""
+    after = {stage}
+    for name, own in of.items():
+        if after.intersection(own):
+            after.add(name)
+    return after - {stage}
+
+
 def span(of: Mapping[str, tuple[str, ...]], stage: str, given: Sequence[str] | Mapping[str, Any]) -> frozenset[str]:
     """Returns the stages that are computed from the given ones to obtain `stage`, including `stage`."""
     found, waiting = set(), [stage]

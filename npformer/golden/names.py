@@ -40,8 +40,9 @@ class Theirs:
     problems: dict[str, str] = field(default_factory=dict)  # stages that cannot be compared -> the reason
     unused: list[str] = field(default_factory=list)  # names that match no stage of the golden file
     notes: list[str] = field(default_factory=list)  # layouts that were read, in words
-    width: int = 0  # tokens per padded text, if any array was padded
-    source_width: int = 0  # the same for a translation model's sources
+    widths: list[int] = field(default_factory=list)  # tokens of each text, with the padding of the widest array
+    source_widths: list[int] = field(default_factory=list)  # the same for a translation model's sources
+    numbers: set[int] = field(default_factory=set)  # texts with arrays named i/STAGE; -1 for arrays of all texts
 
 
 def read(
@@ -54,16 +55,16 @@ def read(
     """
     weights, ids = weight_names(golden.config), _ids(golden)
     sources = layout.sources(golden.config)
-    arrays, names = fused.cut(golden.config, _by_text(arrays), names or {})
+    arrays, names = fused.cut(golden.config, by_text(arrays), names or {})
     known = stage_names(golden, arrays)
     for theirs, meant in names.items():
         if meant not in golden.stages and meant not in weights.values():
             raise NpformerError(f"name map: {theirs!r}: {table.unknown(str(meant), list(golden.stages))}")
         known[theirs] = meant
-    found, result, mapped = dict[str, dict[int, Any]](), Theirs(), dict[tuple[str, int], str]()
+    found, mapped = dict[str, dict[int, Any]](), dict[tuple[str, int], str]()
+    result = Theirs(widths=[0] * len(golden.texts), source_widths=[0] * len(golden.sources))
     for name, value in arrays.items():
-        of_text = _OF_TEXT.fullmatch(name)
-        number, plain = (int(of_text[1]), of_text[2]) if of_text else (-1, name)
+        number, plain = numbered(name)
         ours = known.get(name) or known.get(plain)
         if ours and not names.keys().isdisjoint((name, plain)) and mapped.setdefault((ours, number), name) != name:
             raise NpformerError(f"name map: {mapped[ours, number]!r} and {name!r} are both mapped to {ours}")
@@ -87,17 +88,24 @@ def read(
     earlier_names.refuse(earlier, golden.config.gated)
     for name in golden.stages:
         if name in found:
+            result.numbers |= found[name].keys()
             _place(golden, name, found[name], result, at_end)
     return result
 
 
-def _by_text(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def by_text(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Renames array i of a list to `i/name`; traces of several texts have such lists."""
     single: dict[str, Any] = {}
     for name, value in arrays.items():
         is_list = isinstance(value, list) and value and all(isinstance(each, np.ndarray) for each in value)
         single |= {f"{i}/{name}": each for i, each in enumerate(value)} if is_list else {name: value}
     return single
+
+
+def numbered(name: str) -> tuple[int, str]:
+    """Returns the number of the text and the rest of a name i/STAGE; -1 and the name if it has no number."""
+    of_text = _OF_TEXT.fullmatch(name)
+    return (int(of_text[1]), of_text[2]) if of_text else (-1, name)
 
 
 def stage_names(golden: Golden, arrays: Iterable[str] = ()) -> dict[str, str]:
@@ -176,17 +184,21 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
         return
     if -1 in given:
         parts = per_text(name, given[-1], shapes, axes, at_end)
-        if parts is not None and given[-1].ndim == len(shapes[0]) + 1 and axes == (0,):
-            if golden.sources and (name.startswith("encoder.") or name.endswith(OF_SOURCE)):
-                result.source_width = max(result.source_width, given[-1].shape[1])
-            else:
-                result.width = max(result.width, given[-1].shape[1])
+        batch = _batch(name, given[-1], shapes, axes)
+        padded = [] if batch is None else [each.shape for each in batch]
     else:
         each = [per_text(name, given[i], [shape], axes, at_end) for i, shape in enumerate(shapes)]
         parts = None if None in [part and 1 for part in each] else [part[0] for part in each if part]
+        alone = [_batch(name, given[i], [shape], axes) for i, shape in enumerate(shapes)]
+        padded = [batch.shape[1:] for batch in alone if batch is not None]
+    if axes == (0,) and len(padded) == len(shapes) and not _is_shared(name):
+        of_source = golden.sources and (name.startswith("encoder.") or name.endswith(OF_SOURCE))
+        widths = result.source_widths if of_source else result.widths
+        widths[:] = [max(width, shape[0]) for width, shape in zip(widths, padded, strict=True)]
     if parts is None:
         got = given[-1].shape if -1 in given else [given[i].shape for i in range(len(shapes))]
-        result.problems[name] = f"expected {_expected(shapes)}, got {got}"
+        read = _tokens_read(golden, name, given, axes)
+        result.problems[name] = f"expected {_expected(shapes)}, got {got}{read}"
     else:
         result.stages[name] = parts
 
@@ -213,9 +225,18 @@ def per_text(
     `at_end` on the left; the same as rows (B L, ...); (B, L, H, K) instead of (B, H, L, K) or of (B, L, D); for
     positions also (L, D) or (1, L, D), shared by all texts.
     """
-    positions, width = name.endswith("embeddings.position"), shapes[0][-1] if shapes[0] else 0
-    if axes == (0,) and array.ndim > 2 and array.shape[-1] != width == array.shape[-2] * array.shape[-1]:
-        array = array.reshape(*array.shape[:-2], width)
+    if (batch := _batch(name, array, shapes, axes)) is not None:
+        return [_corner(each, shape, at_end) for each, shape in zip(batch, shapes, strict=True)]
+    array = _with_joined_heads(array, shapes, axes)
+    if axes[:1] == (0,) and array.shape == (sum(s[0] for s in shapes), *shapes[0][1:]):
+        return np.split(array, np.cumsum([shape[0] for shape in shapes])[:-1])
+    return None
+
+
+def _batch(name: str, array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]) -> np.ndarray | None:
+    """Returns a stage with a batch axis first and all padding; None for the other shapes of `per_text`."""
+    positions = _is_shared(name)
+    array = _with_joined_heads(array, shapes, axes)
     if positions and array.ndim == 2 and len(array) == max(shape[0] for shape in shapes):
         array = array[None]
     for read_as in _layouts(array, shapes, axes):
@@ -227,10 +248,21 @@ def per_text(
             for shape in shapes
             for axis, (size, part) in enumerate(zip(read_as.shape[1:], shape, strict=True))
         ):
-            return [_corner(each, shape, at_end) for each, shape in zip(read_as, shapes, strict=True)]
-    if axes[:1] == (0,) and array.shape == (sum(s[0] for s in shapes), *shapes[0][1:]):
-        return np.split(array, np.cumsum([shape[0] for shape in shapes])[:-1])
+            return read_as
     return None
+
+
+def _is_shared(name: str) -> bool:
+    """Returns whether all texts may share a single array of the stage."""
+    return name.endswith("embeddings.position")
+
+
+def _with_joined_heads(array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]) -> np.ndarray:
+    """Returns rows (..., H, K) as (..., D)."""
+    width = shapes[0][-1] if shapes[0] else 0
+    if axes == (0,) and array.ndim > 2 and array.shape[-1] != width == array.shape[-2] * array.shape[-1]:
+        return array.reshape(*array.shape[:-2], width)
+    return array
 
 
 def _corner(array: np.ndarray, shape: tuple[int, ...], at_end: bool) -> np.ndarray:
@@ -265,6 +297,26 @@ def token_axes(name: str, shape: tuple[int, ...], head: str) -> tuple[int, ...]:
     of_axes = [symbol.strip() for symbol in symbols.strip("()").split(",") if symbol.strip()]
     one_row = len(shape) < len(of_axes)  # the head reads a single row of each text
     return () if one_row else tuple(i for i, symbol in enumerate(of_axes) if symbol == "T")
+
+
+def _tokens_read(golden: Golden, name: str, given: dict[int, np.ndarray], axes: tuple[int, ...]) -> str:
+    """Says which text has fewer tokens in a stage than in the file, and what to do; "" if only other axes differ."""
+    of_source = golden.sources and (name.startswith("encoder.") or name.endswith(OF_SOURCE))
+    tokens, what = (golden.source_tokens, "source") if of_source else (golden.tokens, "text")
+    shapes = [array.shape for array in golden.truth[name]]
+    longest = max(range(len(shapes)), key=lambda i: shapes[i])
+    for number, array in given.items():
+        i = longest if number == -1 else number
+        expected, batch = shapes[i], len(shapes) if number == -1 else 1
+        in_batch = array.ndim > len(expected) and len(array) == batch
+        if batch > 1 and not in_batch:
+            continue
+        got = array.shape[1:] if in_batch else array.shape
+        alike = len(got) == len(expected) and all(got[k] == size for k, size in enumerate(expected) if k not in axes)
+        if axes and alike and got[axes[0]] < expected[axes[0]]:
+            end = f"{expected[axes[0]]} tokens, of which the last is {tokens[i][-1]!r}"
+            return f"; the port reads {got[axes[0]]} tokens of {what} {i}, which has {end}"
+    return ""
 
 
 def _expected(shapes: list[tuple[int, ...]]) -> str:

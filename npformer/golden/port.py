@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -39,7 +39,7 @@ class Port:
     stage: str  # the stage to explain
     theirs: list[np.ndarray]  # the other program's values for the stage
     span: frozenset[str]  # the stages to compute, from the other program's stages up to this one
-    width: int  # tokens per text in the other program's batch, with padding
+    widths: tuple[int, ...]  # tokens of each text in the other program, with padding
     lengths: tuple[int, ...]  # lengths of the golden file's texts
     rightly: list[np.ndarray] = field(default_factory=list)  # the correct stage, from the other program's inputs
     known: tuple[str, ...] = ()  # all stages of the model, in firing order
@@ -49,7 +49,7 @@ class Port:
     possible: bool = True  # False if no model can have this config
     hides: bool = False  # the texts are padded, and a mask hides the padding
     sources: list[Text] = field(default_factory=list)  # for a translation model, the encoder's input
-    source_width: int = 0  # tokens per source in the other program's batch, with padding
+    source_widths: tuple[int, ...] = ()  # tokens of each source in the other program, with padding
     source_lengths: tuple[int, ...] = ()  # lengths of the golden file's sources
     given: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the other program's stages
     truth: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the golden file's stages
@@ -157,10 +157,16 @@ class Port:
 
     # --- padding ---
 
+    @property
+    def width(self) -> int:
+        """Tokens of the other program's widest text, with padding."""
+        return max(self.widths, default=0)
+
     def is_padded(self, text: int) -> bool:
         """Returns whether the other program pads a text or its source."""
-        source_width = self.source_width if self.sources else 0
-        return self.lengths[text] < self.width or (bool(source_width) and self.source_lengths[text] < source_width)
+        if self.sources and self.source_lengths[text] < self.source_widths[text]:
+            return True
+        return self.lengths[text] < self.widths[text]
 
     @cached_property
     def has_padding(self) -> bool:
@@ -172,7 +178,7 @@ class Port:
         if config.pooling == "last" and config.pad_id is None:  # an unused id marks padding for the head
             pad = next(i for i in range(config.vocab_size) if not any(i in text.ids for text in self.texts))
             config = replace(config, pad_id=pad)
-        if max(self.width, self.source_width) > self.config.max_length:
+        if max((*self.widths, *self.source_widths), default=0) > self.config.max_length:
             return None
 
         def filled(text: Text, width: int) -> Text:
@@ -181,8 +187,8 @@ class Port:
             return Text(np.pad(text.ids, room, constant_values=pad), types)
 
         touched = {"*.attention.scores", "*.attention.weights", *(["embeddings.*"] if left else [])}
-        texts = [filled(text, self.width) for text in self.texts]
-        sources = [filled(text, self.source_width) for text in self.sources]
+        texts = list(map(filled, self.texts, self.widths))
+        sources = list(map(filled, self.sources, self.source_widths))
         return replace(self, config=config, texts=texts, sources=sources, touched=self.touched | touched)
 
     @property
@@ -221,10 +227,10 @@ class Port:
         """Returns the sizes that may explain a constant in a text's stage, such as T, K and D."""
         own, across = parted(self.stage), "cross_attention" in self.stage
         of_source = bool(self.sources) and (own[0] == "encoder." or across)
-        length, width = (self.source_lengths, self.source_width) if of_source else (self.lengths, self.width)
+        length, width = (self.source_lengths, self.source_widths) if of_source else (self.lengths, self.widths)
         of_stack = self.config.decoder if self.stack == "decoder." else self.config
         sizes = {"T": length[text], "K": self.d_head, "D": self.config.d_model, "H": self.n_heads}
-        return {**sizes, "F": of_stack.d_ffn, "n_layers": self.depth, "T with padding": width}
+        return {**sizes, "F": of_stack.d_ffn, "n_layers": self.depth, "T with padding": width[text]}
 
     @property
     def factors(self) -> dict[str, Callable[[int], float]]:
@@ -275,3 +281,10 @@ def made_by(group: str) -> tuple[str, ...]:
 def group_of_normed(stage: str) -> str:
     """Returns the group of weights of a norm's stage: "attention.query_norm" for "attention.query_normed"."""
     return stage.removesuffix("ed") if stage.endswith("_normed") else stage
+
+
+def with_padding(widths: Sequence[int], lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns each text's length with padding; without padding in the arrays, that of a batch of all texts."""
+    if any(width > length for width, length in zip(widths, lengths, strict=True)):
+        return tuple(map(max, widths, lengths))
+    return (max(lengths, default=0),) * len(lengths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*"
     read = read_inputs(model, texts)
     recorded = run(model, read.inputs, stages)
     truth = run(in_float64(model), read.inputs, stages)
+    other = _without_rounded_scale(model)
+    unrounded = run(in_float64(other), read.inputs, stages) if other else None
     return Golden(
         model=name or (model.folder.name if model.folder else model.config.model_type),
         config=model.config,
@@ -61,7 +64,18 @@ def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*"
         budgets=budgets(model, read.inputs, recorded, truth, stages),
         sources=read.sources,
         source_tokens=read.source_tokens,
+        unrounded={stage: unrounded.texts(stage) for stage in unrounded} if unrounded else {},
     )
+
+
+def _without_rounded_scale(model: Model | Seq2Seq) -> Model | Seq2Seq | None:
+    """Returns the model with token embeddings scaled by sqrt(d_model) in float32; None if that is what it does."""
+    if not model.config.scale_embedding:
+        return None
+    config = replace(model.config, scale_dtype="float32")
+    if abs(config.token_scale / model.config.token_scale - 1) < 2.0**-22:
+        return None
+    return type(model)(config, model.weights, model.folder, model.threads, model.same_bits, model.limits)
 
 
 def weights_sha256(model: Model | Seq2Seq) -> str:

@@ -24,7 +24,7 @@ def comparison_json(comparison: Comparison, diagnosis: Diagnosis | None, why_not
     rows = [asdict(row) | {"diverges": row.diverges} for row in comparison.rows]
     findings = diagnosis.weights if diagnosis else []
     told = {
-        "ok": comparison.ok and not findings,
+        "ok": comparison.passes and not findings,
         "dtype": comparison.dtype,
         "first": comparison.first.stage if comparison.first else None,
         "why": why(comparison, diagnosis),
@@ -33,6 +33,7 @@ def comparison_json(comparison: Comparison, diagnosis: Diagnosis | None, why_not
         "faults": [_fault(each) for each in (diagnosis, *diagnosis.then) if each.stage] if diagnosis else [],
         "diagnosis": str(diagnosis) if diagnosis else why_not,
         "missing": comparison.missing,
+        "unanswered": comparison.unanswered,
         "unused": comparison.theirs.unused,
         "notes": comparison.theirs.notes,
         "stages": [{name: _finite(value) for name, value in row.items()} for row in rows],
@@ -57,7 +58,10 @@ def _finite(value: Any) -> Any:
 def comparison_github(comparison: Comparison, diagnosis: Diagnosis | None) -> str:
     """Returns a comparison as one line, a GitHub annotation."""
     if comparison.ok and not (diagnosis and diagnosis.weights):
-        return annotation("notice", "npformer golden compare", f"no stage diverges; {len(comparison.rows)} compared")
+        told = f"no stage diverges; {len(comparison.rows)} compared"
+        if comparison.unanswered:
+            return annotation("error", "incomplete", f"{told}; not compared: {', '.join(comparison.unanswered)}")
+        return annotation("notice", "npformer golden compare", told)
     title = f"{comparison.first.stage} diverges" if comparison.first else "wrong weights"
     return annotation("error", title, why(comparison, diagnosis))
 

@@ -28,7 +28,6 @@ from npformer.engine.mechanisms import RelativeBias, Rotary
 from npformer.engine.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Yarn
 from npformer.families import FAMILIES, EncoderTable, distinct_encoders, encoders
 from npformer.families.llama import Llama
-from npformer.golden.format import Golden
 from npformer.golden.tiny import narrowed, write_case
 
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
@@ -109,17 +108,8 @@ def _write(folder: Path, case: Case) -> dict[str, Any]:
         "dtype": case.dtype,
         "lengths": list(case.lengths),
         "stages": len(recorded.stages),
-        "answers": answers(recorded),
+        "answers": recorded.answers,
     }
-
-
-def answers(recorded: Golden) -> list[str]:
-    """Returns a model's final stages: its logits, or for a base model the last layer and the pooled rows."""
-    logits = [name for name in recorded.stages if name.endswith("logits")]
-    if logits:
-        return logits
-    rows = [name for name in recorded.stages if name not in ("pooler", "pooled")]
-    return [rows[-1], *(["pooled"] if "pooled" in recorded.stages else [])]
 
 
 def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict[str, Any]]:

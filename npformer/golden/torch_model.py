@@ -19,7 +19,7 @@ from npformer.engine.runtime.packing import Text
 from npformer.families import family_of, parts_of
 from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers, split_ending
-from npformer.golden.names import weight_names
+from npformer.golden.names import stage_names, weight_names
 from npformer.golden.torch_attention import as_numpy, attention
 from npformer.interpret import stages as table
 
@@ -34,6 +34,8 @@ INPUTS = {
     "pooled": "head.output",
     "head.activation": "head.norm",
 }
+#: Fields of a model's output, in the order of the tuple that it returns with return_dict=False.
+FIELDS = ("last_hidden_state", "pooler_output", "logits", "start_logits", "end_logits")
 
 
 def load_torch(name: str, golden: Golden) -> Any:
@@ -130,7 +132,22 @@ def _run(
     if golden.config.head == "multiple-choice":
         given = {name: array[None] for name, array in given.items()}
     with listening(model, golden, heard):
-        model(**{name: torch.from_numpy(array) for name, array in given.items()})
+        output = model(**{name: torch.from_numpy(array) for name, array in given.items()})
+    heard |= _answers(output, golden)
+
+
+def _answers(output: Any, golden: Golden) -> dict[str, np.ndarray]:
+    """Returns the stages that a model returns, such as logits after a soft cap, which no module returns."""
+    known = stage_names(golden)
+    fields = [name for name in FIELDS if name in known]
+    if isinstance(output, tuple):
+        found = dict(zip(fields, output, strict=False))
+    else:
+        found = {name: getattr(output, name) for name in fields if getattr(output, name, None) is not None}
+    arrays = {known[name]: as_numpy(tensor) for name, tensor in found.items()}
+    if golden.config.head == "multiple-choice" and "logits" in arrays:  # (1, choices)
+        arrays["logits"] = arrays["logits"].reshape(-1, 1)
+    return arrays
 
 
 def padded_ids(texts: Sequence[Text], padding: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -179,9 +196,6 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
             hear(module.register_forward_hook, stages, lambda args, output: _first(output))
         for path in inputs.keys() & modules.keys():
             hear(modules[path].register_forward_pre_hook, _asked(inputs[path], golden), lambda args, output: args[0])
-        of_model = _reads_last(golden) or config.head == "translation"  # translation adds a bias outside the head
-        if of_model and "logits" in golden.stages:
-            hear(model.register_forward_hook, ["logits"], lambda args, output: _first(output, "logits"))
         if convolution in modules:  # its output has a column for each token
             hear(modules[convolution].register_forward_hook, ["convolution.hidden"], lambda args, output: output.mT)
         stack.enter_context(attention(model, golden, modules, heard))
@@ -220,11 +234,9 @@ def _asked(runs: list[str], golden: Golden) -> list[str]:
     return [stage if stage in golden.stages else "" for stage in runs]
 
 
-def _first(output: Any, name: str = "") -> Any:
-    """Returns a module's first output, or the output with this name."""
-    if isinstance(output, tuple):
-        return output[0]
-    return getattr(output, name) if name else output
+def _first(output: Any) -> Any:
+    """Returns a module's first output."""
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _hook(

@@ -98,7 +98,7 @@ def _of_several(findings: list[Finding], model: Model | Seq2Seq, theirs: Mapping
     if not unlike:
         return findings
     weights, given = layout.flat_arrays(model.weights), as_ours(model, theirs)
-    port = Port(model.config, weights, [], "", [], frozenset(), 0, ())
+    port = Port(model.config, weights, [], "", [], frozenset(), (), ())
     for mistake in (each for each in of_model(model.config) if each.of_weights):
         for way, wrong in mistake.ways(port):
             for name in unlike.keys() & given.keys():

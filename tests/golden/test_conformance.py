@@ -289,10 +289,20 @@ def test_the_hint_for_numpy_reads_bfloat16(suite: Path) -> None:
 
 def test_a_partial_export_reports_how_many_stages_pass(suite: Path) -> None:
     reference = golden.load(suite / CASE / "golden.safetensors")
-    few = {name: reference.stages[name] for name in list(reference.stages)[:4]}
-    arrays = {f"{i}/{name}": array for name, arrays in few.items() for i, array in enumerate(arrays)}
-    comparison = golden.compare(reference, arrays)
-    assert comparison.ok
-    assert f"{comparison}".splitlines()[-1] == "pass (4 of 45 stages): every compared stage is within its budget"
+
+    def compared(*names: str) -> golden.Comparison:
+        arrays = {f"{i}/{name}": array for name in names for i, array in enumerate(reference.stages[name])}
+        return golden.compare(reference, arrays)
+
+    first, within = list(reference.stages)[:4], "every compared stage is within its budget"
+    comparison = compared(*first, "logits")
+    assert comparison.passes
+    assert f"{comparison}".splitlines()[-1] == f"pass (5 of 45 stages): {within}"
+    comparison = compared(*first)
+    assert (comparison.ok, comparison.passes, comparison.unanswered) == (True, False, ["logits"])
+    assert f"{comparison}".splitlines()[-2:] == [
+        f"incomplete (4 of 45 stages): {within}",
+        "export logits too: without the answer, nothing passes",
+    ]
     partial = golden.Verdict(CASE, "", "pass", "4 of 45 stages")
     assert reports.row(partial, 10) == f"{CASE}  pass (4 of 45 stages)"

@@ -94,7 +94,7 @@ def test_only_another_list_of_some_layers_is_a_mistake(layers: tuple[int, ...]) 
     assert local.layers == (1, 2)
     stages = trace(Model(replace(model.config, local=replace(local, layers=layers)), model.weights), text)
     given = {name: [stages[name]] for name in stages if name.endswith("attention.weights")}
-    port = Port(model.config, {}, [text], "", [], frozenset(), 30, (30,), given=given)
+    port = Port(model.config, {}, [text], "", [], frozenset(), (30,), (30,), given=given)
     (mistake,) = (each for each in window.MISTAKES if each.name == "the wrong layers are local")
     assert [way for way, _ in mistake.ways(port)] == (["local: 0, 1"] if layers == (0, 1) else [])
 
@@ -120,7 +120,7 @@ def test_local_layers_may_differ_by_their_rotation_alone() -> None:
 )
 def test_equal_extremes_show_where_a_stage_is_clipped(low: float, high: float, way: str) -> None:
     values = np.arange(-4.0, 5.0).clip(low, high)
-    port = Port(tiny.model("bert").config, {}, [], "pooler", [values], frozenset({"pooler"}), 0, ())
+    port = Port(tiny.model("bert").config, {}, [], "pooler", [values], frozenset({"pooler"}), (), ())
     assert next(clipped(port))[0] == way
 
 
@@ -155,7 +155,7 @@ def test_a_layer_of_any_family_can_run_again(family: str) -> None:
         return output
 
     weights = flatten(dict(model.weights))
-    port = Port(model.config, weights, [text], "", [], frozenset(), len(text), (len(text),))
+    port = Port(model.config, weights, [text], "", [], frozenset(), (len(text),), (len(text),))
     Forward({}, weights)(port.ruling({"*.ffn_norm": compare}))
     assert len(differences) == model.config.n_layers + model.config.decoder.n_layers
     assert max(differences.values()) < 1e-12

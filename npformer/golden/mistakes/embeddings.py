@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.config import ROUNDED, Config
+from npformer.common.halves import HALVES
+from npformer.config import Config
 from npformer.engine.runtime.packing import Text, positions
 from npformer.golden.at import At
 from npformer.golden.graph import parted
@@ -59,7 +60,7 @@ def wrong_positions(port: Port) -> Ways:
         "from -1, the first two tokens alike": lambda at, text, i: np.maximum(at - 1, 0),
         "continuing from text to text": lambda at, text, i: at + begins[i],
         "each text's number": lambda at, text, i: at * 0 + i,
-        "after left padding": lambda at, text, i: at + port.width - len(at),
+        "after left padding": lambda at, text, i: at + port.widths[i] - len(at),
         "padded with the first position": lambda at, text, i: at + 1 - (at == 0),
         "the token types": lambda at, text, i: types(text),
     }
@@ -203,7 +204,7 @@ def scaled(port: Port) -> Ways:
         own = port.config.token_scale
         yield "not multiplied by sqrt(D)", {"embeddings.token": lambda y, at: y / own}
         yield "the positions by sqrt(D), too", {POSITION: lambda y, at: y * own}
-        for dtype in ROUNDED:  # rounding to float32 makes no visible difference
+        for dtype in HALVES:  # no rounding is right, too
             number = replace(port.config, scale_dtype=dtype).token_scale
             if abs(number / own - 1) > 1e-5:
                 said = f"by sqrt(D) rounded to {dtype}"

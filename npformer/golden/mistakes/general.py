@@ -15,7 +15,7 @@ from npformer.engine.activations import soft_cap
 from npformer.engine.functions import log_softmax, softmax
 from npformer.golden.at import At
 from npformer.golden.budget import largest_error
-from npformer.golden.graph import QKV, parents, parted
+from npformer.golden.graph import QKV, made_from, parents, parted
 from npformer.golden.mistake import Mistake, Ways
 from npformer.golden.mistakes.maps import said_of_map
 from npformer.golden.mistakes.nearest import nearest
@@ -51,10 +51,7 @@ def other_stage(port: Port) -> Ways:
     stack, layer, _ = parted(port.stage)
     prefix = f"{stack}layers.{layer}." if layer >= 0 else ""
     near = (prefix, f"{stack}embeddings.")
-    after = {port.stage}  # stages that are computed from this one
-    for name, made_from in parents(port.config, port.weights).items():
-        if after.intersection(made_from):
-            after.add(name)
+    after = {port.stage, *made_from(parents(port.config, port.weights), port.stage)}
     names = [name for name in port.known if name not in after and (name.startswith(near) or not prefix)]
     for name in names:
         yield f"it is {name}", {port.stage: lambda y, at, name=name: at(name)}

@@ -13,6 +13,7 @@ import numpy as np
 
 from npformer.common.halves import HALVES, cut_bits, half
 from npformer.golden.at import At
+from npformer.golden.budget import RATIOS, largest_error
 from npformer.golden.graph import INNER, parted
 from npformer.golden.mistake import Mistake, Rules, Ways
 from npformer.golden.port import Port
@@ -41,6 +42,23 @@ def held_before(kind: str, array: np.ndarray, bias: np.ndarray) -> bool:
         return False
     product = array.astype(np.float64) - bias
     return bool((np.abs(half(kind, product.astype(np.float32)) - product) <= np.spacing(np.abs(array))).all())
+
+
+def half_of(port: Port, budget: float, dtype: str) -> tuple[str, str] | None:
+    """Returns the 16-bit type to which a port meant for `dtype` rounded a correct stage, and what it rounded; or None.
+
+    It may round a product before it adds the bias. budget: the stage's budget for float32.
+    """
+    bias = port.weights.get(f"{port.stage}.bias")
+    for kind in HALVES:
+        if not RATIOS[kind] > RATIOS[dtype] or largest_error(port.theirs, port.rightly) > budget * RATIOS[kind]:
+            continue
+        if all(held(kind, array) for array in port.theirs):
+            if not any(held(kind, array.astype(np.float32)) for array in port.rightly):
+                return kind, "the whole stage"
+        elif bias is not None and all(held_before(kind, array, bias) for array in port.theirs):
+            return kind, "the product, before the bias is added"
+    return None
 
 
 def quantized(array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8) -> np.ndarray:

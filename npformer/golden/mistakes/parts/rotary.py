@@ -142,7 +142,10 @@ def _other_positions(port: Any) -> Ways:
 
     yield "from 1", at_positions(lambda rows, text: rows + 1)
     if port.has_padding:
-        yield "padding before a text counted", at_positions(lambda rows, text: rows + port.width - port.lengths[text])
+        yield (
+            "padding before a text counted",
+            at_positions(lambda rows, text: rows + port.widths[text] - port.lengths[text]),
+        )
     for n in range(1, min(max(port.lengths), MOST_AHEAD + 1)):
 
         def restarted(rows: np.ndarray, text: int, n: int = n) -> np.ndarray:
