@@ -29,13 +29,19 @@ SETS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def wrong_rows(port: Port) -> list[np.ndarray] | None:
-    """Returns which rows of each text diverge; None if all or none do, or if the stage has no rows (T, D)."""
-    if port.theirs[0].ndim != 2 or any(a.shape != b.shape for a, b in zip(port.theirs, port.rightly, strict=True)):
+    """Returns which rows of each text diverge, in any head; None if all or none do, or if the stage has no rows."""
+    pairs = list(zip(port.theirs, port.rightly, strict=True))
+    if port.theirs[0].ndim not in (2, 3) or any(a.shape != b.shape for a, b in pairs):
         return None
     allowed = port.budgets[port.stage]
-    wrong = [np.abs(a - b).max(-1) > allowed for a, b in zip(port.theirs, port.rightly, strict=True)]
+    wrong = [(np.abs(by_row(a) - by_row(b)) > allowed).any(1) for a, b in pairs]
     some = np.concatenate(wrong)
     return wrong if some.any() and not some.all() else None
+
+
+def by_row(array: np.ndarray) -> np.ndarray:
+    """Returns one row of numbers for each token: (T, D) as it is, (H, T, K) as (T, H K)."""
+    return np.moveaxis(array, -2, 0).reshape(array.shape[-2], -1)
 
 
 def where_wrong(theirs: list[np.ndarray], rightly: list[np.ndarray], allowed: float) -> str:
@@ -75,12 +81,15 @@ def rows_said(wrong: list[np.ndarray]) -> str:
 
 
 def in_rows(rows: list[np.ndarray], rule: Rule) -> Rule:
-    """Returns the rule that changes only these rows, and no padding."""
+    """Returns the rule that changes only these rows, and no padding. It is impossible if no other row would change."""
 
     def changed(y: np.ndarray, at: At) -> np.ndarray:
         own, made = np.flatnonzero(rows[at.text]), np.asarray(rule(y, at))
         if y.ndim < 2 or made.shape != y.shape or y.shape[-2] < len(rows[at.text]):
             raise ValueError("no rows of tokens")
+        others = np.flatnonzero(~rows[at.text])
+        if len(others) and np.array_equal(made[..., others, :], y[..., others, :]):
+            raise ValueError("the same in all rows")
         y = y.copy()
         y[..., own, :] = made[..., own, :]
         return y
@@ -127,7 +136,12 @@ def some_rows(port: Port) -> Ways:
     if (other := _other_rows(port, wrong)) is not None:
         pairs = [f"{i} is {j}" for each, own in zip(other, wrong, strict=True) for i, j in enumerate(each) if own[i]]
         way = f"{said}: values of other rows, {', '.join(dict.fromkeys(pairs[:4]))}"
-        yield way, {port.stage: lambda y, at: np.concatenate([y[other[at.text]], y[len(other[at.text]) :]])}
+        yield way, {port.stage: lambda y, at: _taken(y, other[at.text])}
+
+
+def _taken(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the array with the row rows[i] as row i, and padding as it is."""
+    return y[..., np.append(rows, np.arange(len(rows), y.shape[-2])), :]
 
 
 def _first_of_norms(port: Port) -> Ways:
@@ -149,6 +163,7 @@ def _other_rows(port: Port, wrong: list[np.ndarray]) -> list[np.ndarray] | None:
     """Finds the correct row of the text that equals each wrong row; None if a wrong row equals no correct row."""
     found, allowed = [], port.budgets[port.stage]
     for theirs, right, own in zip(port.theirs, port.rightly, wrong, strict=True):
+        theirs, right = by_row(theirs), by_row(right)
         rows = np.arange(len(right))
         near = nearest(theirs[own], right)
         if (np.abs(theirs[own] - right[near]) > allowed).any():
