@@ -28,15 +28,15 @@ from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
 from npformer.golden.graph import HEAD, block_of, made_from, matches, parents, parted, span
 from npformer.golden.mistake import Mistake
-from npformer.golden.mistakes import GENERAL, general, of_model, precision
+from npformer.golden.mistakes import GENERAL, LAST, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, names_of, said_of
 from npformer.golden.mistakes.precision import HALF, half_of
-from npformer.golden.mistakes.rows import made_in_rows, where_wrong, wrong_rows
+from npformer.golden.mistakes.rows import made_in_rows, suspects, where_wrong, wrong_rows
 from npformer.golden.names import Theirs
 from npformer.golden.not_finite import overflow, scores_of, where_not_finite
 from npformer.golden.port import Port, with_padding
-from npformer.golden.record import weights_sha256
+from npformer.golden.record import weights_sha256, with_scale
 from npformer.golden.transposed import maps, untransposed
 from npformer.golden.ways import computed, cut, share_explained
 from npformer.golden.weights import Finding, as_ours, check_weights
@@ -105,13 +105,14 @@ def diagnose(
 
 def _diagnosed(comparison: Comparison, model: Model | Seq2Seq, progress: Progress | None) -> Diagnosis:
     """Returns the diagnosis of a comparison."""
+    golden, model = comparison.golden, with_scale(model, comparison.golden.config.scale_dtype)
     findings = check_weights(model, comparison.theirs.weights, comparison.dtype)
     if comparison.evaluated is not None:
         return replace(_diagnosed(comparison.evaluated, model, progress), training=True)
     if (first := comparison.first) is None:
         return Diagnosis("", weights=findings)
     rows = [row for row in comparison.rows if row.diverges and not row.problem]
-    if first.stage in comparison.theirs.problems and not (rows and _is_only_layout(first, comparison)):
+    if first.stage in comparison.theirs.problems and not (rows and _is_only_layout(first, comparison.rows, golden)):
         return Diagnosis(first.stage, float("inf"), weights=findings, problem=first.problem)
     if not rows:
         with single_blas_thread():
@@ -124,11 +125,10 @@ def _diagnosed(comparison: Comparison, model: Model | Seq2Seq, progress: Progres
         return replace(case.diagnosis([row.stage for row in rows]), notes=notes).searching(model, comparison.golden, case.right)
 
 
-def _is_only_layout(row: StageError, comparison: Comparison) -> bool:
+def _is_only_layout(row: StageError, rows: list[StageError], golden: Golden) -> bool:
     """Returns whether a stage that cannot be read is right in the port, because a stage computed from it is right."""
-    config = comparison.golden.config
-    after = made_from(parents(config, parameters(config)), row.stage)
-    return any(each.stage in after and not each.diverges for each in comparison.rows)
+    after = made_from(parents(golden.config, parameters(golden.config)), row.stage)
+    return any(each.stage in after and not each.diverges for each in rows)
 
 
 def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
@@ -149,8 +149,7 @@ class _Case:
         findings: list[Finding],
         progress: Progress | None = None,
     ) -> None:
-        golden = comparison.golden
-        config = replace(model.config, scale_dtype=golden.config.scale_dtype)
+        golden, config = comparison.golden, model.config
         self.golden, self.comparison, self.findings = golden, comparison, findings
         self.progress = progress or (lambda told: None)
         theirs, dtype = comparison.theirs, comparison.dtype
@@ -291,15 +290,16 @@ class _Case:
         budgets = largest_error(self.looked_at(right), self.looked_at(port.theirs)) / self.budget(port)
         before = [name for name in self.golden.stages if name in self.given]
         inputs = tuple(before[: before.index(stage)])
-        groups = tuple(f"{group}.*" for group in port.groups)
         if budgets <= 1:
             return Diagnosis(stage, budgets, inputs), []
+        groups = tuple(f"{group}.*" for group in suspects(port, self.comparison.theirs.weights))
+        found = Diagnosis(stage, budgets, inputs, groups=groups, between=port.between)
         closest: list[Fit] = []
         self.promising = None
         if (rounded := half_of(port, self.golden.budgets[stage], self.comparison.dtype)) is not None:
             kind, what = rounded
             fit = Fit(HALF, f"{kind}, {what}", budgets / RATIOS[kind], 1.0, True)
-            return Diagnosis(stage, budgets, inputs, [fit], groups=groups), [(fit, replace(port, dtype=kind))]
+            return replace(found, fits=[fit]), [(fit, replace(port, dtype=kind))]
         for mistakes, tried, texts in self.tiers(port):
             fits = [
                 (replace(fit, certain=fit.certain and not self.refuted(fit, wrong, port, texts)), wrong)
@@ -308,13 +308,12 @@ class _Case:
             certain = nearest([(fit, wrong) for fit, wrong in fits if fit.certain])
             if certain:
                 self.texts = texts
-                causes = together([fit for fit, _ in certain])
-                return Diagnosis(stage, budgets, inputs, causes, groups=groups), certain
-            if tried is port and texts is self.texts:
+                return replace(found, fits=together([fit for fit, _ in certain])), certain
+            if mistakes is self.mistakes and tried is port and texts is self.texts:
                 closest += [fit for fit, _ in fits]
         best = {fit.mistake.name: fit for fit in sorted(closest, key=lambda fit: fit.explained)}
         where = where_wrong(self.looked_at(port.theirs), self.looked_at(right), self.budget(port))
-        return Diagnosis(stage, budgets, inputs, list(best.values())[:-3:-1], groups=groups, where=where), []
+        return replace(found, fits=list(best.values())[:-3:-1], where=where), []
 
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
         """Returns whether a cause would change a correct stage, or only undoes an earlier cause.
@@ -375,7 +374,7 @@ class _Case:
             if self.promising:
                 yield self.mistakes, port, unpadded
         yield GENERAL, port, self.texts
-        yield elsewhere(self.mistakes), port, self.texts
+        yield (*elsewhere(self.mistakes), *LAST), port, self.texts
         if wrong_rows(port) is not None:
             yield tuple(map(made_in_rows, self.mistakes)), port, self.texts
 

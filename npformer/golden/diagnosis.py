@@ -75,6 +75,7 @@ class Diagnosis:
     then: list[Diagnosis] = field(default_factory=list)  # diagnoses of later stages
     groups: tuple[str, ...] = ()  # groups of weights that the stage uses
     where: str = ""  # the heads, rows and columns that differ, such as "head 2, row 70 of text 1"; "" if all do
+    between: tuple[str, ...] = ()  # the stages between the inputs and this one, which the other program lacks
     problem: str = ""  # why the stage could not be compared
     notes: tuple[str, ...] = ()  # layouts recognized by the diagnosis
     search: Callable[[], Causes] | None = field(default=None, repr=False, compare=False)
@@ -157,7 +158,15 @@ class Diagnosis:
             lines.append(f"  only these values differ: {self.where}")
         if self.groups and not certain:
             lines.append(f"  check the weights that it uses: {', '.join(self.groups[:6])}")
+        if self.between and not certain:
+            lines.append(f"  to find it, export the stages between: {_shortened(self.between)}")
         return lines
+
+
+def _shortened(names: tuple[str, ...]) -> str:
+    """Lists stages, at most eight, spread evenly over them."""
+    places = sorted({round(i * (len(names) - 1) / 7) for i in range(8)}) if len(names) > 8 else range(len(names))
+    return ", ".join(names[i] for i in places)
 
 
 def _of_any_layer(diagnosis: Diagnosis) -> str:

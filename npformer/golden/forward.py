@@ -21,7 +21,7 @@ from npformer.golden.at import Arrays, At
 from npformer.golden.budget import jitter
 from npformer.golden.graph import matches, parted, stacks
 from npformer.golden.mistake import Rule
-from npformer.golden.port import Port, made_by
+from npformer.golden.port import Port
 from npformer.golden.rounded import unrounded
 from npformer.interpret.text_parts import TextParts, is_input
 from npformer.interpret.traces import post_process
@@ -110,7 +110,7 @@ class Run(Arrays):
                 if not first <= layer < end:
                     continue
             numbered = name if layer < 0 else f"{stack}layers.{layer - first}.{rest}"
-            if all_matter or port.span.intersection(made_by(name.rpartition(".")[0])):
+            if all_matter or port.reads_weights(name.rpartition(".")[0]):
                 yield numbered, self.weight(name)
             else:
                 yield numbered, self._forward.cast(unrounded(port.weights, name), self._dtype)

@@ -19,6 +19,14 @@ from npformer.golden.recomputed import convolved
 from npformer.golden.rounded import Rounded
 
 HEAD_NORMS = ("attention.query_norm", "attention.key_norm")  # groups whose stages end with "_normed"
+#: Last part of a group of weights for relative positions -> the stage that is computed with it.
+TABLES = {
+    "relative_bias": "attention.scores",
+    **dict.fromkeys(
+        ("distances", "distances_norm", "attention.distance_key", "attention.distance_query"),
+        "attention.distance_scores",
+    ),
+}
 FORMS: dict[str, Callable[[float], float]] = {
     "1 / sqrt({})": lambda n: n**-0.5,
     "sqrt({})": lambda n: n**0.5,
@@ -261,7 +269,16 @@ class Port:
     def groups(self) -> list[str]:
         """The groups of weights with which the stage to explain is computed."""
         groups = dict.fromkeys(name.rpartition(".")[0] for name in self.weights)
-        return [group for group in groups if self.span.intersection(made_by(group))]
+        return [group for group in groups if self.reads_weights(group)]
+
+    def reads_weights(self, group: str) -> bool:
+        """Returns whether the stage to explain is computed with a group of weights."""
+        return any(matches(stage, pattern) for pattern in made_by(group) for stage in self.span)
+
+    @property
+    def between(self) -> tuple[str, ...]:
+        """The stages that are computed between the other program's stages and the stage to explain."""
+        return tuple(name for name in self.known if name in self.span and name != self.stage)
 
     @property
     def from_ids(self) -> bool:
@@ -270,7 +287,10 @@ class Port:
 
 
 def made_by(group: str) -> tuple[str, ...]:
-    """Returns the stages computed with a group of weights."""
+    """Returns the stages computed with a group of weights, or patterns of stages for a table that all layers share."""
+    stack, layer, rest = parted(group)
+    if (stage := TABLES.get(rest)) is not None:
+        return (f"{stack}layers.{'*' if layer < 0 else layer}.{stage}",)
     if group == "head.output":
         return ("logits", "start_logits", "end_logits", group)
     if group.endswith(HEAD_NORMS):

@@ -72,9 +72,15 @@ def _without_rounded_scale(model: Model | Seq2Seq) -> Model | Seq2Seq | None:
     """Returns the model with token embeddings scaled by sqrt(d_model) in float32; None if that is what it does."""
     if not model.config.scale_embedding:
         return None
-    config = replace(model.config, scale_dtype="float32")
-    if abs(config.token_scale / model.config.token_scale - 1) < 2.0**-22:
-        return None
+    other = with_scale(model, "float32")
+    return None if abs(other.config.token_scale / model.config.token_scale - 1) < 2.0**-22 else other
+
+
+def with_scale(model: Model | Seq2Seq, scale_dtype: str) -> Model | Seq2Seq:
+    """Returns the model with sqrt(d_model) rounded to another dtype."""
+    if scale_dtype == model.config.scale_dtype:
+        return model
+    config = replace(model.config, scale_dtype=scale_dtype)
     return type(model)(config, model.weights, model.folder, model.threads, model.same_bits, model.limits)
 
 

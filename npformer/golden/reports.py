@@ -48,6 +48,7 @@ def _fault(diagnosis: Diagnosis) -> dict[str, Any]:
     ]
     told = {"stage": diagnosis.stage, "lies_earlier": diagnosis.lies_earlier, "where": diagnosis.where}
     edits = [asdict(each) for each in diagnosis.edits.causes] if diagnosis.edits else []
+    told["export"] = list(diagnosis.between)
     return told | {"fits": fits, "edits": edits}
 
 

@@ -18,7 +18,7 @@ from npformer.config import POOLED_HEADS
 from npformer.engine.runtime.packing import Text
 from npformer.families import family_of, parts_of
 from npformer.golden.format import Golden
-from npformer.golden.fused import fused_layers, split_ending
+from npformer.golden.fused import fused_layers, fused_pairs, fused_parts, split_ending
 from npformer.golden.names import stage_names, weight_names
 from npformer.golden.torch_attention import as_numpy, attention
 from npformer.interpret import stages as table
@@ -94,7 +94,7 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
     finally:
         for module, training in modes.items():
             module.training = training
-    known, fused = weight_names(golden.config), fused_layers(golden.config)
+    known, fused = weight_names(golden.config), fused_parts(golden.config)
     weights = model.state_dict().items()
     return heard | {name: tensor for name, tensor in weights if name in known or split_ending(name)[0] in fused}
 
@@ -178,6 +178,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
     if head and _reads_last(golden):
         outputs[head] = []
     outputs |= {path: [f"{attention}.qkv"] for path, attention in fused_layers(config).items()}
+    outputs |= {path: [path] for path, parts in fused_pairs(config).items() if parts.keys() & golden.stages.keys()}
     inputs: dict[str, list[str]] = {}
     for stage, group in _inputs(golden):
         if (path := _module_reading(golden, stage, group)) and (stage != "pooled" or "pooler" in golden.stages):

@@ -53,3 +53,24 @@ def test_a_fused_layer_is_compared_as_three(tmp_path: Path, swapped: bool) -> No
     if swapped:
         assert found.first is not None
         assert found.first.stage == "layers.1.attention.query"
+
+
+@pytest.mark.parametrize(("family", "name"), [("phi3", "mlp.gate_up_proj"), ("modernbert", "mlp.Wi")])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_gate_and_up_in_one_layer_are_compared_as_two(family: str, name: str, swapped: bool, tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "model", family, "base")
+    model = npformer.load(folder)
+    recorded = golden.record(model, [npformer.Text(np.arange(5, 5 + n)) for n in (9, 4)])
+    port = golden.load_torch(str(folder), recorded)
+    if swapped:
+        weight = port.get_parameter(f"layers.1.{name}.weight")
+        weight.data = weight.data.roll(len(weight) // 2, dims=0)
+    found = golden.compare(recorded, port)
+    assert found.theirs.weights.keys() >= {f"layers.1.ffn.{each}.weight" for each in ("gate", "up")}
+    stages = {f"layers.{i}.ffn.{each}" for i in range(2) for each in ("gate", "up")}
+    assert found.theirs.stages.keys() >= stages
+    first = found.first.stage if found.first else None
+    assert first == ("layers.1.ffn.gate" if swapped else None)
+    said = {str(each) for each in golden.check_weights(model, found.theirs.weights)}
+    other = {"gate": "up", "up": "gate"}
+    assert said == {f"layers.1.ffn.{a}.weight: has layers.1.ffn.{b}.weight's" for a, b in other.items() if swapped}

@@ -53,6 +53,9 @@ GENERAL = (
     *general.MISTAKES,
 )
 
+#: Tried after mistakes that are made elsewhere.
+LAST = weight_kinds.LAST
+
 
 def of_model(config: Config) -> tuple[Mistake, ...]:
     """Returns the mistakes that ports of a model can make, beginning with those of its family and parts."""

@@ -232,7 +232,8 @@ def some_columns(port: Port) -> Ways:
             yield _inputs_said(port, name, times), {in_all_layers(port.stage): _counting(times, port.groups[0])}
         return
     graph = parents(port.config, port.weights)
-    wide = [name for group in port.groups for stage in made_by(group) for name in (*graph.get(stage, ()), stage)]
+    made = [stage for group in port.groups for stage in made_by(group) if stage in graph]
+    wide = [name for stage in made for name in (*graph[stage], stage)]
     ends = ("activation", "gated", "attention.output", "ffn.output")
     for name in dict.fromkeys(each for each in wide if each in port.span and each.endswith(ends)):
         for begin, end in ((0.5, 1), (0, 0.5), (0.75, 1), (0, 0.25), (0.25, 1)):

@@ -5,16 +5,17 @@ A stage that diverges in some rows and agrees in others shows which rows these a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 
 from npformer.golden.at import At
+from npformer.golden.graph import parted
 from npformer.golden.mistake import Mistake, Rule, Ways
 from npformer.golden.mistakes.kinds import in_all_layers
 from npformer.golden.mistakes.maps import lines_said
 from npformer.golden.mistakes.nearest import nearest
-from npformer.golden.port import Port
+from npformer.golden.port import TABLES, Port
 
 #: Description of some rows -> a function of (places, length of the text) that is True for these rows.
 SETS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
@@ -37,6 +38,19 @@ def wrong_rows(port: Port) -> list[np.ndarray] | None:
     wrong = [(np.abs(by_row(a) - by_row(b)) > allowed).any(1) for a, b in pairs]
     some = np.concatenate(wrong)
     return wrong if some.any() and not some.all() else None
+
+
+def suspects(port: Port, compared: Container[str]) -> list[str]:
+    """Returns the groups of weights that may be wrong: those that the stage uses and that were not compared.
+
+    If some rows are right, these are only tables, because another wrong weight spoils all rows, or with a causal mask
+    all rows but the first.
+    """
+    groups = [group for group in port.groups if f"{group}.weight" not in compared]
+    wrong = wrong_rows(port)
+    if wrong is None or (port.config.causal and all(each[1:].all() for each in wrong)):
+        return groups
+    return [group for group in groups if parted(group)[2] in TABLES or parted(group)[2].startswith("embeddings.")]
 
 
 def by_row(array: np.ndarray) -> np.ndarray:

@@ -15,9 +15,9 @@ from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted
 from npformer.golden.mistake import Mistake, Rule, Rules, Ways
 from npformer.golden.mistakes.kinds import changing, in_all_layers, is_single, named, rows
-from npformer.golden.mistakes.maps import lines_said, map_of_numbers, maps_of, said_of_map
+from npformer.golden.mistakes.maps import lines_said, map_of_numbers, maps_of, numbers_said, said_of_map
 from npformer.golden.mistakes.precision import SCHEMES, Round
-from npformer.golden.port import Port
+from npformer.golden.port import FORMS, TABLES, Port
 
 MOST = 60  # maximum number of other weights to try for one weight
 
@@ -55,8 +55,63 @@ def other_weights(port: Port) -> Ways:
             if port.weights[one].shape == port.weights[two].shape and one[-4:] == two[-4:] and _related(one, two):
                 exchanged = {one: port.weights[two], two: port.weights[one]}
                 yield f"{one} and {two} are exchanged", port.weighing(exchanged)
+        yield from _exchanged_in_a_layer(port)
         yield from _projections_mixed(port)
         yield from _of_another_layer(port)
+
+
+def _exchanged_in_a_layer(port: Port) -> Ways:
+    """Two groups of weights of different kinds are exchanged, such as those of the query and the output."""
+    for one, two in combinations(port.groups, 2):
+        shapes = [port.weights.get(f"{group}.weight", np.zeros(0)).shape for group in (one, two)]
+        if parted(one)[1] == parted(two)[1] >= 0 and shapes[0] == shapes[1]:
+            yield f"{one} and {two} are exchanged", port.exchanging((one, two))
+            for part in ("weight", "bias") if f"{one}.bias" in port.weights else ():
+                own, other = f"{one}.{part}", f"{two}.{part}"
+                alike = {port.weights[name].shape for name in (own, other) if name in port.weights}
+                if other in port.weights and len(alike) == 1 and not _related(own, other):
+                    exchanged = {own: port.weights[other], other: port.weights[own]}
+                    yield f"{own} and {other} are exchanged", port.weighing(exchanged)
+
+
+def other_tables(port: Port) -> Ways:
+    """A table of relative positions has its rows or columns in the wrong order, or a wrong factor."""
+    for group in port.groups:
+        name = f"{group}.weight"
+        table = port.weights.get(name, np.zeros(0))
+        if parted(group)[2] not in TABLES or table.ndim != 2:
+            continue
+        for axis, kind in enumerate(("rows", "columns")):
+            for said, order in maps_of(table.shape[axis]).items():
+                yield f"{kind} of {name} {said}", port.weighing({name: np.take(table, order, axis)})
+        wrong = table.T.reshape(table.shape)
+        yield f"{name}: numbers of {table.shape[::-1]} read as {table.shape}", port.weighing({name: wrong})
+        sizes = {size: port.sizes(0)[size] for size in "KDH" if port.sizes(0)[size] > 1}
+        times = {form.format(size): of(n) for size, n in sizes.items() for form, of in FORMS.items()}
+        for said, c in {"2": 2.0, "1 / 2": 0.5, "-1": -1.0, **times}.items():
+            yield f"{name}, {said} times the correct values", port.weighing({name: np.float32(c) * table})
+        yield f"{name}: all zeros", port.weighing({name: 0 * table})
+
+
+def other_biases(port: Port) -> Ways:
+    """The difference of scores (H, T, T) depends only on the head and the distance, as values of a table do."""
+    if not is_single(port) or not any(parted(group)[2] == "relative_bias" for group in port.groups):
+        return
+    longest = int(np.argmax([array.shape[-1] for array in port.theirs]))
+    off = port.theirs[longest] - port.rightly[longest]
+    count = off.shape[-1]
+    by_distance = {k: np.diagonal(off, k, -2, -1).mean(-1)[:, None, None] for k in range(1 - count, count)}
+    seen = [k for k in by_distance if np.abs(by_distance[k]).max() > port.budgets[port.stage]]
+
+    def rule(y: np.ndarray, at: At) -> np.ndarray:
+        distance = np.arange(y.shape[-1]) - np.arange(y.shape[-2])[:, None]
+        added = np.zeros_like(y)
+        for k in seen:
+            np.copyto(added, by_distance[k], where=distance == k)
+        return y + added
+
+    if count > 2:
+        yield f"the biases of distances {numbers_said(seen)} have other values", {port.stage: rule}
 
 
 def _of_another_layer(port: Port) -> Ways:
@@ -219,8 +274,21 @@ MISTAKES = (
         "each weight and bias has its own values from the checkpoint",
         other_weights,
     ),
+    Mistake(
+        "wrong table of relative positions",
+        "the table has the checkpoint's values, a row for each bucket or distance",
+        other_tables,
+    ),
     Mistake("bias with wrong values", "the checkpoint's bias is added once", other_bias),
     Mistake("weight in the wrong order", "rows and columns must be in the order of the checkpoint", reordered),
     Mistake("one stage rounded", "all stages must have the same precision", one_stage_rounded),
     Mistake("one weight rounded", "all weights must have the precision of the checkpoint", one_rounded),
+)
+#: Tried after all others, because it finds that numbers differ, not why.
+LAST = (
+    Mistake(
+        "relative bias with other values",
+        "the bias of a distance and a head is the checkpoint's, from the distance's bucket",
+        other_biases,
+    ),
 )
