@@ -122,7 +122,8 @@ def _diagnosed(comparison: Comparison, model: Model | Seq2Seq, progress: Progres
         if (theirs := case.untransposed()) is not comparison.theirs:
             case = _Case(replace(comparison, theirs=theirs), model, findings, progress)
         notes = tuple(each for each in theirs.notes if each not in comparison.theirs.notes)
-        return replace(case.diagnosis([row.stage for row in rows]), notes=notes).searching(model, comparison.golden, case.right)
+        found = replace(case.diagnosis([row.stage for row in rows]), notes=notes)
+        return found.searching(model, comparison.golden, case.right)
 
 
 def _is_only_layout(row: StageError, rows: list[StageError], golden: Golden) -> bool:

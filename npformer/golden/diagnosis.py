@@ -139,7 +139,10 @@ class Diagnosis:
         if self.lies_earlier:
             return [*lines, "  agrees with yours; the fault is earlier, in how these stages are computed"]
         lines.append(f"  the correct value differs from yours by {self.rightly:.3g} budgets: the fault is here")
-        for i, fit in enumerate(self.fits[:4]):
+        certain = any(fit.certain for fit in self.fits)
+        edits = self.edits if self.edits is not None and self.edits.causes else None
+        shown = self.fits[:4] if certain or not edits else []  # an edit that fits is nearer than the closest mistake
+        for i, fit in enumerate(shown):
             if fit.certain:
                 lines.append(f"  {'cause' if i == 0 else 'also fits'}: {fit}")
                 lines.append(f"    {fit.mistake.explanation}")
@@ -148,11 +151,10 @@ class Diagnosis:
                 lines.append(f"  closest known mistake: {fit}")
                 left = f"the difference is {fit.budgets:.3g} budgets"
                 lines.append(f"    with it, {left}; it explains {fit.explained:.0%} of the error")
-        if not self.fits:
+        if not shown:
             lines.append("  no known mistake gives your values")
-        certain = any(fit.certain for fit in self.fits)
-        if self.edits is not None and self.edits.causes:
-            lines += [f"  {line}" for line in self.edits.lines(self.fits[0].mistake.name if certain else "")]
+        if edits:
+            lines += [f"  {line}" for line in edits.lines(self.fits[0].mistake.name if certain else "")]
             certain = True
         if self.where and not certain:
             lines.append(f"  only these values differ: {self.where}")

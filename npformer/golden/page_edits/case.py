@@ -32,10 +32,10 @@ class Outcome(NamedTuple):
 
     values: list[np.ndarray]  # empty if the edit does not fit
     only_rows: bool  # they are in the rows that differ, and not in the others
-    explained: float  # share of the first text's error
+    first: np.ndarray | None  # the stage of the shortest wrong text, whether the edit fits or not
 
 
-FAILED = Outcome([], False, 0.0)
+FAILED = Outcome([], False, None)
 
 
 class Case:
@@ -89,6 +89,11 @@ class Case:
         starts = [int(each.argmax()) if each.any() else len(each) for each in self.wrong]
         return starts if min(starts) > 0 else []
 
+    def error(self) -> np.ndarray | None:
+        """The error of the shortest wrong text, in one row; None if the other program's array has another shape."""
+        right, theirs = self.right[self.texts[0]], self.theirs[self.stage][self.texts[0]]
+        return (theirs - right).ravel() if theirs.shape == right.shape else None
+
     def frames(self, level: int) -> list[Frame] | None:
         """The calls that make the stage, or those `level` calls above them, one for each text."""
         found = list(self.makers)
@@ -105,18 +110,17 @@ class Case:
         rounds = any(each.edit.kind == "rounded" for each in places)
         later = places[0].edit.kind == "in later rows"
         made: dict[int, np.ndarray] = {}
-        explained, whole, rows = 0.0, True, self.some_rows
+        whole, rows = True, self.some_rows
         try:
             with ExitStack() as stack:
                 for each in places:
-                    stack.enter_context(self.page.replaced(each.function, each.edit.node, each.edit.text))
+                    stack.enter_context(self.page.replaced(each.function, *each.edit))
                 for i in self.texts:
                     stages = self._again(frames[i], i)
                     if self.stage not in stages or stages[self.stage].shape != self.theirs[self.stage][i].shape:
                         return FAILED
                     made[i] = value = stages[self.stage]
                     share = self._explained(value, i)
-                    explained = explained if len(made) > 1 else share
                     near = self._near(value, self.theirs[self.stage][i])
                     if not near and share > (ROUNDED if rounds else MOSTLY):
                         near = self._error(value, i) <= FACTOR * self._noise(frames[i], value)
@@ -126,10 +130,10 @@ class Case:
                     )
                     rows = rows and (near or self._error(value, i, wrong) <= self.budget)
                     if not (whole or rows) or not self._keeps(stages, i):
-                        return Outcome([], False, explained)
+                        return Outcome([], False, made[self.texts[0]])
         except Exception:  # an edit may make any error
             return FAILED
-        return Outcome([made[i] for i in range(len(made))], not whole, explained)
+        return Outcome([made[i] for i in range(len(made))], not whole, made[self.texts[0]])
 
     def values(self, places: Sequence[Place], frames: Sequence[Frame]) -> np.ndarray | None:
         """The numbers of the stage in the shortest wrong text with edits; None if the page then fails."""
@@ -138,7 +142,7 @@ class Case:
         try:
             with ExitStack() as stack:
                 for each in places:
-                    stack.enter_context(self.page.replaced(each.function, each.edit.node, each.edit.text))
+                    stack.enter_context(self.page.replaced(each.function, *each.edit))
                 found = self._again(frames[i], i).get(self.stage)
         except Exception:
             return None
@@ -183,6 +187,16 @@ class Case:
         return noise if np.isfinite(noise) else 0.0
 
     # --- where to edit ---
+
+    def parts(self, level: int, function: str) -> list[str]:
+        """Parts of stages' names, such as "ffn", that some calls of a function below the top one have."""
+        frames = self.frames(level)
+        if frames is None:
+            return []
+        calls = [each for each in self.calls[0] if each.function == function and _is_within(each, frames[0])]
+        scopes = [each.scope[len(frames[0].scope) :] for each in calls]
+        found = dict.fromkeys(part for scope in scopes for part in (scope[:1] + scope[-1:]))
+        return [part for part in found if not all(part in scope for scope in scopes)]
 
     def functions(self, level: int) -> Iterator[tuple[str, list[ast.stmt]]]:
         """The functions whose calls may make the stage wrong, and their statements that do; the top call's first."""

@@ -18,6 +18,7 @@ class Cause:
     after: str
     kind: str
     rank: int
+    only: str = ""  # the part of stages' names in whose calls the function is edited; "" for all of its calls
     rows: str = ""  # the rows whose values the edit gives, if the others are right
     second: tuple[Cause, ...] = ()  # another edit, without which this one explains only a part
 
@@ -27,9 +28,9 @@ class Cause:
         return f"- {self.before}\n+ {self.after}"
 
     def __str__(self) -> str:
-        rows = f", in {self.rows}" if self.rows else ""
+        where = f", only for {self.only}" * bool(self.only) + f", in {self.rows}" * bool(self.rows)
         lines = [
-            f"{self.page}:{self.line}, {self.function}{rows}",
+            f"{self.page}:{self.line}, {self.function}{where}",
             *(f"  {line}" for line in self.difference.split("\n")),
         ]
         for other in self.second:
@@ -48,8 +49,9 @@ class Causes:
 
     @property
     def cause(self) -> Cause | None:
-        """The cause, if it is the only edit that fits and all were tried."""
-        return self.causes[0] if len(self.causes) == 1 and not self.was_cut else None
+        """The cause, if it is the only edit that fits and all were tried. Of pairs of edits, not all are tried."""
+        alone = len(self.causes) == 1 and not self.was_cut and not self.causes[0].second
+        return self.causes[0] if alone else None
 
     def lines(self, known: str = "") -> list[str]:
         """The printed lines. known: the mistake whose values these are."""
@@ -60,7 +62,9 @@ class Causes:
         head = f"one of these edits of the page gives your values, {SHOWN} of {len(self.causes)}:"
         if len(self.causes) <= SHOWN:
             head = head.partition(",")[0] + ":"
-        if len(self.causes) == 1:
+        if len(self.causes) == 1 and self.causes[0].second:
+            head = "two edits of the page that give your values:"
+        elif len(self.causes) == 1:
             head = "an edit that gives your values:" if self.was_cut else "this edit of the page gives your values:"
         shown = [f"  {line}" for each in self.causes[:SHOWN] for line in str(each).splitlines()]
         return [head, *shown, *self._cut()]

@@ -7,12 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from npformer.golden.mistakes.rows import rows_said
 from npformer.golden.page_edits.case import Case
 from npformer.golden.page_edits.operators import Edit
-
-__all__ = ["edits", "rows_said"]
-
 
 #: What a program may have kept of the keys or values before a chunk, instead of them.
 EARLIER = ("0 * {own}", "np.roll({own}[..., :start, :], 1, axis=-2)", "np.roll({own}[..., :start, :], -1, axis=-2)")

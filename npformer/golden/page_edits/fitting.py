@@ -7,11 +7,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from npformer.golden.mistakes.rows import rows_said
 from npformer.golden.page_edits import chunks, elsewhere, operators, roundings, solved
 from npformer.golden.page_edits.case import Arrays, Case, Outcome, Place
 from npformer.golden.page_edits.causes import Cause, Causes
@@ -22,9 +24,11 @@ SECONDS = 10.0
 FULL = 2.0  # with the stages around the wrong one shown; every hidden stage adds EACH
 EACH = 0.5
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
-HALF = 0.25  # the share of the error from which an edit may be one of two
 LINES = 4  # statements of more lines are shown without those that are the same
-PAIRED = 6  # edits that are tried together with a second one
+PAIRED = 400  # pairs of edits that are tried, those whose effects add up best to the error
+#: Kinds of edits that a port may make in some calls of a function and not in others.
+PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
+LARGEST = 1 << 14  # numbers of a stage whose effects are added up
 
 
 def explain(
@@ -104,7 +108,8 @@ class _Search:
         self.until = time.thread_time() + seconds
         self.seen = set[tuple[str, int]]()
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
-        self.parts: list[tuple[float, Place, list[Frame]]] = []
+        self.restricted: list[Try] = []  # edits of a function in some of its calls
+        self.effects: list[tuple[Place, list[Frame], np.ndarray]] = []  # of edits that do not fit alone
 
     @property
     def cut(self) -> bool:
@@ -119,13 +124,17 @@ class _Search:
                 break
             self._try([place], frames)
         if not any(not cause.rows for cause, _ in self.found):
+            for place, frames in self.restricted:
+                if self.cut:
+                    break
+                self._try([place], frames)
             for place, frames in _expressions(tries):
                 if self.cut:
                     break
                 if (factor := solved.factor(self.case, place, frames)) is not None:
                     self._try([factor], frames)
         if not self.found:
-            self._pairs(tries)
+            self._pairs()
         return Causes(self.case.stage, self._apart(), self.case.tried, self.cut)
 
     def _tries(self) -> list[Try]:
@@ -135,8 +144,13 @@ class _Search:
             for name, statements in self.case.functions(level):
                 fresh = [each for each in statements if (name, each.lineno) not in self.seen]
                 self.seen |= {(name, each.lineno) for each in fresh}
-                found += [(Place(name, edit), frames) for edit in self._edits(name, fresh)]
+                own = [Place(name, edit) for edit in self._edits(name, fresh)]
+                found += [(place, frames) for place in own]
+                for part in self.case.parts(level, name):
+                    some = [Place(name, place.edit._replace(only=part)) for place in own]
+                    self.restricted += [(place, frames) for place in some if place.edit.kind in PARTLY]
             level += 1
+        self.restricted.sort(key=lambda each: each[0].edit.rank)
         return sorted(found, key=lambda each: each[0].edit.rank)
 
     def _edits(self, name: str, statements: list[ast.stmt]) -> Iterator[Edit]:
@@ -152,26 +166,34 @@ class _Search:
         outcome = self.case.outcome(places, frames)
         if outcome.values:
             self._keep(places, outcome)
-        elif len(places) == 1 and outcome.explained > HALF and places[0].edit.kind in operators.LIKELY:
-            self.parts.append((outcome.explained, places[0], frames))
+        elif outcome.first is not None and places[0].edit.kind in operators.LIKELY:
+            right = self.case.right[self.case.texts[0]]
+            effect = (outcome.first - right).ravel() if outcome.first.shape == right.shape else right[:0]
+            if 0 < effect.size <= LARGEST and np.isfinite(effect).all() and np.abs(effect).max() > self.case.budget:
+                self.effects.append((places[0], frames, effect))
 
-    def _pairs(self, tries: list[Try]) -> None:
-        """Tries edits that explain a part of the error together with a second one."""
-        best: dict[tuple[str, int], tuple[float, Place, list[Frame]]] = {}
-        for part in sorted(self.parts, key=lambda each: -each[0]):
-            best.setdefault((part[1].function, part[1].edit.node.lineno), part)
-        for _, place, frames in list(best.values())[:PAIRED]:
-            for other, others in tries:
-                if self.cut:
-                    return
-                if other.edit.kind not in operators.LIKELY or other.edit.node is place.edit.node:
-                    continue
-                above = min(frames, others, key=lambda each: len(each[0].scope))
-                outcome = self.case.outcome([place, other], above)
-                if outcome.values and not outcome.only_rows:
-                    self._keep([place, other], outcome)
-            if self.found:
+    def _pairs(self) -> None:
+        """Tries the pairs of edits whose effects, each computed alone, add up best to the error."""
+        error = self.case.error()
+        different: dict[bytes, tuple[Place, list[Frame], np.ndarray]] = {}
+        for each in self.effects:
+            different.setdefault((each[2] / self.case.budget).round(-1).tobytes(), each)
+        some = list(different.values())
+        if error is None or len(some) < 2:
+            return
+        effects = np.stack([effect for _, _, effect in some])
+        alone = ((effects - error) ** 2).sum(1)
+        left = alone[:, None] + alone + 2 * effects @ effects.T  # |error - one - two|^2, but for a constant
+        left[np.tril_indices(len(some))] = np.inf
+        best = np.argsort(left, axis=None)[:PAIRED]
+        for i, k in zip(*np.unravel_index(best, left.shape), strict=True):
+            if self.cut:
                 return
+            (one, frames, _), (two, others, _) = some[i], some[k]
+            if one.edit.node is not two.edit.node:
+                outcome = self.case.outcome([one, two], min(frames, others, key=lambda each: len(each[0].scope)))
+                if outcome.values and not outcome.only_rows:
+                    self._keep([one, two], outcome)
 
     def _apart(self) -> list[Cause]:
         """The causes in order, each once: a function's edits that give the same numbers are one mistake."""
@@ -187,20 +209,13 @@ class _Search:
     # --- what is shown ---
 
     def _keep(self, places: Sequence[Place], outcome: Outcome) -> None:
-        lines = [self._lines(each) for each in places]
-        rows = chunks.rows_said(self.case.wrong) if outcome.only_rows else ""
-        ranks = [each.edit.rank for each in places]
-        first = places[0]
-        self.found.append(
-            (
-                Cause(
-                    self.name, first.function, lines[0][0], lines[0][1], lines[0][2], first.edit.kind, max(ranks), rows,
-                    tuple(Cause(self.name, each.function, *line, each.edit.kind, each.edit.rank)
-                          for each, line in zip(places[1:], lines[1:], strict=True)),
-                ),
-                outcome.values,
-            )
-        )  # fmt: skip
+        first, *others = (
+            Cause(self.name, each.function, *self._lines(each), each.edit.kind, each.edit.rank, only=each.edit.only)
+            for each in places
+        )
+        rows = rows_said(self.case.wrong) if outcome.only_rows else ""
+        rank = max(each.edit.rank for each in places)
+        self.found.append((replace(first, rank=rank, rows=rows, second=tuple(others)), outcome.values))
 
     def _lines(self, place: Place) -> tuple[int, str, str]:
         """The line of an edit's statement, and its text before and after."""

@@ -59,6 +59,8 @@ class Page(Stages):
             compile(ast.fix_missing_locations(Recorder().visit(ast.parse(source))), "<page>", "exec"),
             self.module.__dict__,
         )
+        #: Functions that are edited in some of their calls -> the part of stages' names, and the edited function.
+        self.edited: dict[Any, tuple[str, Callable[..., Any]]] = {}
         self.kinds: dict[str, dict[str, str]] = {}  # of the variables of each function
         self._trees: dict[str, ast.Module] = {}
         self._found: dict[str, dict[tuple[Any, ...], tuple[ast.AST, str, int | None]]] = {}
@@ -92,8 +94,11 @@ class Page(Stages):
         return self.stages
 
     @contextmanager
-    def replaced(self, name: str, node: ast.expr, text: str) -> Iterator[None]:
-        """The page with an expression of a function replaced; those who hold the function run the edited one, too."""
+    def replaced(self, name: str, node: ast.expr, text: str, kind: str = "", only: str = "") -> Iterator[None]:
+        """The page with an expression of a function replaced; those who hold the function run the edited one, too.
+
+        only: a part of the name of stages, for an edit of the calls that make those
+        """
         held = self.module.__dict__[name]
         while hasattr(held, "__wrapped__"):
             held = held.__wrapped__
@@ -108,11 +113,15 @@ class Page(Stages):
         before = held.__code__
         try:
             exec(compile(self._trees[name], "<page>", "exec"), self.module.__dict__, made)
-            held.__code__ = made[name].__code__
+            if only:
+                self.edited[held] = only, made[name]
+            else:
+                held.__code__ = made[name].__code__
             yield
         finally:
             setattr(parent, key, old)
             held.__code__ = before
+            self.edited.pop(held, None)
 
     def _places(self, name: str) -> dict[tuple[Any, ...], tuple[ast.AST, str, int | None]]:
         """Place of an expression in the text -> where the function's recorded tree has it: parent, field and index."""
@@ -169,6 +178,11 @@ class Page(Stages):
         if name == self.until:
             self._reach()
         return value
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function with weights, edited or not."""
+        only, edited = self.edited.get(function, ("", function))
+        return super().call(name, edited if only in (*self.scope, name) else function, *args, **kwargs)
 
     def _reach(self) -> None:
         if self.frames is not None:

@@ -12,11 +12,14 @@ import numpy as np
 #: Kinds of edits, the commonest mistake first. Causes are ranked in this order.
 KINDS = (
     "left out", "another size", "another name", "exchanged", "another function", "another axis",
-    "another operation", "off by one", "another order", "another value", "another layout", "in later rows",
+    "another operation", "off by one", "another order", "another value", "another layout", "wrapped", "in later rows",
     "from elsewhere", "rounded",
 )  # fmt: skip
 #: Kinds of which a port may have two; others would fit by chance.
-LIKELY = ("left out", "another size", "another name", "exchanged", "another operation", "off by one", "another order")
+LIKELY = (
+    "left out", "another size", "another name", "exchanged", "another function", "another operation", "off by one",
+    "another order", "another value", "another layout",
+)  # fmt: skip
 #: Functions that ports confuse.
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "np.tanh", "sigmoid")
 SIBLINGS = (
@@ -58,11 +61,15 @@ MASKED = (
 
 
 class Edit(NamedTuple):
-    """An edit: an expression's place in the text of a function, the text that replaces it, and its kind."""
+    """An edit: an expression's place in the text of a function, the text that replaces it, and its kind.
+
+    only: a part of the name of stages, such as "ffn", if the function is edited only in calls that make those
+    """
 
     node: ast.expr
     text: str
     kind: str
+    only: str = ""
 
     @property
     def rank(self) -> int:
@@ -195,11 +202,11 @@ def _wrapped(node: ast.expr, wrappers: list[ast.Call], scope: Mapping[str, str])
         ast.unparse(ast.Call(each.func, [node, *each.args[1:]], each.keywords)) for each in wrappers
     ):
         if not own.startswith(text.partition("(")[0] + "("):
-            yield "another function", text
+            yield "wrapped", text
     if isinstance(node, ast.Name) and is_float_array(scope.get(node.id, "")):
-        yield from (("another function", f"{norm}({own})") for norm in ("layer_norm", "rms_norm"))
+        yield from (("wrapped", f"{norm}({own})") for norm in ("layer_norm", "rms_norm"))
         if "eps" in scope:
-            yield from (("another function", f"{norm}({own}, eps=eps)") for norm in ("layer_norm", "rms_norm"))
+            yield from (("wrapped", f"{norm}({own}, eps=eps)") for norm in ("layer_norm", "rms_norm"))
 
 
 def _of_operation(node: ast.BinOp, scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
