@@ -9,10 +9,10 @@ A golden file is a safetensors file; `docs/reference/golden-format.md` describes
 from npformer.golden.budget import RATIOS
 from npformer.golden.compare import Comparison, assert_close, compare
 from npformer.golden.conformance import Verdict, run_suite
-from npformer.golden.diagnose import check_model, diagnose
+from npformer.golden.diagnose import diagnose
 from npformer.golden.diagnosis import Diagnosis
 from npformer.golden.format import Golden, load
-from npformer.golden.record import record
+from npformer.golden.record import check_model, record
 from npformer.golden.suite import read_suite, suite
 from npformer.golden.tiny import TINY_FILE, tiny
 from npformer.golden.torch_model import load_torch

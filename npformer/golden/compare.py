@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checkpoint.parameters import parameters
 from npformer.common.checks import one_of, shown
 from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES
 from npformer.golden.budget import RATIOS
 from npformer.golden.format import Golden
 from npformer.golden.given_texts import choices, has_padding, renumbered, said_of
-from npformer.golden.graph import parted
+from npformer.golden.graph import made_from, parents, parted
 from npformer.golden.mistakes.precision import held
 from npformer.golden.names import Theirs, read
 from npformer.golden.transposed import untransposed
@@ -76,6 +77,12 @@ class Comparison:
     def passes(self) -> bool:
         """Whether no stage diverges and the model's final stages were compared."""
         return self.ok and not self.unanswered
+
+    def is_only_layout(self, row: StageError) -> bool:
+        """Returns whether a stage that cannot be read is right, because a stage computed from it is right."""
+        config = self.golden.config
+        after = made_from(parents(config, parameters(config)), row.stage)
+        return any(each.stage in after and not each.diverges for each in self.rows)
 
     def __str__(self) -> str:
         lines = [f"{'stage':<31} {'max abs':>9} {'budgets':>9} {'cosine':>9}  worst at"]
@@ -183,10 +190,10 @@ def _compare(
         found.append(each.with_note(said_of(texts, count)))
     if len(chosen[0]) == count or -1 not in found[0].theirs.numbers:
         return found[0]
-    agreeing = [each for each in found if each.first is not each.rows[0]]
-    if agreeing:
-        return max(agreeing, key=lambda each: (_place(each), not has_padding(each.golden, each.theirs)))
     exact = [i for i, each in enumerate(found) if not has_padding(each.golden, each.theirs)]
+    agreeing = [found[i] for i in exact or range(len(found)) if found[i].first is not found[i].rows[0]]
+    if agreeing:  # with padding the longest text, because a shorter one may be its beginning
+        return max(agreeing, key=lambda each: (0, _place(each)) if exact else (len(each.golden.texts[0]), 0))
     if len(exact) > 1:
         numbers = " and ".join(str(chosen[i][0]) for i in exact)
         stage = found[0].rows[0].stage

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.checkpoint.parameters import parameters
 from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
 from npformer.engine.runtime.threads import single_blas_thread
@@ -26,7 +25,7 @@ from npformer.golden.compare import Comparison, StageError, compare
 from npformer.golden.diagnosis import ROUNDED, Diagnosis, Fit, nearest, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
-from npformer.golden.graph import HEAD, block_of, made_from, matches, parents, parted, span
+from npformer.golden.graph import HEAD, block_of, matches, parents, parted, span
 from npformer.golden.mistake import Mistake
 from npformer.golden.mistakes import GENERAL, LAST, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
@@ -35,8 +34,9 @@ from npformer.golden.mistakes.precision import HALF, half_of
 from npformer.golden.mistakes.rows import made_in_rows, suspects, where_wrong, wrong_rows
 from npformer.golden.names import Theirs
 from npformer.golden.not_finite import overflow, scores_of, where_not_finite
+from npformer.golden.pairs import Causes, two_mistakes
 from npformer.golden.port import Port, with_padding
-from npformer.golden.record import weights_sha256, with_scale
+from npformer.golden.record import check_model, with_scale
 from npformer.golden.transposed import maps, untransposed
 from npformer.golden.ways import computed, cut, share_explained
 from npformer.golden.weights import Finding, as_ours, check_weights
@@ -105,14 +105,15 @@ def diagnose(
 
 def _diagnosed(comparison: Comparison, model: Model | Seq2Seq, progress: Progress | None) -> Diagnosis:
     """Returns the diagnosis of a comparison."""
-    golden, model = comparison.golden, with_scale(model, comparison.golden.config.scale_dtype)
+    golden = comparison.golden
+    model = with_scale(model, golden.config.scale_dtype)
     findings = check_weights(model, comparison.theirs.weights, comparison.dtype)
     if comparison.evaluated is not None:
         return replace(_diagnosed(comparison.evaluated, model, progress), training=True)
     if (first := comparison.first) is None:
         return Diagnosis("", weights=findings)
     rows = [row for row in comparison.rows if row.diverges and not row.problem]
-    if first.stage in comparison.theirs.problems and not (rows and _is_only_layout(first, comparison.rows, golden)):
+    if first.stage in comparison.theirs.problems and not (rows and comparison.is_only_layout(first)):
         return Diagnosis(first.stage, float("inf"), weights=findings, problem=first.problem)
     if not rows:
         with single_blas_thread():
@@ -124,20 +125,6 @@ def _diagnosed(comparison: Comparison, model: Model | Seq2Seq, progress: Progres
         notes = tuple(each for each in theirs.notes if each not in comparison.theirs.notes)
         found = replace(case.diagnosis([row.stage for row in rows]), notes=notes)
         return found.searching(model, comparison.golden, case.right)
-
-
-def _is_only_layout(row: StageError, rows: list[StageError], golden: Golden) -> bool:
-    """Returns whether a stage that cannot be read is right in the port, because a stage computed from it is right."""
-    after = made_from(parents(golden.config, parameters(golden.config)), row.stage)
-    return any(each.stage in after and not each.diverges for each in rows)
-
-
-def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
-    """Raises NpformerError if the golden file was recorded from different weights."""
-    if weights_sha256(model) != golden.weights_sha256:
-        raise NpformerError(
-            f"the golden file was recorded from {golden.model}, whose weights differ from this model's; use that model"
-        )
 
 
 class _Case:
@@ -163,6 +150,7 @@ class _Case:
         self.texts = list(range(len(golden.texts)))  # texts with stages to explain
         #: Mistakes that could explain the unpadded texts; None if these texts are correct.
         self.promising: set[str] | None = None
+        self.parts: Causes = []  # the mistakes of the model that explain a part of the last stage's error
         self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
         self.mistakes = of_model(config)
         self.again: tuple[Mistake, ...] = ()  # the causes found so far, and variants of them in fewer places
@@ -198,6 +186,10 @@ class _Case:
             if found and self.lacks(bases[-1], stage):
                 continue
             each, certain = self.explain(stage, bases[-1])
+            if not certain and (pair := self.two(each, bases[-1])):
+                first, wrong, each, certain = pair
+                found.append(first)
+                bases.append(wrong)
             if len(certain) > 1:  # other stages decide between the causes
                 after = diverging[i + 1 :]
                 unexplained = (name for name in after if not self.explained(name, [self.right]))
@@ -283,7 +275,7 @@ class _Case:
             self.runs[key] = base, made
         return {name: self.looked_at(arrays) for name, arrays in self.runs[key][1].items()}
 
-    def explain(self, stage: str, base: Port) -> tuple[Diagnosis, list[tuple[Fit, Port]]]:
+    def explain(self, stage: str, base: Port) -> tuple[Diagnosis, Causes]:
         """Returns the diagnosis of a stage, and the certain causes, each with its port."""
         port = self.at_stage(base, stage)
         right = self.compute(port)
@@ -315,6 +307,23 @@ class _Case:
         best = {fit.mistake.name: fit for fit in sorted(closest, key=lambda fit: fit.explained)}
         where = where_wrong(self.looked_at(port.theirs), self.looked_at(right), self.budget(port))
         return replace(found, fits=list(best.values())[:-3:-1], where=where), []
+
+    def two(self, unknown: Diagnosis, base: Port) -> tuple[Diagnosis, Port, Diagnosis, Causes] | None:
+        """Returns the diagnosis and port of one mistake, and of another that explains the rest; None without them."""
+        port = self.at_stage(base, unknown.stage)
+
+        def second(wrong: Port) -> Causes:
+            self.promising, there = None, self.at_stage(wrong, unknown.stage)
+            there = replace(there, rightly=self.compute(there))
+            found = [each for each in self.fits(self.mistakes, there, self.texts) if each[0].certain]
+            bases = port, there
+            return nearest([each for each in found if not any(self.refuted(*each, of, self.texts) for of in bases)])
+
+        if not unknown.between or not (pairs := two_mistakes(self.parts, second)):
+            return None
+        first, rest = pairs[0].first, [fit for pair in pairs for fit, _ in pair.second]
+        one = replace(unknown, fits=together([pair.first for pair in pairs]))
+        return one, pairs[0].port, replace(unknown, rightly=first.budgets, fits=together(rest)), pairs[0].second
 
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
         """Returns whether a cause would change a correct stage, or only undoes an earlier cause.
@@ -383,7 +392,7 @@ class _Case:
         """Returns the compared texts that have no padding, or all of them if the port masks its padding."""
         return [i for i in self.texts if port.hides or not port.is_padded(i)]
 
-    def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> list[tuple[Fit, Port]]:
+    def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> Causes:
         """Returns the mistakes that give the other program's values on these texts, exactly or nearly, best first.
 
         Retries take most of the time. A mistake is therefore tried again, in a padded batch or on some texts, only if
@@ -394,16 +403,18 @@ class _Case:
         some = self.unpadded(port) if first else []
         if mistakes is self.mistakes and self.promising is not None:
             mistakes = [each for each in mistakes if each.name in self.promising]
-        tried, promising = [], set[str]()
+        tried, promising, parts = [], set[str](), list[tuple[Fit, Port]]()
         for mistake, way, wrong, made in computed(self.forward, mistakes, port, self.progress):
             explained = share_explained(port, made, texts, budget)
+            distance = largest_error([made[i] for i in texts], theirs) if explained else 0.0
+            parts += [(Fit(mistake, way, distance / budget, explained, True), wrong)] if explained else []
             if explained > 1 - HALVED:
-                distance = largest_error([made[i] for i in texts], theirs)
                 tried.append((distance, explained, mistake, way, wrong, made))
             if share_explained(port, made, some, budget) > 1 - HALVED:
                 promising.add(mistake.name)
         if some and largest_error([port.theirs[i] for i in some], [port.rightly[i] for i in some]) > budget:
             self.promising = promising
+        self.parts = parts if first else self.parts
         found = []
         for distance, explained, mistake, way, wrong, made in sorted(tried, key=lambda each: each[0])[:CANDIDATES]:
             allowed = self.budget(wrong)

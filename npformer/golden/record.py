@@ -95,3 +95,11 @@ def weights_sha256(model: Model | Seq2Seq) -> str:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(array, dtype="<f4").data)
     return digest.hexdigest()
+
+
+def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
+    """Raises NpformerError if the golden file was recorded from different weights."""
+    if weights_sha256(model) != golden.weights_sha256:
+        raise NpformerError(
+            f"the golden file was recorded from {golden.model}, whose weights differ from this model's; use that model"
+        )

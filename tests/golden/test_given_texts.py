@@ -58,6 +58,23 @@ def test_an_array_that_may_belong_to_several_texts_is_refused() -> None:
         golden.compare(recorded, {"logits": recorded.stages["logits"][1], "input_ids": recorded.texts[1].ids + 1})
 
 
+@pytest.mark.parametrize("padding", [0, 4])
+def test_rows_after_the_end_of_a_shorter_text_are_no_padding(padding: int) -> None:
+    """The beginning of the text is a text of the file, too, and the port is right there."""
+    model = tiny.model("llama", "causal-lm")
+    text = texts_for(model, (9,))[0]
+    recorded = golden.record(model, [text, replace(text, ids=text.ids[:6])])
+    with edit({"layers.0.attention.output": lambda array: np.concatenate([array[:7], 0 * array[7:]])}):
+        found = trace(model, text)
+    arrays = {
+        name: np.pad(array, [(0, padding if size == 9 else 0) for size in array.shape])
+        for name, array in found.items()
+    }  # fmt: skip
+    comparison = golden.compare(recorded, arrays)
+    assert "only text 0 of 2 compared" in str(comparison)
+    assert comparison.first.stage == "layers.0.attention.output"
+
+
 def test_a_text_that_lacks_a_token_is_no_shorter_text_with_padding(model: Model, recorded: golden.Golden) -> None:
     """Its rows would fit the text of 6 tokens with 2 tokens of padding."""
     short = replace(recorded.texts[0], ids=recorded.texts[0].ids[:-1])
