@@ -66,8 +66,10 @@ class Comparison:
 
     @property
     def unanswered(self) -> list[str]:
-        """The model's final stages that were not compared, if any stage was."""
-        return [name for name in self.golden.answers if name in self.missing] if self.rows else []
+        """The model's final stages that were compared neither as logits nor as probabilities, if any stage was."""
+        compared = {row.stage for row in self.rows}
+        absent = [name for name in self.golden.answers if name in self.missing] if self.rows else []
+        return [name for name in absent if name.replace("logits", "probabilities") not in compared]
 
     def with_note(self, note: str) -> Comparison:
         """Returns the comparison with one more note on how the arrays were read."""

@@ -208,8 +208,8 @@ def _judged(folder: Path, reference: Golden, arrays: dict[str, Any], comparison:
                 "compared": compared,
             }
     stages = f"{compared} of {len(reference.stages)} stages" if comparison.missing else f"all {compared} stages"
-    if comparison.unanswered:
-        told = f"no {' and no '.join(comparison.unanswered)}; {stages}, all correct"
+    if absent := [name for name in reference.answers if name in comparison.missing]:
+        told = f"no {' and no '.join(absent)}; {stages}, all correct"
         return {"kind": "incomplete", "why": told, "details": str(comparison), "compared": compared}
     return {"kind": PASS, "why": stages, "compared": compared}
 

@@ -131,11 +131,7 @@ class _Case:
     """A comparison to diagnose: the other program's stages and weights, and the ports that explain them."""
 
     def __init__(
-        self,
-        comparison: Comparison,
-        model: Model | Seq2Seq,
-        findings: list[Finding],
-        progress: Progress | None = None,
+        self, comparison: Comparison, model: Model | Seq2Seq, findings: list[Finding], progress: Progress | None = None
     ) -> None:
         golden, config = comparison.golden, model.config
         self.golden, self.comparison, self.findings = golden, comparison, findings

@@ -298,6 +298,7 @@ def test_a_partial_export_reports_how_many_stages_pass(suite: Path) -> None:
     comparison = compared(*first, "logits")
     assert comparison.passes
     assert f"{comparison}".splitlines()[-1] == f"pass (5 of 45 stages): {within}"
+    assert compared(*first, "probabilities").passes
     comparison = compared(*first)
     assert (comparison.ok, comparison.passes, comparison.unanswered) == (True, False, ["logits"])
     assert f"{comparison}".splitlines()[-2:] == [
