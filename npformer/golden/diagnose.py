@@ -113,7 +113,8 @@ def _diagnosed(comparison: Comparison, model: Model | Seq2Seq, progress: Progres
     if (first := comparison.first) is None:
         return Diagnosis("", weights=findings)
     rows = [row for row in comparison.rows if row.diverges and not row.problem]
-    if first.stage in comparison.theirs.problems and not (rows and comparison.is_only_layout(first)):
+    of_other_text = first.stage in comparison.theirs.other_tokens and not comparison.is_only_layout(first)
+    if first.stage in comparison.theirs.problems and (of_other_text or not rows):
         return Diagnosis(first.stage, float("inf"), weights=findings, problem=first.problem)
     if not rows:
         with single_blas_thread():
