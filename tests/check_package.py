@@ -1,9 +1,9 @@
-"""Builds, installs and type-checks the package, and tests its source distribution.
+"""Builds, installs and type-checks the package.
 
-    python tests/check_package.py                                 # every test of the source distribution: ten minutes
-    python tests/check_package.py tests/cli/test_commands.py -x   # these tests: all arguments are pytest's
+    python tests/check_package.py
 
-Needs the `package` group. Each environment is new, with Python's bundled pip.
+Needs the `package` group. Each environment is new, with Python's bundled pip. `.ci/run suite` runs the tests in the
+source distribution.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,26 +32,27 @@ CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTH
 def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        wheel, source = build(folder)
-        check_wheel(folder, wheel)
+        check_wheel(folder, build(folder))
         check_install_without_the_model(folder)
-        check_tests(folder, source, sys.argv[1:])
     say("the package is as it should be")
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """Builds the source distribution, and the wheel from it; checks their metadata as an index does; returns both."""
+def build(folder: Path) -> Path:
+    """Returns the wheel. Builds the source distribution and the wheel from it; checks their metadata as an index does."""
     say("wheel and source distribution")
     run(sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT)
     (wheel,), (source,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, source)
-    return wheel, source
+    return wheel
 
 
 def check_wheel(folder: Path, wheel: Path) -> None:
-    """Checks that a user's program runs and type-checks with the wheel, and that the course starts."""
+    """Checks that the command and a user's program run with the wheel, that the program type-checks, and that the
+    course starts."""
     say("a user's program, run and type-checked")
     python = environment(folder / "user", wheel, "mypy")
+    run(python.with_name("npformer"), "classify", "I love ice cream", cwd=folder)
+    run(python.with_name("npformer"), "info", cwd=folder)
     shutil.copy(ROOT / "tests" / "support" / "user_program.py", folder)
     run(python, "user_program.py", cwd=folder)
     run(python, "-m", "mypy", "--strict", "user_program.py", cwd=folder)
@@ -75,20 +75,6 @@ def check_install_without_the_model(folder: Path) -> None:
         expect(load(python, name, folder), f"use its path: {model}")
         expect(load(python, name, ROOT / "examples"), f"loaded {model}")
         expect(load(python, str(model), folder), f"loaded {model}")
-
-
-def check_tests(folder: Path, source: Path, arguments: list[str]) -> None:
-    """Runs the README's second command in the unpacked source distribution, with these arguments for pytest."""
-    say("tests of the source distribution")
-    with tarfile.open(source) as archive:
-        archive.extractall(folder, filter="data")
-    unpacked = folder / source.name.removesuffix(".tar.gz")
-    python = environment(folder / "tests", ".[test]", cwd=unpacked)
-    absent = folder / "absent"
-    absent.touch()
-    run(python, "-m", "pytest", *arguments, cwd=unpacked, NPFORMER_ABSENT=str(absent))
-    names = absent.read_text(encoding="utf-8").splitlines()
-    print(f"{len(names)} of the tests were NOT run, because they need a model of the checkout", *names, sep="\n  ")
 
 
 def environment(folder: Path, *packages: str | Path, cwd: Path = ROOT, **variables: str) -> Path:

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import TYPE_CHECKING, assert_type
 
 import numpy as np
 
 import npformer
 from npformer import Config, Model, NpformerError, Trace, edit, linear, pipeline, softmax, trace
 from npformer.golden import Golden
+from npformer.tasks.task import Task
 from npformer.tasks.text_classification import TextClassification
+from npformer.tasks.token_classification import TokenClassification
 from npformer.view.head_view import HeadView
 
 TEXT = "I love ice cream"
@@ -43,6 +45,13 @@ with edit({"layers.0.attention.weights": lambda weights: weights * 0}):
 classify = pipeline("text-classification")
 assert_type(classify, TextClassification)
 print(classify(TEXT))
+
+if TYPE_CHECKING:  # the task gives the type, and unknown options are refused: an unused `ignore` is an error
+    assert_type(pipeline("text-classification", top_k=3, device="cpu"), TextClassification)
+    assert_type(pipeline("ner", "./folder", aggregation_strategy="simple", offline=True), TokenClassification)
+    assert_type(pipeline(model="./folder", num_beams=2, top_k=None, function_to_apply=None, to="fra"), Task)
+    pipeline("text-classification", topk=3)  # type: ignore[call-overload]
+    pipeline(model="./folder", topk=3)  # type: ignore[call-overload]
 
 try:
     npformer.load("./no-such-folder")
