@@ -21,6 +21,7 @@ from tests.support import chatters
 from tests.support.cli_runner import ENVIRONMENT, command, run
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
+pytestmark = pytest.mark.extra
 GREEDY = ("--greedy", "--max-new-tokens", "9")
 
 

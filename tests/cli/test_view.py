@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -14,6 +13,7 @@ from npformer.cli import view as command
 from npformer.cli.main import main
 from tests.support import tiny
 from tests.support.cli_runner import run_apart
+from tests.support.extras import needs
 
 TEXT, OTHER = "I love ice cream", "it is hotter"
 HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[2J \u202elive\u202c שלום {{meta}} ${1}"
@@ -211,7 +211,7 @@ def test_a_text_too_long_for_the_model_is_truncated_with_a_warning(kind: str, tm
     assert long[1].rstrip() == run(capsys, "love " * 30, "-m", folder, "--kind", kind)[1].rstrip()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sentencepiece") is None, reason="needs sentencepiece")
+@needs("translate", "sentencepiece")
 @pytest.mark.parametrize("kind", command.KINDS)
 def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path, capsys) -> None:
     text, path = "A dog runs.", tmp_path / "view.html"
@@ -224,7 +224,7 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
     assert "Cross-attention" in page or kind in ("stages", "attribution", "logit", "lens", "ablation")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sentencepiece") is None, reason="needs sentencepiece")
+@needs("translate", "sentencepiece")
 def test_a_translation_model_has_no_second_text(capsys) -> None:
     code, _, err = run(capsys, "A dog runs.", "--pair", "Ein Hund", "-m", MARIAN)
     assert code == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from npformer.interpret.plane import project
 from npformer.model import Model
 from npformer.training import initialize
 from tests.support import tiny
+from tests.support.extras import needs
 
 
 def test_principal_components() -> None:
@@ -55,7 +54,7 @@ def test_a_pre_norm_layer_ends_in_its_residual() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("sklearn") is None, reason="needs the extra `plots`: scikit-learn")
+@needs("plots", "sklearn")
 def test_neighbours_stay_neighbours_in_t_sne() -> None:
     """Two clouds that are far apart in 20 dimensions remain two clouds in the plane."""
     x = np.random.default_rng(0).standard_normal((60, 20))

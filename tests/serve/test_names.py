@@ -9,6 +9,7 @@ from npformer.serve.models import serve_all
 from tests.support import tiny
 
 supervisor = pytest.importorskip("npformer.serve.supervisor", reason="needs the extra `serve`")
+pytestmark = pytest.mark.extra
 
 
 def test_a_model_is_served_under_the_name_that_is_given(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from npformer.tasks.text_generation import TextGeneration
 from tests.support import chatters, writers
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
+pytestmark = pytest.mark.extra
 ASKED = [{"role": "user", "content": "Hi"}]
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9}
 

@@ -10,6 +10,7 @@ import pytest
 
 from npformer import NpformerError, NpformerWarning, Pair, load, pipeline
 from tests.support import tiny
+from tests.support.extras import needs
 
 MARIAN = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 NLI = ("contradiction", "neutral", "entailment")
@@ -243,9 +244,9 @@ def test_truncation_leaves_the_windows_of_a_question():
     assert task(given("question-answering", LONG), truncation=True) == task(given("question-answering", LONG))
 
 
+@needs("translate", "sentencepiece")
 def test_truncation_cuts_a_source_that_is_refused_without():
     """A source is truncated at the model's length, because max_length limits the translation, as in Transformers."""
-    pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     task = pipeline("translation_en_to_deu", MARIAN, max_length=4)
     with pytest.raises(NpformerError, match="expected at most 64 tokens, got 1802"):
         task("dog " * 900)
@@ -292,11 +293,11 @@ def test_other_names_of_tasks():
         pipeline("text-ranking")
 
 
+@needs("translate", "sentencepiece")
 def test_the_language_in_a_task_s_name():
     """For a multilingual model, the target language in the task's name becomes the option `to`. It is an error if the
     model lacks that language.
     """
-    pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     assert pipeline(model=MARIAN).name == "translation"
     asked = pipeline("translation_en_to_fra", MARIAN, max_length=8)("dog")
     assert asked == pipeline("translation", MARIAN, max_length=8, to="fra")("dog")
@@ -433,8 +434,8 @@ def test_progress_of_lists_and_generators(name, capsys):
         task(texts, progress="yes")
 
 
+@needs("translate", "sentencepiece")
 def test_progress_of_translations(capsys, tmp_path):
-    pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     task = pipeline("translation", shutil.copytree(MARIAN, tmp_path / "model"), max_length=3)
     assert len(task(["dog", "dogs"], progress=True)) == 2
     assert "2 texts in " in capsys.readouterr().err

@@ -13,6 +13,7 @@ from npformer.cli.main import main
 from tests.support import byte_level, reranker
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
+pytestmark = pytest.mark.extra
 QUERY, TEXTS = "what is good", ["ice cream", "", "not my music"]
 PAIRS = [Pair(QUERY, text) for text in TEXTS]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import shutil
@@ -21,14 +20,14 @@ from npformer.model import Seq2Seq
 from npformer.tasks.task import InputError
 from npformer.tasks.text_to_text import Translation
 from tests.fuzz.protobuf_form import BYTES, build
+from tests.support.extras import needs
 from tests.support.seq2seq_models import MARIAN_FILES as FILES
 from tests.support.seq2seq_models import folder_of_letters
 
 pytestmark = pytest.mark.numbers
 
 EXPECTED: list[dict[str, Any]] = json.loads((FILES / "expected.json").read_text())
-HAS_SENTENCEPIECE = importlib.util.find_spec("sentencepiece") is not None
-needs_sentencepiece = pytest.mark.skipif(not HAS_SENTENCEPIECE, reason="needs the extra `translate`: sentencepiece")
+needs_sentencepiece = needs("translate", "sentencepiece")
 
 
 @pytest.fixture

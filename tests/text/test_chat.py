@@ -18,6 +18,7 @@ from npformer.text.chat import Chat
 from tests.support import chatters
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
+pytestmark = pytest.mark.extra
 ASKED = [{"role": "user", "content": "Hi"}]
 BEGUN = "<|endoftext|><|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\n"
 

@@ -14,6 +14,7 @@ from npformer.text import chat_template
 from npformer.text.chat_template import end_waiting, pair_template, render, start_ahead
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
+pytestmark = pytest.mark.extra
 BOTH = "{{ bos_token }}{% for each in messages %}[{{ each.role }}]{{ each.content }}\n{% endfor %}{{ tail }}"
 
 

@@ -15,6 +15,7 @@ from tests.support import tiny
 from tests.support.scripts import LINES
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
+pytestmark = pytest.mark.extra
 
 SYMBOLS = ["<start_of_turn>", "\n", "\n\n"]
 GEMMA = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "bos_piece": "<bos>", "eos_piece": "<eos>"}

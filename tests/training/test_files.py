@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from npformer.training import LabelledText, label_ids, label_names, read_labelle
 from npformer.training.metrics import scores
 from npformer.training.translator import learn_tokenizer
 from tests.support import tiny
+from tests.support.extras import needs
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ def test_texts_that_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 # --- translation -----------------------------------------------------------------------------------------------------
 
 WORDS = {"the": "der", "a": "ein", "dog": "Hund", "man": "Mann", "runs": "läuft", "sits": "sitzt", ".": "."}
-needs_sacrebleu = pytest.mark.skipif(not find_spec("sacrebleu"), reason="needs the extra `evaluate`: sacrebleu")
+needs_sacrebleu = needs("evaluate", "sacrebleu")
 
 
 def sentences(folder: Path) -> list[str]:
@@ -383,12 +383,7 @@ def test_an_animation_is_one_page(tmp_path: Path) -> None:
         animate(tmp_path / "a.html", frames, [0, 1], ("a", "b"), titles)
 
 
-needs_plots = pytest.mark.skipif(
-    not (find_spec("matplotlib") and find_spec("sklearn")), reason="needs the extra `plots`: matplotlib, scikit-learn"
-)
-
-
-@needs_plots
+@needs("plots", "matplotlib", "sklearn")
 def test_an_animation_is_a_gif_too(tmp_path: Path) -> None:
     """The file is a GIF with one frame per epoch."""
     frames = list(np.random.default_rng(0).standard_normal((3, 4, 2)))

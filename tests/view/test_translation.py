@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -19,14 +18,13 @@ from npformer.engine.runtime.packing import Text
 from npformer.generation import generate
 from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
+from tests.support.extras import needs
 from tests.support.seq2seq_models import random_model
 
 FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 TEXT = "A dog runs through the snow."
 KINDS = ("heads", "model", "neurons", "stages", "attribution")
-needs_sentencepiece = pytest.mark.skipif(
-    importlib.util.find_spec("sentencepiece") is None, reason="needs the extra `translate`: sentencepiece"
-)
+needs_sentencepiece = needs("translate", "sentencepiece")
 
 
 @pytest.fixture(scope="module")
