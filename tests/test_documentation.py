@@ -151,10 +151,12 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
     (tmp_path / "port").chmod(0o755)
-    logits = [npformer.trace(npformer.load("distilbert-sst2"), text)["logits"] for text in ("I love ice cream", "no")]
-    np.savez(tmp_path / "mine.npz", answer=np.stack(logits))
     found = examples(command)
     assert found
+    if "mine.npz" in " ".join(found):
+        model = npformer.load("distilbert-sst2")
+        logits = [npformer.trace(model, text)["logits"] for text in ("I love ice cream", "no")]
+        np.savez(tmp_path / "mine.npz", answer=np.stack(logits))
     for example in found:
         assert re.search(rf"\bnpformer {command}\b", example) or command in ("finetune", "train-translation"), example
         execute = serve if command == "serve" else run

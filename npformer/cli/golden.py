@@ -86,14 +86,14 @@ ACTIONS = {
         "DIR",
         "the folder to write",
         "Write tiny models and golden files of every family, head and option, 33 MB.",
-        "  npformer golden suite suite",
+        '  npformer golden suite suite --case "distilbert-*"',
     ),
     "run": Action(
         "DIR -- COMMAND",
         "the suite's folder, then the program and its arguments",
         """Run a port's program on each case of a suite, as COMMAND ... MODEL IDS OUTPUT:
 a model's folder, a file of token ids, and the .safetensors file to write.""",
-        '  npformer golden run suite --case "distilbert-*" --junit all.xml -- ./port',
+        "  npformer golden run suite --junit all.xml -- ./port",
         RUN,
     ),
 }

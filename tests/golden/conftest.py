@@ -1,7 +1,6 @@
 """Fixtures: a tiny model of each of five families with its golden values, and the conformance suite.
 
-The suite is written once per run: the cases that slow tests name, and a few for quick tests. An example of
-`npformer golden --help`, which tests/test_documentation.py runs, writes all cases.
+The suite is written once per run: all cases for slow tests, and a few for quick tests.
 """
 
 from pathlib import Path
@@ -75,8 +74,7 @@ def recorded(model: Model) -> golden.Golden:
 
 @pytest.fixture(scope="session")
 def large_suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    read = [*OF_FEATURES, *OF_EACH, "distilbert-*", "bert-base"]
-    return golden.suite(tmp_path_factory.mktemp("suite") / "suite", read)
+    return golden.suite(tmp_path_factory.mktemp("suite") / "suite")
 
 
 @pytest.fixture(scope="session")
