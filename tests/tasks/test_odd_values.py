@@ -53,7 +53,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     made = {head: tiny.folder(root / head, "bert", head) for head in HEADS.values()}
     made["text-generation"] = writers.folder(root / "writer")
-    return made | {"translation": folder_of_letters(root / "translation")}
+    translator = folder_of_letters(root / "translation")
+    settings = with_field(translator, "generation_config.json", "max_length", "5")  # enough steps for every setting
+    (translator / "generation_config.json").write_text(settings)
+    return made | {"translation": translator}
 
 
 HEADS = {
