@@ -60,15 +60,22 @@ def answer_of(model: Any, given: Any) -> ModelAnswer | None:
     """
     text = read_inputs(model, given).inputs[0]
     (answers,) = model.run([text])
-    shares = probabilities_of(model, text, answers)
-    if shares is None:
+    found = outcome_of(model, text, answers)
+    if found is None:
         return None
-    about = {"causal-lm": "next token", "masked-lm": "masked word", "translation": "translation"}
-    found = ModelAnswer(about.get(model.config.head, "answer"), tuple(outcomes_of(model, text, shares)))
     with suppress(UnknownDerivative, NpformerError):  # an edit has no derivative, or the answer has no metric
         metric = metric_of(model, None, None, answers, text)
         return replace(found, metric=metric.what, effects=tuple(_effects(model, text, metric)))
     return found
+
+
+def outcome_of(model: Any, text: Any, answers: dict[str, np.ndarray]) -> ModelAnswer | None:
+    """Returns a model's answer without the effects of its heads, or None if the text has no single answer."""
+    shares = probabilities_of(model, text, answers)
+    if shares is None:
+        return None
+    about = {"causal-lm": "next token", "masked-lm": "masked word", "translation": "translation"}
+    return ModelAnswer(about.get(model.config.head, "answer"), tuple(outcomes_of(model, text, shares)))
 
 
 def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, float]]:

@@ -181,12 +181,27 @@ def without_head(stage: str, head: int) -> dict[str, Change]:
     """Ablates one head of a stage such as `decoder.layers.0.cross_attention.context`."""
 
     def without(context: np.ndarray) -> np.ndarray:
-        if not 0 <= head < len(context):
-            raise NpformerError(f"edit of {stage}: expected a head from 0 to {len(context) - 1}, got {head}")
+        _check_head(stage, head, len(context))
         context[head] = 0
         return context
 
     return {stage: _linear(without)}
+
+
+def _check_head(stage: str, head: int, count: int) -> None:
+    if not 0 <= head < count:
+        raise NpformerError(f"edit of {stage}: expected a head from 0 to {count - 1}, got {head}")
+
+
+def scale_head(stage: str, head: int, factor: float) -> dict[str, Change]:
+    """Multiplies one head by `factor` in a stage such as `layers.0.attention.context`, (H, T, K)."""
+
+    def scaled(context: np.ndarray) -> np.ndarray:
+        _check_head(stage, head, len(context))
+        context[head] *= factor
+        return context
+
+    return {stage: _linear(scaled)}
 
 
 def zero(name: str) -> dict[str, Change]:
@@ -197,6 +212,25 @@ def zero(name: str) -> dict[str, Change]:
 def scale(name: str, factor: float) -> dict[str, Change]:
     """Multiplies every stage that matches `name` by `factor`."""
     return {name: _linear(lambda array: array * factor)}
+
+
+def add(name: str, vector: np.ndarray) -> dict[str, Change]:
+    """Adds a vector (D,) to every row of the stages that match `name` (steering)."""
+    return {name: Differentiable(lambda array: array + vector, lambda array, grad: grad)}
+
+
+def replace_row(name: str, position: int, row: np.ndarray) -> dict[str, Change]:
+    """Replaces the row of one token by `row` (D,) in the stages that match `name`; the other text may be longer."""
+
+    def replaced(array: np.ndarray) -> np.ndarray:
+        array[place(name, array.shape, position, None)] = row
+        return array
+
+    def backward(array: np.ndarray, grad: np.ndarray) -> np.ndarray:
+        grad[place(name, grad.shape, position, None)] = 0
+        return grad
+
+    return {name: Differentiable(replaced, backward)}
 
 
 def _linear(function: Callable[[np.ndarray], np.ndarray]) -> Differentiable:

@@ -19,7 +19,18 @@ from npformer.engine.tape import Recording
 from npformer.engine.taps import listen
 from npformer.engine.transformer import backward, forward
 from npformer.families.torch_nn import TORCH_MODULES
-from npformer.interpret.edits import Differentiable, ablate_head, freeze_attention, from_trace, mean_ablate, scale, zero
+from npformer.interpret.edits import (
+    Differentiable,
+    ablate_head,
+    add,
+    freeze_attention,
+    from_trace,
+    mean_ablate,
+    replace_row,
+    scale,
+    scale_head,
+    zero,
+)
 from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.study_inputs import texts_of
 from npformer.interpret.text_parts import is_input
@@ -160,6 +171,9 @@ CHANGES: dict[str, Callable[[Model, Trace], list[Any]]] = {
     "another trace's stage": lambda model, other: [from_trace(other, "layers.0.attention.output")],
     "frozen attention": lambda model, other: [freeze_attention(other)],
     "an array": lambda model, other: [{"layers.1.ffn.hidden": [np.full((n, 64), 0.3) for n in (6, 4, 6, 3)]}],
+    "a scaled head": lambda model, other: [scale_head("layers.0.attention.context", 2, -1.5)],
+    "a direction": lambda model, other: [add("layers.*.attention.output", np.linspace(-1, 1, 32))],
+    "a row": lambda model, other: [replace_row("layers.0.ffn_norm", 1, np.linspace(-1, 1, 32))],
     "scaled scores": lambda model, other: [scale("layers.*.attention.scores", 2)],
     "several at one stage": lambda model, other: [
         scale("layers.1.attention.weights", 1.5), {"*.weights": SQUARE}, ablate_head(1, 0), scale("*.context", 2),
