@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,9 +120,10 @@ def run(command: list[str], cwd: Path, env: dict[str, str]) -> str:
     return done.stdout
 
 
-def serve(command: list[str], cwd: Path, env: dict[str, str]) -> None:
+def serve(command: list[str], cwd: Path, env: dict[str, str], started: str = service.STARTED) -> None:
     """Starts a server and stops it."""
-    with service.Server(program=["env", "-C", str(cwd), *command[:-1], f"exec {command[-1]}"], **env) as server:
+    exec_ = [*command[:-1], f"exec {command[-1]}"]
+    with service.Server(program=["env", "-C", str(cwd), *exec_], started=started, **env) as server:
         server.process.terminate()
         assert server.process.wait(300) == 0, server.log
 
@@ -159,7 +161,7 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
         np.savez(tmp_path / "mine.npz", answer=np.stack(logits))
     for example in found:
         assert re.search(rf"\bnpformer {command}\b", example) or command in ("finetune", "train-translation"), example
-        execute = serve if command == "serve" else run
+        execute = {"serve": serve, "explore": partial(serve, started=r"(http://\S+/)\n")}.get(command, run)
         needed = "sacrebleu" if "--reference" in example else "starlette" if command == "serve" else None
         if needed and not importlib.util.find_spec(needed):
             with pytest.raises(AssertionError, match=f"needs {needed}"):

@@ -44,6 +44,7 @@ COMMANDS = {
     "trace": "the stages from a text to its label",
     "page": "the maths of a model, on a page of plain NumPy",
     "learn": "write your own Transformer, and have it checked",
+    "explore": "type a text and change the model, in a browser",
     "view": "attention and stages as a web page, SVG or plain text",
     "golden": "golden values for ports; find where a port diverges",
     "finetune": "train a model on labelled or plain texts",
@@ -163,7 +164,8 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         args = parser.parse_intermixed_args(arguments)
     except SystemExit as end:  # --help, or a wrong argument that argparse has reported
         return int(end.code or 0)
-    with nullcontext() if name == "serve" else waiting(f"npformer {name}"):  # the service shows its own log, and forks
+    servers = ("explore", "serve")  # run until they are stopped, and show their own lines
+    with nullcontext() if name in servers else waiting(f"npformer {name}"):
         return interruptible(lambda: command.run(args) or 0)
 
 

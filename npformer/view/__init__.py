@@ -1,12 +1,14 @@
 """Views of a model's stages and attention: one offline HTML file, a notebook cell, SVG or plain text.
 
-`page` shows all views of a text. Each view takes a model and a text, a trace, or plain arrays; `interpret/stacks.py`
-converts them to one form. `document.py` writes the files, and each `*_view.py` is one view.
+`page` shows all views of a text, and `explore` recomputes them as one types. Each view takes a model and a text, a
+trace, or plain arrays; `interpret/stacks.py` converts them to one form. `document.py` writes the files, each
+`*_view.py` is one view, and `explorer/` is the page that computes.
 """
 
 from npformer.view.ablation_view import AblationView, ablation
 from npformer.view.attribution_view import AttributionView, attribution
 from npformer.view.document import View
+from npformer.view.explorer.session import Explorer, explore
 from npformer.view.head_view import HeadView, heads
 from npformer.view.lens_view import LensView, lens
 from npformer.view.logit_view import LogitView, logit
@@ -16,8 +18,9 @@ from npformer.view.page_view import PageView, page
 from npformer.view.stage_view import StageView, stages
 
 __all__ = [
-    "AblationView", "AttributionView", "HeadView", "LensView", "LogitView", "ModelView", "NeuronView", "PageView",
-    "StageView", "View", "ablation", "attribution", "heads", "lens", "logit", "model", "neurons", "page", "stages",
+    "AblationView", "AttributionView", "Explorer", "HeadView", "LensView", "LogitView", "ModelView", "NeuronView",
+    "PageView", "StageView", "View", "ablation", "attribution", "explore", "heads", "lens", "logit", "model", "neurons",
+    "page", "stages",
 ]  # fmt: skip
 
 

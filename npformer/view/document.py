@@ -19,10 +19,10 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
@@ -127,41 +127,71 @@ class View(ABC):
 def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: Sequence[dict[str, Any] | None]) -> str:
     """Makes a page from a list of views for each text; equal arrays are stored once."""
     stored: dict[str, int] = {}  # data -> its index in the page
-    described: list[list[dict[str, Any]]] = []
-    for text, views in texts:
-        described.append([])
-        for view in views:
-            blocks = view._blocks()
-            arrays = {b.name: b.head() | {"data": stored.setdefault(b.text, len(stored))} for b in blocks}
-            about = {"kind": view.kind, "heading": view.heading, "subtitle": text, "title": f"{view.heading}: {text}"}
-            described[-1].append({**about, "arrays": arrays, **view._meta()})
+    described = [
+        [described_view(view, text, lambda data: stored.setdefault(data, len(stored))) for view in views]
+        for text, views in texts
+    ]
     kinds = {view.kind: view for _, views in texts for view in views}
+    data = "\n".join(f'<script type="text/plain" data-array="{at}">{text}</script>' for text, at in stored.items())
+    return page_of_views(title, {"texts": described, "answers": answers}, list(kinds.values()), data=data)
+
+
+def described_view(view: View, text: str, stored: Callable[[str], Any]) -> dict[str, Any]:
+    """Returns the data of a view. `stored` gets the data of each array, and returns the key under which it is kept."""
+    arrays = {b.name: b.head() | {"data": stored(b.text)} for b in view._blocks()}
+    about = {"kind": view.kind, "heading": view.heading, "subtitle": text, "title": f"{view.heading}: {text}"}
+    return {**about, "arrays": arrays, **view._meta()}
+
+
+class Scripted(Protocol):
+    """A view or a class of views: its kind, and the scripts that draw it."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def scripts(self) -> tuple[str, ...]: ...
+
+
+def page_of_views(
+    title: str,
+    meta: dict[str, Any],
+    views: Sequence[Scripted],
+    *,
+    data: str = "",
+    more_styles: Sequence[str] = (),
+    more_scripts: Sequence[str] = (),
+    policy: str = "",
+) -> str:
+    """Makes a page that shows the views in `meta`.
+
+    more_styles, more_scripts: assets after those of every page. policy: added to the content security policy.
+    """
     style = "".join(
-        [*map(_asset, STYLES), *(f"body[data-view={kind}] {{\n{_asset(f'{kind}.css')}}}\n" for kind in kinds)]
+        [
+            *map(_asset, STYLES),
+            *(f"body[data-view={view.kind}] {{\n{_asset(f'{view.kind}.css')}}}\n" for view in views),
+            *map(_asset, more_styles),
+        ]
     )
     script = "".join(
         [
             *map(_asset, ("core.js", "widgets.js", "picture.js")),
-            *map(_view_script, kinds.values()),
-            *map(_asset, ("answer.js", "shell.js")),
+            *map(_view_script, views),
+            *map(_asset, ("answer.js", "shell.js", *more_scripts, "start.js")),
         ]
     )
     parts = {
         "title": html.escape(title),
-        "policy": f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
+        "policy": f"script-src '{_hash(script)}'; style-src '{_hash(style)}'{policy}",
         "style": style,
-        "meta": _json_in_html(
-            {"scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING}, "texts": described, "answers": answers}
-        ),
-        "data": "\n".join(
-            f'<script type="text/plain" data-array="{at}">{text}</script>' for text, at in stored.items()
-        ),
+        "meta": _json_in_html({"scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING}, **meta}),
+        "data": data,
         "script": script,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
-def _view_script(view: View) -> str:
+def _view_script(view: Scripted) -> str:
     """Wraps the scripts of a view in a function of its data and the page, so that their names are local."""
     body = "".join(_asset(f"{name}.js") for name in view.scripts)
     return f"VIEWS.{view.kind} = (meta, page) => {{\n{body}}};\n"

@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.interpret.answer import Effect, ModelAnswer, answer_of
+from npformer.interpret.answer import ModelAnswer, answer_of
 from npformer.interpret.cost import affordable
-from npformer.interpret.head_effects import HeadEffects
 from npformer.interpret.next_words import NextWords, next_words
 from npformer.interpret.patching import contexts
-from npformer.interpret.stacks import Sides, is_arrays, stack_title, traced
+from npformer.interpret.stacks import is_arrays, traced
 from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import shortened
-from npformer.view.ablation_view import AblationView, ablation
-from npformer.view.attribution_view import AttributionView, attribution
+from npformer.view.ablation_view import ablation
+from npformer.view.answer_data import answer_meta, place_of, with_measured
+from npformer.view.attribution_view import attribution
 from npformer.view.document import View
 from npformer.view.head_view import HeadView, heads
 from npformer.view.lens_view import lens
@@ -29,13 +29,9 @@ from npformer.view.logit_view import logit
 from npformer.view.model_view import model
 from npformer.view.neuron_view import neurons
 from npformer.view.pack import Packed
-from npformer.view.stack_view import sentence
 from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
-LOOKS = 3  # maximum number of words, and of heads, listed for or against the answer
-NEXT, TRANSLATION = "next token", "translation"
-PUNCTUATION = " .,;:!?"  # stripped from words that were left out together
-LEAST = -1e9  # replaces log 0, because JSON has no infinity
+NEXT = "next token"
 READ = 8_192  # maximum number of tokens run for ablations, which takes 10 s on two cores for a model like BERT-base
 
 
@@ -139,11 +135,11 @@ def _views(
     without = None
     if not is_arrays(source):
         with suppress(NpformerError):  # the model has no single answer for the text
-            without = ablation(source, text, heads=_ablated(source, answer, first), progress=progress)
+            without = ablation(source, text, heads=heads_to_ablate(source, answer, first), progress=progress)
     if answer and without:
-        answer = _measured(answer, without.found)
+        answer = with_measured(answer, without.found)
     if answer and answer.effects and layer is None and head is None:
-        place, (layer, head) = _place(first, answer.effects[0])
+        place, (layer, head) = place_of(first, answer.effects[0])
         first = replace(first, stack=place, layer=layer, shown=(head,))
     alone = first.shown[0] if len(first.shown) == 1 else 0
     found: list[View] = [
@@ -161,47 +157,13 @@ def _views(
     return (*found, *([without] if without else [])), answer
 
 
-def _ablated(source: Any, answer: ModelAnswer | None, view: HeadView) -> list[tuple[str, int]] | None:
+def heads_to_ablate(source: Any, answer: ModelAnswer | None, view: HeadView) -> list[tuple[str, int]] | None:
     """Returns the heads to ablate. None means all; for a long text, only those with the largest estimated effects."""
     sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
     most = affordable(source, READ) // sum(map(len, sides))
     if answer is None or most >= sum(count for _, count in contexts(source).values()):
         return None
     return [(effect.attention, effect.head) for effect in answer.effects[:most]]
-
-
-def _measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
-    """Replaces the heads' estimated effects with the measured changes in the answer's log-odds, largest first.
-
-    Estimates have the wrong sign for some heads. For a translation, an effect is the change in the words' mean
-    probability, in percentage points, without a head of cross-attention.
-    """
-    mean = answer.about == TRANSLATION
-    estimated = {effect.attention for effect in answer.effects} or set(found.attentions)
-    after = found.before + found.changes
-    changes = 100 * found.changes if mean else _log_odds(after) - _log_odds(np.array(found.before))
-    effects = [
-        Effect(found.attentions[row], head, float(changes[row, head]))
-        for row, head in np.argwhere(np.isfinite(changes)).tolist()
-        if found.attentions[row] in estimated
-    ]
-    metric = "the words' mean probability in percentage points" if mean else f"the log-odds of {found.answer}"
-    return replace(answer, metric=metric, effects=tuple(sorted(effects, key=lambda effect: -abs(effect.change))))
-
-
-def _log_odds(shares: np.ndarray) -> np.ndarray:
-    """log p - log(1 - p), finite for probabilities of 0 and 1."""
-    shares = np.clip(shares, 1e-16, 1 - 1e-16)
-    return np.log(shares) - np.log1p(-shares)
-
-
-def _place(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
-    """Finds where an effect is in a view: the stack's index, and the pair of the layer's index and the head."""
-    prefix, _, rest = effect.attention.rpartition("layers.")
-    first = view.stacks[0]
-    title, _, _ = stack_title(prefix, rest.partition(".")[2], Sides(first.queries, first.keys))
-    place = next(i for i, stack in enumerate(view.stacks) if stack.title == title)
-    return place, (view.stacks[place].numbers.index(effect.layer), effect.head)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -236,7 +198,7 @@ class PageView(View):
 
     def _answers(self) -> Sequence[dict[str, Any] | None]:
         return [
-            None if each is None else _answer_meta(each, views, words)
+            None if each is None else answer_meta(each, views, words)
             for each, views, words in zip(self.answers, self.texts, self.next_words or repeat(None), strict=False)
         ]
 
@@ -255,55 +217,3 @@ class PageView(View):
 def _as_written(views: Sequence[View]) -> str:
     """The original text from the stage view, or else the first view's subject, whose words are joined tokens."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)
-
-
-def _answer_meta(answer: ModelAnswer, views: Sequence[View], words: NextWords | None) -> dict[str, Any]:
-    """Returns the answer for the page, with the words and heads that count most for and against it."""
-    note = "mean of the words' probabilities" if answer.about == TRANSLATION else ""
-    heads = " of cross-attention" if answer.about == TRANSLATION else ""
-    units: list[str] = []
-    first = views[0]
-    assert isinstance(first, HeadView)
-    found: dict[str, Any] = {
-        "about": answer.about,
-        "source": sentence(first.stacks[0].keys) if answer.about == TRANSLATION else None,
-        "outcomes": [[outcome, share, f"{share:.2%}", note] for outcome, share in answer.outcomes],
-        "words": [[], []], "heads": [[], []], "units": units,
-        "next": words and {
-            "words": words.words, "logits": words.logits.tolist(),
-            "temperatures": words.temperatures, "others": np.maximum(words.others, LEAST).tolist(),
-        },
-    }  # fmt: skip
-    method = next((each.methods[0] for each in views if isinstance(each, AttributionView)), None)
-    if method is not None and method.signed:
-        texts = method.words
-        names = [shortened(word.strip(PUNCTUATION) or word, 40) for word in texts]
-        places = [at if texts.count(word) > 1 else None for word, at in zip(texts, method.places, strict=True)]
-        found["words"] = _for_and_against(list(zip(names, places, strict=True)), method.scores)
-        units.append(f"Words: {method.unit}.")
-    if answer.effects:
-        choices = [_selection(views[0], effect) for effect in answer.effects]
-        found["heads"] = _for_and_against(choices, np.array([-effect.change for effect in answer.effects]))
-        measured = any(isinstance(each, AblationView) for each in views)
-        units.append(f"Heads{heads}: {'' if measured else 'estimated '}fall in {answer.metric} without the head.")
-    if any(outcome.startswith("##") for outcome, _ in answer.outcomes):
-        units.append("## continues the word before it.")
-    return found
-
-
-def _selection(view: View, effect: Effect) -> dict[str, Any]:
-    """Returns the attention, layer and head to select in the view to show an effect."""
-    assert isinstance(view, HeadView)
-    place, (layer, head) = _place(view, effect)
-    return {"attention": place or None, "layer": view.stacks[place].numbers[layer], "head": head}
-
-
-def _for_and_against(items: Sequence[Any], scores: np.ndarray) -> list[list[tuple[Any, str]]]:
-    """Returns the items with the largest positive and the largest negative scores, at most LOOKS of each, with scores.
-
-    Items whose magnitude is below a tenth of the largest are left out.
-    """
-    order = np.argsort(-np.abs(scores), kind="stable").tolist()
-    order = [i for i in order if abs(scores[i]) > 0.1 * abs(scores[order[0]])]
-    signs = ([i for i in order if scores[i] > 0], [i for i in order if scores[i] < 0])
-    return [[(items[i], f"{scores[i]:+z.2f}") for i in each[:LOOKS]] for each in signs]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.browser.chromium import CHROMIUM, DRIVER, chromium
+from tests.browser.live import Live
 from tests.browser.page import Page
 
 
@@ -37,3 +38,16 @@ def page(driver: Any, tmp_path: Path) -> Iterator[Page]:
     yield shown
     assert driver.get_log("browser") == []
     assert shown.js("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []
+
+
+@pytest.fixture
+def live(driver: Any, tmp_path: Path) -> Iterator[Live]:
+    """A page of the explorer. After the test its console must be empty, and all that it fetched came from its server."""
+    shown = Live(driver, tmp_path)
+    driver.get_log("browser")
+    yield shown
+    assert driver.get_log("browser") == []
+    fetched = shown.js("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    driver.get("about:blank")
+    shown.close()
+    assert [name for name in fetched if not name.startswith(shown.url)] == []

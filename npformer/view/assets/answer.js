@@ -3,13 +3,14 @@
 
 const answerHere = el("section", { class: "answer", "aria-label": "Answer" });
 
-const outcomeOf = ([outcome, share, number, note]) =>
+// `before`: the probability before the model was changed, if it was.
+const outcomeOf = ([outcome, share, number, note], before) =>
   el(
     "li",
     {},
     el("bdi", {}, shown(outcome)),
     " ",
-    el("span", { class: "number" }, number),
+    el("span", { class: "number" }, before === undefined ? number : `${fixed(100 * before, 2)}% → ${number}`),
     note ? el("small", {}, note) : null,
     meter(share),
   );
@@ -17,15 +18,26 @@ const outcomeOf = ([outcome, share, number, note]) =>
 function fillAnswer(answer) {
   answerHere.hidden = !answer;
   if (!answer) return;
-  const outcomes = el("ol", { class: "outcomes" }, ...answer.outcomes.map(outcomeOf));
+  const before = new Map(answer.before ?? []);
+  const listed = answer.outcomes.map((each) => outcomeOf(each, before.get(each[0])));
+  const outcomes = el("ol", { class: "outcomes" }, ...listed);
   answerHere.replaceChildren(
     el("h2", {}, answer.about),
     outcomes,
-    ...(answer.next ? [temperature(answer.next, outcomes)] : []),
+    ...(answer.before ? [beforeOf(answer)] : []),
+    ...(answer.next ? [temperature(answer.next, outcomes, before)] : []),
     ...reasons("Words", answer.words, wordOf),
     ...reasons("Heads", answer.heads, headOf),
     el("p", { class: "units" }, answer.units.join(" ")),
   );
+}
+
+// The answer before the model was changed, and whether it is the same.
+function beforeOf({ before, outcomes }) {
+  const [[name, share]] = before;
+  const same = name === outcomes[0][0];
+  const verdict = same ? "The answer stays" : "The answer was";
+  return el("p", { class: "was" }, `${verdict} `, el("bdi", {}, shown(name)), `, ${fixed(100 * share, 2)}% before the changes.`);
 }
 
 // The words or heads for the answer and those against it; nothing if there are none.
@@ -83,8 +95,10 @@ function sampled({ logits, others }, t, step) {
   return powers.map((power) => power / sum);
 }
 
+let chosenStep = null; // of the temperature
+
 // The slider; it lists the words with their probabilities, the rest of the vocabulary last.
-function temperature(next, outcomes) {
+function temperature(next, outcomes, before) {
   const first = next.temperatures.indexOf(1);
   const number = el("output", {});
   const slider = el("input", { type: "range", min: 0, max: next.temperatures.length - 1, step: 1, "aria-label": "Temperature" });
@@ -95,10 +109,14 @@ function temperature(next, outcomes) {
     const names = [...next.words, "all other tokens"];
     number.replaceChildren(t.toFixed(1));
     slider.setAttribute("aria-valuetext", `${t.toFixed(1)}: ${names[0]} ${(100 * shares[0]).toFixed(1)}%`);
-    outcomes.replaceChildren(...names.map((name, i) => outcomeOf([name, shares[i], `${fixed(100 * shares[i], 2)}%`])));
+    chosenStep = step;
+    const was = (name) => (t === 1 ? before.get(name) : undefined);
+    outcomes.replaceChildren(
+      ...names.map((name, i) => outcomeOf([name, shares[i], `${fixed(100 * shares[i], 2)}%`], was(name))),
+    );
     outcomes.lastChild.classList.add("others");
   };
-  slider.value = first;
+  slider.value = chosenStep ?? first;
   slider.addEventListener("input", draw);
   draw();
   return el("label", { class: "field temperature" }, el("span", {}, "Temperature"), slider, number);

@@ -55,9 +55,10 @@ function loader(heads) {
   };
 }
 
+// An array has its data in the page, or in `text` if it came later.
 async function read(head) {
-  const element = document.querySelector(`script[data-array="${head.data}"]`);
-  const text = element.textContent; // browsers from 2025 on have a reader of base64, several times as fast
+  const text = head.text ?? document.querySelector(`script[data-array="${head.data}"]`).textContent;
+  // Browsers from 2025 on have a reader of base64, several times as fast.
   const packed = Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());

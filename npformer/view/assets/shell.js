@@ -13,21 +13,42 @@ function viewOf(text, kind) {
   const key = `${text} ${kind}`;
   if (!made.has(key)) {
     const meta = about(text, kind);
-    made.set(
-      key,
-      VIEWS[kind](meta, {
-        changed: () => key === `${now.text} ${now.view}` && note(false),
-        // Listens on the window while this view is shown.
-        on: (type, act, options) =>
-          addEventListener(type, (event) => key === `${now.text} ${now.view}` && act(event), options),
-        // Opens another view of the same text, or returns whether it exists.
-        has: (view) => Boolean(about(text, view)),
-        savers, // buttons for a dialog, which blocks the page's own
-        open: (view, choices) => show({ text, view, choices }, true),
-      }),
-    );
+    const gone = new AbortController(); // ends the view's listeners
+    const first = themed.length;
+    const make = meta.error ? missing : VIEWS[kind];
+    const inside = make(meta, {
+      changed: () => key === `${now.text} ${now.view}` && note(false),
+      // Listens on the window while this view is shown, except for letters typed into a field.
+      on: (type, act, options) => {
+        const isHere = ({ target }) => key === `${now.text} ${now.view}` && !target.closest?.("textarea, input[type=text]");
+        addEventListener(type, (event) => isHere(event) && act(event), { ...options, signal: gone.signal });
+      },
+      // Opens another view of the same text, or returns whether it exists.
+      has: (view) => Boolean(about(text, view)),
+      savers, // buttons for a dialog, which blocks the page's own
+      open: (view, choices) => show({ text, view, choices }, true),
+    });
+    made.set(key, { ...inside, gone, redraws: themed.slice(first) });
   }
   return made.get(key);
+}
+
+// The place of a view that a text or a model does not have, with the reason.
+const missing = ({ error }) => ({
+  controls: [],
+  body: [el("p", { class: "missing" }, error)],
+  keys: [],
+  read: () => ({}),
+  apply: async () => {},
+});
+
+// Forgets all views, whose data has changed.
+function forget() {
+  for (const { gone, redraws } of made.values()) {
+    gone.abort();
+    themed.splice(0, themed.length, ...themed.filter((draw) => !redraws.includes(draw)));
+  }
+  made.clear();
 }
 
 // ---- The address -------------------------------------------------------------------------------------------------
@@ -39,9 +60,10 @@ function address() {
   const words = new URLSearchParams();
   if (doc.texts[now.text].length > 1) words.set("view", now.view);
   if (doc.texts.length > 1) words.set("text", now.text);
-  for (const [name, value] of chosen()) words.set(name, value);
+  for (const [name, value] of [...chosen(), ...alsoAddressed()]) words.set(name, value);
   return `#${words}`;
 }
+let alsoAddressed = () => []; // a page that computes also keeps its state in the address
 
 // A page inside another (a notebook cell) does not have its own address.
 const addressed = location.protocol !== "about:";
@@ -52,7 +74,7 @@ function note(step) {
 }
 
 function fromAddress() {
-  const { view, text, ...choices } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const { view, text, state, ...choices } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   const at = /^\d+$/.test(text ?? "") && doc.texts[text] ? Number(text) : 0;
   return { text: at, view: about(at, view) ? view : doc.texts[at][0].kind, choices };
 }
@@ -67,21 +89,26 @@ const notes = el("p", { id: "notes" });
 const keys = el("dl", {});
 const tabs = el("nav", { class: "tabs", "aria-label": "Views" });
 
+let loading = () => null; // a page that computes returns a promise until it has a view's data
+
 // Shows a view with these selections, or else as it was left or initially. `step`: adds an entry to the history.
 async function show({ text = now.text, view = now.view, choices }, step = false) {
   hideTip();
-  const fresh = !made.has(`${text} ${view}`);
   Object.assign(now, { text, view });
+  const wait = loading(view);
+  if (wait) {
+    markTabs();
+    await wait;
+    if (now.view !== view || !about(text, view).arrays) return;
+  }
+  const fresh = !made.has(`${text} ${view}`);
   const inside = viewOf(text, view);
   const meta = about(text, view);
   document.body.dataset.view = view;
   heading.replaceChildren(meta.heading);
   title.replaceChildren(el("bdi", {}, shown(doc.answers[text]?.source ?? meta.subtitle)));
   fillAnswer(doc.answers[text]);
-  for (const link of tabs.children) {
-    link.hidden = !about(text, link.dataset.view);
-    link.setAttribute("aria-current", link.dataset.view === view ? "page" : "false");
-  }
+  markTabs();
   chooser.lastChild.value = text;
   controlsHere.replaceChildren(...inside.controls);
   main.replaceChildren(...inside.body);
@@ -89,6 +116,13 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   keys.replaceChildren(...inside.keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]));
   if (choices || fresh) await inside.apply(choices ?? {});
   note(step);
+}
+
+function markTabs() {
+  for (const link of tabs.children) {
+    link.hidden = !about(now.text, link.dataset.view);
+    link.setAttribute("aria-current", link.dataset.view === now.view ? "page" : "false");
+  }
 }
 
 const TABS = {
@@ -150,8 +184,9 @@ const nameTheme = () => toggle.replaceChildren(theme() === "dark" ? "Light theme
 themed.push(nameTheme);
 nameTheme();
 
+const tools = el("div", { class: "tools" }, ...savers(), toggle);
 document.body.append(
-  el("header", { class: "top" }, title, el("div", { class: "tools" }, ...savers(), toggle)),
+  el("header", { class: "top" }, title, tools),
   chooser,
   answerHere,
   tabs,
@@ -161,6 +196,3 @@ document.body.append(
   tip,
   spoken,
 );
-
-addEventListener("popstate", () => show(fromAddress()));
-show(fromAddress()).then(ready);

@@ -1,0 +1,137 @@
+// The explorer: the page of all views, for any text and any change of the model. A state is the texts, the changes and
+// options; the server computes the parts of the page that are shown. explore_text.js has the fields and tools.
+
+const live = {
+  page: Math.random().toString(36).slice(2), // the server computes only the newest state of a page
+  state: doc.live.state,
+  number: 0, // of the state
+  parts: new Map(), // name -> part of this state
+  coming: new Map(), // name -> the promise of a part that was asked for
+  running: new AbortController(),
+};
+const TYPING = 150; // milliseconds after the last letter until the page follows
+
+// ---- Asking ------------------------------------------------------------------------------------------------------
+
+// Sends a request for this state. Returns null if a newer state has come, or after an error, which is shown.
+async function post(route, more) {
+  const { number, page, state } = live;
+  const body = JSON.stringify({ page, number, state, ...more });
+  try {
+    const headers = { "Content-Type": "application/json" };
+    const reply = await fetch(route, { method: "POST", headers, body, signal: live.running.signal });
+    if (number !== live.number || reply.status === 409) return null;
+    if (reply.ok) return reply;
+    complain((await reply.json()).error);
+    drawChips(live.state.edits.map(({ kind }) => String(kind))); // one of them may be what the server refuses
+  } catch (error) {
+    if (number === live.number && error.name !== "AbortError") complain("The server has ended. Start it again and reload the page.");
+  }
+  return null;
+}
+
+// Loads parts of this state that are not here yet. Returns whether they are of the state that is shown now.
+async function load(...names) {
+  const { number } = live;
+  const wanted = names.filter((name) => !live.parts.has(name) && !live.coming.has(name));
+  if (wanted.length) {
+    const coming = fetchParts(wanted);
+    wanted.forEach((name) => live.coming.set(name, coming));
+  }
+  await Promise.all(names.map((name) => live.coming.get(name)));
+  return number === live.number && names.every((name) => live.parts.has(name));
+}
+
+async function fetchParts(names) {
+  const { number } = live;
+  const found = await (await post("parts", { parts: names }))?.json();
+  if (number !== live.number) return;
+  names.forEach((name) => live.coming.delete(name));
+  if (found) names.forEach((name) => take(name, found[name]));
+}
+
+// Puts a part where the page looks for it.
+function take(name, part) {
+  live.parts.set(name, part);
+  const place = doc.texts[0].findIndex(({ kind }) => kind === name);
+  if (place >= 0) {
+    Object.values(part.view?.arrays ?? {}).forEach((head) => Object.assign(head, { text: part.arrays[head.data] }));
+    doc.texts[0][place] = part.view ?? { ...stubs[place], arrays: {}, error: part.error };
+  }
+  if (name === "answer") {
+    drawChips(part.changes);
+    complain(part.error ?? "");
+  }
+  if ((name === "answer" || name === "reasons") && !part.error)
+    doc.answers[0] = part.answer && { ...part.answer, before: live.parts.get("answer").before };
+}
+
+// ---- The state ---------------------------------------------------------------------------------------------------
+
+const stubs = doc.texts[0].map((stub) => ({ ...stub }));
+const strings = (choices) => Object.fromEntries(choices.map(([name, value]) => [name, String(value)]));
+
+// Changes the state, and shows it after `wait` milliseconds without another change.
+let waiting = 0;
+function update(change, wait = 0) {
+  Object.assign(live.state, change);
+  live.number += 1;
+  live.running.abort();
+  live.running = new AbortController();
+  live.parts.clear();
+  live.coming.clear();
+  root.dataset.busy = "yes";
+  clearTimeout(waiting);
+  waiting = setTimeout(renew, wait);
+}
+
+// Shows the state: first the answer and the view that is open, then the words and heads that count.
+async function renew() {
+  const shownNow = made.get(`0 ${now.view}`);
+  const choices = shownNow ? strings(chosen()) : {};
+  if (!(await load("answer", now.view))) return;
+  forget();
+  doc.texts[0] = doc.texts[0].map((meta, i) => (live.parts.has(meta.kind) ? meta : { ...stubs[i] }));
+  delete root.dataset.busy;
+  await held(() => show({ choices }));
+  await explain();
+}
+
+// Does something that may move the focus or the page, and moves them back.
+async function held(work) {
+  const [focus, x, y] = [document.activeElement, scrollX, scrollY];
+  await work();
+  if (focus?.isConnected) focus.focus({ preventScroll: true });
+  scrollTo(x, y);
+}
+
+async function explain() {
+  const { number } = live;
+  const found = await load("reasons");
+  if (number !== live.number) return;
+  if (found) fillAnswer(doc.answers[0]);
+  markHead(now.view === "heads" && shownView() ? shownView().read() : null);
+  root.dataset.settled = String(live.number);
+}
+
+loading = (view) => (live.parts.has("answer") && live.parts.has(view) ? null : load("answer", view));
+
+// ---- The address -------------------------------------------------------------------------------------------------
+
+alsoAddressed = () => [["state", JSON.stringify(live.state)]];
+function stateOfAddress() {
+  try {
+    const state = JSON.parse(new URLSearchParams(location.hash.slice(1)).get("state"));
+    if (state.texts[0].every((text) => typeof text === "string") && Array.isArray(state.edits)) return state;
+  } catch {
+    // no state, or not one that this page wrote
+  }
+  return live.state;
+}
+live.state = stateOfAddress();
+addEventListener("popstate", () => {
+  const state = stateOfAddress();
+  if (JSON.stringify(state) === JSON.stringify(live.state)) return;
+  update(state);
+  drawFields();
+});

@@ -1,0 +1,45 @@
+"""One computation at a time; a request that a newer one of the same page has replaced is dropped."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import TypeVar
+
+T = TypeVar("T")
+PAGES = 64  # whose newest request is remembered
+
+
+class Superseded(Exception):
+    """The page has sent a newer state."""
+
+
+class Latest:
+    """Runs the newest state of each page; `computed` counts the computations that began."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+        self._running, self._noting = Lock(), Lock()
+        self._newest: OrderedDict[str, int] = OrderedDict()  # page -> the number of its newest state
+
+    def run(self, page: str, number: int, work: Callable[[Callable[[], None]], T]) -> T:
+        """Returns `work(check)`, where work calls `check()` now and then.
+
+        Raises Superseded, before or during the work, if a request with a larger number has come from the same page.
+        """
+
+        def check() -> None:
+            with self._noting:
+                if self._newest.get(page, number) > number:
+                    raise Superseded
+
+        with self._noting:
+            self._newest[page] = max(number, self._newest.get(page, number))
+            self._newest.move_to_end(page)
+            while len(self._newest) > PAGES:
+                self._newest.popitem(last=False)
+        with self._running:
+            check()
+            self.computed += 1
+            return work(check)

@@ -1,0 +1,47 @@
+"""The page of the explorer: the frame and the views of `npformer.view.page`, with scripts that ask for their data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from npformer.view.ablation_view import AblationView
+from npformer.view.attribution_view import AttributionView
+from npformer.view.document import page_of_views
+from npformer.view.head_view import HeadView
+from npformer.view.lens_view import LensView
+from npformer.view.logit_view import LogitView
+from npformer.view.model_view import ModelView
+from npformer.view.neuron_view import NeuronView
+from npformer.view.stage_view import StageView
+
+
+class LiveView(NamedTuple):
+    """A view that only the explorer has: its kind and scripts, as in `View`, and its heading."""
+
+    kind: str
+    scripts: tuple[str, ...]
+    heading: str
+
+
+VIEWS: tuple[Any, ...] = (
+    HeadView, ModelView, NeuronView, StageView, AttributionView, LogitView, LensView, AblationView,
+)  # fmt: skip
+STYLES = ("explore.css",)
+SCRIPTS = ("explore.js", "explore_text.js")
+
+
+def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], is_pair: bool) -> str:
+    """Makes the page. It begins with `texts`, unless its address has a state."""
+    views = [
+        {"kind": view.kind, "heading": "", "title": "npformer", "subtitle": "", "notes": [], "arrays": None}
+        for view in VIEWS
+    ]
+    meta = {
+        "texts": [views],
+        "answers": [None],
+        "live": {"models": models, "state": {"texts": texts, "edits": [], "options": {}}, "is_pair": is_pair},
+    }
+    return page_of_views(
+        "npformer explore", meta, VIEWS, more_styles=STYLES, more_scripts=SCRIPTS, policy="; connect-src 'self'"
+    )

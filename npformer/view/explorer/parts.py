@@ -1,0 +1,270 @@
+"""The parts of a page for a state: the answer, each view, and what there is to change in the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from npformer.base_model import BaseModel
+from npformer.common.errors import NpformerError
+from npformer.engine.taps import listen
+from npformer.interpret.answer import CONTEXT, ModelAnswer, answer_of, outcome_of
+from npformer.interpret.edits import edit
+from npformer.interpret.next_words import next_words
+from npformer.interpret.patching import contexts
+from npformer.interpret.study_inputs import read_inputs
+from npformer.interpret.traces import Trace, trace
+from npformer.text.inputs import Pair
+from npformer.text.words import piece_names
+from npformer.view.ablation_view import ablation
+from npformer.view.answer_data import answer_meta, with_measured
+from npformer.view.attribution_view import attribution
+from npformer.view.document import View, described_view
+from npformer.view.explorer.program import program
+from npformer.view.explorer.state import TOKENS, State
+from npformer.view.head_view import heads
+from npformer.view.lens_view import lens
+from npformer.view.logit_view import logit
+from npformer.view.model_view import model as model_view
+from npformer.view.neuron_view import neurons
+from npformer.view.page_view import NEXT, heads_to_ablate, page
+from npformer.view.stage_view import shown_texts, stages
+
+KEPT = 24  # parts that are kept, so that a tab opened again is there at once
+SEEN = 4  # states whose traces are kept
+Part = dict[str, Any]
+
+
+class Seen(NamedTuple):
+    """A model's reading of a state: the text that views take, its trace, and the answer without effects of heads."""
+
+    text: Any
+    trace: Trace
+    answer: ModelAnswer | None
+
+
+class Parts:
+    """Computes parts of a page, for one state at a time. `models` maps names to loaded models."""
+
+    def __init__(self, models: Mapping[str, BaseModel]) -> None:
+        self.names, self.models = list(models), list(models.values())
+        self._kept: OrderedDict[tuple[str, str], Part] = OrderedDict()
+        self._seen: OrderedDict[str, Seen] = OrderedDict()
+
+    def part(self, state: State, name: str, check: Callable[[], None] = lambda: None) -> Part:
+        """Returns a part, or {"error": message} for a state that the model cannot read or that lacks this part."""
+        key = state.key, name
+        if key not in self._kept:
+            try:
+                found = PARTS[name](self, state, check)
+            except NpformerError as error:
+                found = {"error": str(error)}
+            self._kept[key] = found
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    # --- reading a state ---------------------------------------------------------------------------------------------
+
+    def seen(self, state: State) -> Seen:
+        """Returns the model's reading of the first text, with all changes."""
+        if state.key not in self._seen:
+            with self.changed(state):
+                self._seen[state.key] = self._read(state, 0)
+            while len(self._seen) > SEEN:
+                self._seen.popitem(last=False)
+        self._seen.move_to_end(state.key)
+        return self._seen[state.key]
+
+    def _read(self, state: State, index: int, changed: bool = True) -> Seen:
+        model = self.models[state.model]
+        given = state.given(index, model, changed)
+        inputs = read_inputs(model, given).inputs[0]
+        count = sum(map(len, inputs)) if isinstance(inputs, tuple) else len(inputs)
+        if count > TOKENS:
+            raise NpformerError(f"text {'AB'[index]}: expected at most {TOKENS} tokens, got {count}")
+        text = inputs if model.config.head == "translation" else given
+        return Seen(text, trace(model, text), outcome_of(model, inputs, model.run([inputs])[0]))
+
+    def original(self, state: State, index: int) -> Trace:
+        """The trace of a text in the unchanged model, from which rows and directions are taken."""
+        if index >= len(state.texts):
+            raise NpformerError("text B: expected a second text, got one")
+        if index == 0:
+            return self.seen(state.without_changes()).trace
+        return self.seen(state.of_second()).trace
+
+    @contextmanager
+    def changed(self, state: State) -> Iterator[None]:
+        """Changes the model in the `with` block."""
+        edits = [change.edits(lambda index: self.original(state, index)) for change in state.changes]
+        with edit(*edits) if any(edits) else nullcontext():
+            yield
+
+    # --- the parts ---------------------------------------------------------------------------------------------------
+
+    def answer(self, state: State, check: Callable[[], None]) -> Part:
+        """The answer, the answer before the changes, and the names of the changes."""
+        labels = [change.label for change in state.changes]
+        try:
+            return self._answer(state) | {"changes": labels}
+        except NpformerError as error:  # the changes stay on the page, where they can be taken back
+            return {"error": str(error), "changes": labels}
+
+    def _answer(self, state: State) -> Part:
+        model, seen = self.models[state.model], self.seen(state)
+        before = self.seen(state.without_changes()).answer if state.changes else None
+        words = None
+        if seen.answer and seen.answer.about == NEXT:
+            with self.changed(state):
+                words = next_words(model, seen.text)
+        return {
+            "answer": seen.answer and answer_meta(seen.answer, [heads(seen.trace)], words),
+            "before": before and before.outcomes,
+            "tokens": piece_names(seen.trace.tokens),
+        }
+
+    def reasons(self, state: State, check: Callable[[], None]) -> Part:
+        """The answer with the words and heads that count most for and against it."""
+        model, seen = self.models[state.model], self.seen(state)
+        if not seen.answer:
+            return {"answer": None}
+        views: list[View] = [heads(seen.trace)]
+        with self.changed(state), _checking(check):
+            words = next_words(model, seen.text) if seen.answer.about == NEXT else None
+            with suppress(NpformerError):  # the model has no label or word to explain
+                views.append(attribution(model, seen.text, methods=["leave-one-out"], progress=False))
+            answer = answer_of(model, seen.text)
+            assert answer is not None
+            with suppress(NpformerError):  # the model has no single answer
+                chosen = heads_to_ablate(model, answer, heads(seen.trace))
+                views.append(ablation(model, seen.text, heads=chosen, progress=False))
+                answer = with_measured(answer, views[-1].found)  # type: ignore[attr-defined]
+        return {"answer": answer_meta(answer, views, words)}
+
+    def view(self, state: State, check: Callable[[], None], kind: str) -> Part:
+        """A view, with its arrays by the key that its data names."""
+        seen, arrays = self.seen(state), dict[str, str]()
+        model = self.models[state.model]
+        if kind in OF_TRACE:
+            found = OF_TRACE[kind](seen)
+        else:
+            with self.changed(state), _checking(check if kind == "ablation" else None):
+                found = OF_MODEL[kind](model, seen)
+
+        def stored(data: str) -> str:
+            key = hashlib.blake2b(data.encode("ascii"), digest_size=9).hexdigest()
+            arrays[key] = data
+            return key
+
+        return {"view": described_view(found, shown_text(state), stored), "arrays": arrays}
+
+    def to_change(self, state: State, check: Callable[[], None]) -> Part:
+        """What can be changed: attention blocks with their heads, other blocks, the stages with rows, both texts."""
+        model, seen = self.models[state.model], self.seen(state)
+        found = {stage.removesuffix(CONTEXT): count for stage, (_, count) in contexts(model).items()}
+        stages_of_rows = [name for name in seen.trace if is_layer_rows(name, seen.trace)]
+        other: Part = {"tokens": None}
+        if len(state.texts) > 1:
+            try:
+                other = {"tokens": piece_names(self.original(state, 1).tokens)}
+            except NpformerError as error:
+                other = {"tokens": None, "error": str(error)}
+        return {
+            "attentions": found,
+            "blocks": [name for name in stages_of_rows if name.endswith((".output", ".experts"))],
+            "layers": layer_outputs(stages_of_rows),
+            "tokens": piece_names(seen.trace.tokens),
+            "other": other,
+        }
+
+    def python(self, state: State, check: Callable[[], None]) -> Part:
+        """The program that computes the state."""
+        return {"text": program(state, self.names[state.model], self.models[state.model])}
+
+    def saved(self, state: State, check: Callable[[], None]) -> str:
+        """The offline page of all views."""
+        with self.changed(state):
+            return page(self.models[state.model], state.given(0, self.models[state.model]), progress=False).html()
+
+
+@contextmanager
+def _checking(check: Callable[[], None] | None) -> Iterator[None]:
+    """Calls `check` at every stage, so that long work ends soon after it is superseded.
+
+    A gradient has other last digits while something listens, so parts with gradients are not interrupted.
+    """
+    if check is None:
+        yield
+        return
+
+    def heard(name: str, array: Any) -> Any:
+        check()
+        return array
+
+    with listen(heard):
+        yield
+
+
+def shown_text(state: State) -> str:
+    """The first text as it was typed."""
+    return " / ".join(state.texts[0])
+
+
+def is_layer_rows(name: str, recorded: Trace) -> bool:
+    """Whether a stage of a layer has a row for each token that the first text has."""
+    return "layers." in name and recorded[name].ndim == 2 and len(recorded[name]) == len(recorded.tokens)
+
+
+def layer_outputs(names: list[str]) -> list[str]:
+    """The last stage of each layer, in order."""
+    last: dict[str, str] = {}
+    for name in names:
+        before, _, rest = name.rpartition("layers.")
+        last[before + rest.partition(".")[0]] = name
+    return list(last.values())
+
+
+def _stages(seen: Seen) -> View:
+    walk = stages(seen.trace)
+    return replace(walk, texts=shown_texts(seen.text if isinstance(seen.text, str | Pair) else None, walk.sides))
+
+
+def _ablation(model: Any, seen: Seen) -> View:
+    chosen = heads_to_ablate(model, answer_of(model, seen.text), heads(seen.trace))
+    return ablation(model, seen.text, heads=chosen, progress=False)
+
+
+#: Views of the trace of a state.
+OF_TRACE: Mapping[str, Callable[[Seen], View]] = {
+    "heads": lambda seen: heads(seen.trace),
+    "model": lambda seen: model_view(seen.trace),
+    "neurons": lambda seen: neurons(seen.trace),
+    "stages": _stages,
+}
+#: Views for which the model is run again.
+OF_MODEL: Mapping[str, Callable[[Any, Seen], View]] = {
+    "attribution": lambda model, seen: attribution(model, seen.text, progress=False),
+    "logit": lambda model, seen: logit(model, seen.text),
+    "lens": lambda model, seen: lens(model, seen.text),
+    "ablation": _ablation,
+}
+
+
+def _part_of_view(kind: str) -> Callable[..., Part]:
+    return lambda parts, state, check: parts.view(state, check, kind)
+
+
+#: Name of a part -> the function that computes it.
+PARTS: Mapping[str, Callable[..., Part]] = {
+    "answer": Parts.answer,
+    "reasons": Parts.reasons,
+    "to_change": Parts.to_change,
+    "python": Parts.python,
+    **{kind: _part_of_view(kind) for kind in (*OF_TRACE, *OF_MODEL)},
+}

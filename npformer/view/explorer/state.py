@@ -1,0 +1,86 @@
+"""The state of the page: texts, changes and options, read from JSON with limits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError
+from npformer.text.inputs import Pair
+from npformer.view.explorer.changes import ChangeWord, StateChange, mask_token, read_change, words_changed
+
+CHARACTERS = 20_000  # of a text
+TOKENS = 512  # of a text, because every stage of the model is kept
+CHANGES = 200
+
+
+@dataclass(frozen=True)
+class State:
+    """What a page shows. The first text is shown; a second one is compared, patched from, or the end of a direction.
+
+    texts: one or two texts, each a tuple of one text, or of two that a model reads together.
+    changes: in the order in which they were made. model: index of the model that is shown.
+    """
+
+    texts: tuple[tuple[str, ...], ...]
+    changes: tuple[StateChange, ...] = ()
+    model: int = 0
+    key: str = field(default="", compare=False)  # the same for equal states
+
+    def given(self, index: int, model: Any, changed: bool = True) -> Any:
+        """A text as a model reads it, with its words changed; a Pair if there are two."""
+        words = [each for each in self.changes if isinstance(each, ChangeWord)] if changed and index == 0 else []
+        mask = mask_token(model) if any(each.to is None for each in words) else ""
+        parts = [
+            words_changed(text, [each for each in words if each.part == part], mask)
+            for part, text in enumerate(self.texts[index])
+        ]
+        return parts[0] if len(parts) == 1 else Pair(*parts)
+
+    def without_changes(self) -> State:
+        """The state of the unchanged model and texts."""
+        return State(self.texts, (), self.model, _key(self.texts, [], self.model))
+
+    def of_second(self) -> State:
+        """The state of the second text in the unchanged model."""
+        return State(self.texts[1:], (), self.model, _key(self.texts[1:], [], self.model))
+
+
+def _key(texts: Any, changes: Any, model: int) -> str:
+    return json.dumps([texts, changes, model], sort_keys=True)
+
+
+def read_state(value: Any, models: int = 1) -> State:
+    """Reads a state that a page sent. Raises NpformerError for anything else."""
+    if not isinstance(value, dict):
+        raise NpformerError(f"state: expected texts, edits and options, got {shown(value)}")
+    if unknown := sorted(value.keys() - {"texts", "edits", "options"}):
+        raise NpformerError(f"state: expected texts, edits and options, got {shown(unknown[0])}")
+    texts = _texts(value.get("texts"))
+    edits = value.get("edits", [])
+    if not isinstance(edits, list) or len(edits) > CHANGES:
+        raise NpformerError(f"state.edits: expected a list of at most {CHANGES} changes, got {shown(edits)}")
+    changes = tuple(read_change(each, f"state.edits[{i}]") for i, each in enumerate(edits))
+    options = value.get("options", {})
+    if not isinstance(options, dict) or options.keys() - {"model"}:
+        raise NpformerError(f"state.options: expected a dict with the key model, got {shown(options)}")
+    model = options.get("model", 0)
+    if type(model) is not int or not 0 <= model < models:
+        raise NpformerError(f"state.options.model: expected a model from 0 to {models - 1}, got {shown(model)}")
+    return State(texts, changes, model, _key(texts, edits, model))
+
+
+def _texts(value: Any) -> tuple[tuple[str, ...], ...]:
+    """One or two texts, each a list of one or two strings."""
+    if not isinstance(value, list) or not 1 <= len(value) <= 2:
+        raise NpformerError(f"state.texts: expected one or two texts, got {shown(value)}")
+    for i, parts in enumerate(value):
+        if not isinstance(parts, list) or not 1 <= len(parts) <= 2 or not all(isinstance(each, str) for each in parts):
+            raise NpformerError(f"state.texts[{i}]: expected a list of one or two strings, got {shown(parts)}")
+        if sum(map(len, parts)) > CHARACTERS:
+            raise NpformerError(
+                f"state.texts[{i}]: expected at most {CHARACTERS:,} characters, got {sum(map(len, parts)):,}"
+            )
+    return tuple(tuple(parts) for parts in value)
