@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 import npformer
 from npformer import Model, NpformerError, Pair, view
+from npformer.families import FAMILIES, encoders
 from npformer.interpret.answer import outcome_of
 from npformer.interpret.edits import add, edit, replace_row, scale, scale_head, without_head, zero
 from npformer.interpret.study_inputs import read_inputs
+from npformer.view.explorer.change_part import change_view
 from npformer.view.explorer.parts import PARTS, Parts
 from npformer.view.explorer.server import BODY, CONNECTIONS
 from npformer.view.explorer.state import CHARACTERS, read_state
@@ -181,13 +183,29 @@ def test_the_saved_page_is_the_page_of_the_changed_model(client: Client, model: 
 
 
 def test_a_pair_and_what_can_be_changed(client: Client, model: Model) -> None:
-    found = client.parts(state([TEXT, OTHER], "no"), "answer", "to_change")
+    found = client.parts(state([TEXT, OTHER], "no"), "answer", "change")
     assert shown(found["answer"]) == outcomes(model, Pair(TEXT, OTHER))
-    changes = found["to_change"]
-    assert changes["attentions"] == {"layers.0.attention": 4, "layers.1.attention": 4}
-    assert changes["layers"] == ["layers.0.ffn_norm", "layers.1.ffn_norm"]
-    assert set(changes["blocks"]) == {f"layers.{i}.{name}.output" for i in (0, 1) for name in ("attention", "ffn")}
-    assert changes["other"]["tokens"] == ["[CLS]", "no", "[SEP]"]
+    changes = found["change"]["view"]
+    assert [(row["attention"], row["heads"]) for row in changes["rows"]] == [
+        ("layers.0.attention", 4), ("layers.1.attention", 4),
+    ]  # fmt: skip
+    assert changes["rows"][1]["ffn"] == "layers.1.ffn.output"
+    assert [each["stage"] for each in changes["layers"]] == ["layers.0.ffn_norm", "layers.1.ffn_norm"]
+    assert changes["others"] == ["[CLS]", "no", "[SEP]"]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"marian", "bart", "t5", "mt5", "transformer"}))
+def test_every_family_has_heads_blocks_and_rows_to_change(family: str) -> None:
+    """The stages of the grid exist, so a click on any of its cells is an edit. A translator is tried in the browser."""
+    made = tiny.model(family, "base") if family in encoders() else tiny.model(family, "causal-lm")
+    recorded = npformer.trace(made, [5, 6, 7, 8])
+    found = change_view(made, recorded, recorded, "text")
+    stages = [each for row in found["rows"] for each in (row["whole"], row["ffn"])] + [
+        each["stage"] for each in found["layers"]
+    ]
+    assert len(stages) == 6
+    with edit(*map(zero, stages), *(without_head(f"{row['attention']}.context", 0) for row in found["rows"])):
+        npformer.trace(made, [5, 6, 7, 8])
 
 
 def test_a_part_that_a_model_does_not_have_says_why(tmp_path: Any) -> None:
@@ -394,4 +412,4 @@ def test_a_thousand_requests_need_no_more_memory_than_a_hundred(client: Client) 
 
 
 def test_every_part_has_a_test() -> None:
-    assert set(PARTS) == {"answer", "reasons", "to_change", "python", *KINDS}
+    assert set(PARTS) == {"answer", "reasons", "change", "python", *KINDS}

@@ -90,10 +90,12 @@ async function renew() {
   const shownNow = made.get(`0 ${now.view}`);
   const choices = shownNow ? strings(chosen()) : {};
   if (!(await load("answer", now.view))) return;
-  forget();
+  const kept = shownNow?.renew && !about(0, now.view).error ? shownNow : null; // keeps what is held in it
+  forget(kept);
   doc.texts[0] = doc.texts[0].map((meta, i) => (live.parts.has(meta.kind) ? meta : { ...stubs[i] }));
   delete root.dataset.busy;
-  await held(() => show({ choices }));
+  kept?.renew(about(0, now.view));
+  await held(() => show(kept ? {} : { choices }));
   await explain();
 }
 

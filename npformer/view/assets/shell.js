@@ -42,13 +42,14 @@ const missing = ({ error }) => ({
   apply: async () => {},
 });
 
-// Forgets all views, whose data has changed.
-function forget() {
-  for (const { gone, redraws } of made.values()) {
-    gone.abort();
-    themed.splice(0, themed.length, ...themed.filter((draw) => !redraws.includes(draw)));
+// Forgets all views, whose data has changed, except `kept`.
+function forget(kept) {
+  for (const [key, view] of made) {
+    if (view === kept) continue;
+    made.delete(key);
+    view.gone.abort();
+    themed.splice(0, themed.length, ...themed.filter((draw) => !view.redraws.includes(draw)));
   }
-  made.clear();
 }
 
 // ---- The address -------------------------------------------------------------------------------------------------
@@ -134,6 +135,7 @@ const TABS = {
   logit: "Logit",
   lens: "Lens",
   ablation: "Ablate",
+  change: "Change",
 };
 const kinds = Object.keys(TABS).filter((kind) => doc.texts.some((views) => views.some((view) => view.kind === kind)));
 if (kinds.length > 1)

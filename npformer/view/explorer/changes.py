@@ -240,6 +240,7 @@ def rows(trace: Trace, stage: str) -> np.ndarray:
     return array
 
 
+OUTPUTS = ("ffn_norm", "ffn_residual")  # the last stage of a layer
 BLOCKS = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "FFN"}
 
 
@@ -254,4 +255,6 @@ def place(name: str) -> str:
         return layer
     if last in ("", "output") and first in BLOCKS:
         return f"{BLOCKS[first]} of {layer}"
+    if block in OUTPUTS:
+        return f"the output of {layer}"
     return f"{block} of {layer}"

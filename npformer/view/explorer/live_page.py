@@ -17,15 +17,15 @@ from npformer.view.stage_view import StageView
 
 
 class LiveView(NamedTuple):
-    """A view that only the explorer has: its kind and scripts, as in `View`, and its heading."""
+    """A view that only the explorer has: its kind and scripts, as in `View`."""
 
     kind: str
     scripts: tuple[str, ...]
-    heading: str
 
 
 VIEWS: tuple[Any, ...] = (
     HeadView, ModelView, NeuronView, StageView, AttributionView, LogitView, LensView, AblationView,
+    LiveView("change", ("change_words", "change_rows", "change")),
 )  # fmt: skip
 STYLES = ("explore.css",)
 SCRIPTS = ("explore.js", "explore_text.js")

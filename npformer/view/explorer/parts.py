@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.engine.taps import listen
-from npformer.interpret.answer import CONTEXT, ModelAnswer, answer_of, outcome_of
+from npformer.interpret.answer import ModelAnswer, answer_of, outcome_of
 from npformer.interpret.edits import edit
 from npformer.interpret.next_words import next_words
-from npformer.interpret.patching import contexts
 from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace, trace
 from npformer.text.inputs import Pair
@@ -24,6 +23,7 @@ from npformer.view.ablation_view import ablation
 from npformer.view.answer_data import answer_meta, with_measured
 from npformer.view.attribution_view import attribution
 from npformer.view.document import View, described_view
+from npformer.view.explorer.change_part import change_view
 from npformer.view.explorer.program import program
 from npformer.view.explorer.state import TOKENS, State
 from npformer.view.head_view import heads
@@ -164,24 +164,16 @@ class Parts:
 
         return {"view": described_view(found, shown_text(state), stored), "arrays": arrays}
 
-    def to_change(self, state: State, check: Callable[[], None]) -> Part:
-        """What can be changed: attention blocks with their heads, other blocks, the stages with rows, both texts."""
-        model, seen = self.models[state.model], self.seen(state)
-        found = {stage.removesuffix(CONTEXT): count for stage, (_, count) in contexts(model).items()}
-        stages_of_rows = [name for name in seen.trace if is_layer_rows(name, seen.trace)]
-        other: Part = {"tokens": None}
+    def change(self, state: State, check: Callable[[], None]) -> Part:
+        """The tab on which the model is changed."""
+        others: Trace | str | None = None
         if len(state.texts) > 1:
             try:
-                other = {"tokens": piece_names(self.original(state, 1).tokens)}
+                others = self.original(state, 1)
             except NpformerError as error:
-                other = {"tokens": None, "error": str(error)}
-        return {
-            "attentions": found,
-            "blocks": [name for name in stages_of_rows if name.endswith((".output", ".experts"))],
-            "layers": layer_outputs(stages_of_rows),
-            "tokens": piece_names(seen.trace.tokens),
-            "other": other,
-        }
+                others = str(error)
+        model, seen = self.models[state.model], self.seen(state)
+        return {"view": change_view(model, seen.trace, others, shown_text(state)), "arrays": {}}
 
     def python(self, state: State, check: Callable[[], None]) -> Part:
         """The program that computes the state."""
@@ -214,20 +206,6 @@ def _checking(check: Callable[[], None] | None) -> Iterator[None]:
 def shown_text(state: State) -> str:
     """The first text as it was typed."""
     return " / ".join(state.texts[0])
-
-
-def is_layer_rows(name: str, recorded: Trace) -> bool:
-    """Whether a stage of a layer has a row for each token that the first text has."""
-    return "layers." in name and recorded[name].ndim == 2 and len(recorded[name]) == len(recorded.tokens)
-
-
-def layer_outputs(names: list[str]) -> list[str]:
-    """The last stage of each layer, in order."""
-    last: dict[str, str] = {}
-    for name in names:
-        before, _, rest = name.rpartition("layers.")
-        last[before + rest.partition(".")[0]] = name
-    return list(last.values())
 
 
 def _stages(seen: Seen) -> View:
@@ -264,7 +242,7 @@ def _part_of_view(kind: str) -> Callable[..., Part]:
 PARTS: Mapping[str, Callable[..., Part]] = {
     "answer": Parts.answer,
     "reasons": Parts.reasons,
-    "to_change": Parts.to_change,
+    "change": Parts.change,
     "python": Parts.python,
     **{kind: _part_of_view(kind) for kind in (*OF_TRACE, *OF_MODEL)},
 }

@@ -1,0 +1,80 @@
+// Change view, the second text: its rows in the place of those of the first, and the direction from the first to it.
+
+const patches = el("table", { class: "grid patches" });
+const rowsHere = el("section", {}, el("h3", {}, "Text B"));
+const otherText = el("textarea", { rows: 1, spellcheck: "false", class: "explore-field", "aria-label": "Text B", "data-text": "1 0", placeholder: "A second text, for its rows and its direction" });
+const otherProblem = el("p", { class: "problem" });
+const direction = { layer: null, slider: el("input", { type: "range", min: -4, max: 4, step: 0.25, "aria-label": "Times the direction from text A to text B" }), output: el("output", {}) };
+const directionHere = el("div", { class: "field" });
+const rowsOfOther = el("div", {}, el("p", { class: "about" }, "Click a cell to put the row of text B in the place of the row of text A."), scroller(patches), directionHere);
+rowsHere.append(otherText, otherProblem, rowsOfOther);
+
+const OF_OTHER = ["patch", "direction"]; // changes that read text B
+otherText.addEventListener("input", () => {
+  const [first] = live.state.texts;
+  const text = otherText.value;
+  if (text) return update({ texts: [first, [text]] }, TYPING);
+  return update({ texts: [first], edits: live.state.edits.filter(({ kind }) => !OF_OTHER.includes(kind)) }, TYPING);
+});
+
+function patchCell({ stage, title }, position, at) {
+  const edit = { kind: "patch", stage, position };
+  const on = Boolean(madeOf(edit));
+  const label = `${title}, token ${position}: ${on ? "the row of text B" : "row of text A"}`;
+  const go = () => (on ? drop(edit) : put(edit));
+  return el(
+    "td",
+    {},
+    el("button", { type: "button", "data-at": at, "aria-pressed": on, "aria-label": label, title: label, onclick: go }, on ? "B" : ""),
+  );
+}
+
+function drawPatches() {
+  const count = Math.min(meta.tokens.length, meta.others.length);
+  const names = (tokens) => Array.from({ length: count }, (_, i) => el("th", { scope: "col" }, token(tokens[i])));
+  patches.replaceChildren(
+    el("thead", {}, el("tr", {}, el("th", {}, "A"), ...names(meta.tokens)), el("tr", {}, el("th", {}, "B"), ...names(meta.others))),
+    el(
+      "tbody",
+      {},
+      ...meta.layers.map((layer, y) =>
+        el("tr", {}, el("th", { scope: "row" }, layer.title), ...Array.from({ length: count }, (_, i) => patchCell(layer, i, `${y + 1000} ${i}`))),
+      ),
+    ),
+  );
+}
+arrowsMove(patches);
+
+const steered = () => ({ kind: "direction", stage: meta.layers[direction.layer]?.stage });
+direction.slider.addEventListener("input", () => {
+  const factor = Number(direction.slider.value);
+  direction.output.textContent = digits(factor);
+  if (factor) put({ ...steered(), factor }, TYPING);
+  else drop(steered(), TYPING);
+});
+
+function drawDirection() {
+  const now = live.state.edits.find(({ kind }) => kind === "direction");
+  const at = meta.layers.findIndex(({ stage }) => stage === now?.stage);
+  direction.layer = at >= 0 ? at : (direction.layer ?? meta.layers.length >> 1);
+  const factor = madeOf(steered())?.factor ?? 0;
+  if (document.activeElement !== direction.slider) direction.slider.value = factor;
+  direction.output.textContent = digits(factor);
+  const choose = (layer) => {
+    const before = madeOf(steered());
+    direction.layer = Number(layer);
+    if (before) update({ edits: [...live.state.edits.filter((each) => each !== before), { ...before, stage: steered().stage }] });
+  };
+  const layers = select("Add the direction from A to B after", meta.layers.map(({ title }, i) => [i, title]), direction.layer, choose); // prettier-ignore
+  if (directionHere.contains(document.activeElement) && document.activeElement === direction.slider) return;
+  directionHere.replaceChildren(layers, el("span", {}, "times"), direction.slider, direction.output);
+}
+
+function drawRows() {
+  rowsOfOther.hidden = !meta.others || !meta.layers.length;
+  otherProblem.textContent = meta.problem;
+  if (document.activeElement !== otherText) otherText.value = live.state.texts[1]?.[0] ?? "";
+  if (rowsOfOther.hidden) return;
+  redrawn(patches, drawPatches);
+  drawDirection();
+}

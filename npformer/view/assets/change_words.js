@@ -1,0 +1,74 @@
+// Change view, words: a click on a word opens what can be done with it. Also the changes of a state, for all parts.
+
+const FIELDS = ["kind", "attention", "head", "stage", "position", "at"];
+const same = (a, b) => FIELDS.every((name) => a[name] === b[name]) && (a.part ?? 0) === (b.part ?? 0);
+const madeOf = (edit) => live.state.edits.find((each) => same(each, edit));
+
+// Makes a change, or makes it anew in its place.
+function put(edit, wait = 0) {
+  const { edits } = live.state;
+  const at = edits.findIndex((each) => same(each, edit));
+  update({ edits: at < 0 ? [...edits, edit] : edits.map((each, i) => (i === at ? edit : each)) }, wait);
+}
+const drop = (edit, wait = 0) => update({ edits: live.state.edits.filter((each) => !same(each, edit)) }, wait);
+
+const words = el("div", { class: "words" });
+const wordTools = el("div", { class: "word-tools", hidden: true });
+const wordsHere = el("section", {}, el("h3", {}, "Words"), words, wordTools);
+let opened = null; // the word whose tools are open
+
+function wordButton(word, at, part) {
+  const edit = { kind: "word", at, word, part };
+  const now = madeOf(edit);
+  const to = now && (now.to === null || now.to === undefined ? "masked" : now.to === "" ? "deleted" : now.to);
+  const open = () => {
+    opened = opened && same(opened, edit) ? null : edit;
+    draw();
+    if (opened) wordTools.querySelector("input")?.focus();
+  };
+  return el(
+    "button",
+    { type: "button", class: "word", "data-at": `word ${part} ${at}`, "aria-expanded": Boolean(opened && same(opened, edit)), "aria-pressed": Boolean(now), onclick: open },
+    el("bdi", { class: now ? "old" : "" }, shown(word)),
+    now ? el("em", {}, shown(to)) : null,
+  );
+}
+
+function drawWords() {
+  const parts = live.state.texts[0].map((text, part) =>
+    el("p", {}, ...(text.match(/\S+/g) ?? []).flatMap((word, at) => [wordButton(word, at, part), " "])),
+  );
+  redrawn(words, () => words.replaceChildren(...parts));
+  const typing = wordTools.contains(document.activeElement);
+  wordTools.hidden = !opened;
+  if (!opened || typing) return;
+  const { word } = opened;
+  const entry = el("input", { type: "text", class: "explore-field", "aria-label": `Replace ${word} by`, maxlength: 100 });
+  const change = (to) => {
+    const edit = opened;
+    opened = null;
+    put({ ...edit, to });
+    draw();
+  };
+  entry.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && entry.value.trim()) change(entry.value.trim());
+    if (event.key === "Escape") {
+      opened = null;
+      draw();
+    }
+  });
+  const back = madeOf(opened) && quiet("Put back", `Take back the change of ${word}`, () => {
+    const edit = opened;
+    opened = null;
+    drop(edit);
+    draw();
+  });
+  wordTools.replaceChildren(
+    el("span", {}, "Replace ", el("bdi", {}, shown(word)), " by"),
+    entry,
+    quiet("Replace", null, () => entry.value.trim() && change(entry.value.trim())),
+    ...(meta.masks ? [quiet("Mask", "The model reads a mask token in its place", () => change(null))] : []),
+    quiet("Delete", "The model reads the text without it", () => change("")),
+    ...(back ? [back] : []),
+  );
+}
