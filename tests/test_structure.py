@@ -178,6 +178,7 @@ OPENS = {
     "npformer.loading": "where pip says the package came from",
     "npformer.engine.runtime.threads": "the kernel's",
     "npformer.view.document": "the package's own",
+    "npformer.view.explorer.page_worker": "the kernel's",
     "npformer.cli.serve": "the file of a key that a user names",
     "npformer.dataset.formats": "a run's parts",
     "npformer.dataset.manifest": "a run's manifest",

@@ -67,7 +67,7 @@ def source(model: Any, standalone: bool = False) -> str:
     name = _name(page(model) if isinstance(model, str) else page_of(model.config))
     if not standalone:
         return text_of(name)
-    return _file(contents(name).docstring, [(name, each) for each in contents(name).definitions])
+    return one_file(contents(name).docstring, [(name, each) for each in contents(name).definitions])
 
 
 def standalone_model(
@@ -99,7 +99,7 @@ def standalone_model(
     docstring = (
         f"{contents(_name(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
     )
-    return f"{_file(docstring, wanted, 'import sys', 'from pathlib import Path')}\n\n{main}", flat
+    return f"{one_file(docstring, wanted, 'import sys', 'from pathlib import Path')}\n\n{main}", flat
 
 
 #: The end of a file for a model. The names in capitals are replaced.
@@ -236,7 +236,7 @@ def _walk(node: Any, name: str, found: dict[str, np.ndarray]) -> None:
 # --- one file -------------------------------------------------------------------------------------------------------
 
 
-def _file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
+def one_file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
     """The docstring, the imports, and the definitions with all that they use, each after the definitions it uses."""
     order: list[Place] = []
     for place in wanted:

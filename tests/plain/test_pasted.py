@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer.plain.source import _file
+from npformer.plain.source import one_file
 from tests.common.test_public_formulas import CASES, FORMULAS, parts
 
 
 def pasted(name: str) -> str:
     """The source of a formula, with the definitions of all that it uses before it."""
     formula = inspect.unwrap(getattr(npformer, name))
-    return _file(f"{name}, with all that it uses.", [(formula.__module__.removeprefix("npformer.plain."), name)])
+    return one_file(f"{name}, with all that it uses.", [(formula.__module__.removeprefix("npformer.plain."), name)])
 
 
 @pytest.mark.parametrize("name", FORMULAS)

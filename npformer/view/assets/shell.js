@@ -136,6 +136,7 @@ const TABS = {
   lens: "Lens",
   ablation: "Ablate",
   change: "Change",
+  step: "Step",
 };
 const kinds = Object.keys(TABS).filter((kind) => doc.texts.some((views) => views.some((view) => view.kind === kind)));
 if (kinds.length > 1)

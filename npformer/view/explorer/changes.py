@@ -180,8 +180,27 @@ class ChangeWord(StateChange):
         return *spans[self.at].span(), mask if self.to is None else self.to
 
 
+@dataclass(frozen=True)
+class ChangeLine(StateChange):
+    """Replaces a statement of the model's plain page, on the tab `Step`. The engine's answer stays as it is."""
+
+    line: int  # the first line of the statement
+    old: str
+    to: str
+    kind: ClassVar[str] = "line"
+
+    def check(self, where: str) -> None:
+        for text in (self.old, self.to):
+            if len(text) > 1000:
+                raise NpformerError(f"{where}: expected a statement of at most 1000 characters, got {len(text)}")
+
+    @property
+    def label(self) -> str:
+        return f"page, line {self.line}: {self.to}"[:80]
+
+
 KINDS: Mapping[str, type[StateChange]] = {
-    each.kind: each for each in (ScaleHead, ScaleStage, PatchRow, AddDirection, ChangeWord)
+    each.kind: each for each in (ScaleHead, ScaleStage, PatchRow, AddDirection, ChangeWord, ChangeLine)
 }
 
 

@@ -26,9 +26,10 @@ class LiveView(NamedTuple):
 VIEWS: tuple[Any, ...] = (
     HeadView, ModelView, NeuronView, StageView, AttributionView, LogitView, LensView, AblationView,
     LiveView("change", ("change_words", "change_rows", "change")),
+    LiveView("step", ("step_array", "step")),
 )  # fmt: skip
 STYLES = ("explore.css",)
-SCRIPTS = ("explore.js", "explore_text.js")
+SCRIPTS = ("explore.js", "explore_changes.js", "explore_text.js")
 
 
 def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], is_pair: bool) -> str:

@@ -26,6 +26,7 @@ from npformer.view.document import View, described_view
 from npformer.view.explorer.change_part import change_view
 from npformer.view.explorer.program import program
 from npformer.view.explorer.state import TOKENS, State
+from npformer.view.explorer.step_part import Stepped, names_of, step_view, stepped, value_of
 from npformer.view.head_view import heads
 from npformer.view.lens_view import lens
 from npformer.view.logit_view import logit
@@ -53,14 +54,16 @@ class Parts:
     def __init__(self, models: Mapping[str, BaseModel]) -> None:
         self.names, self.models = list(models), list(models.values())
         self._kept: OrderedDict[tuple[str, str], Part] = OrderedDict()
+        self._stepped: tuple[str, Stepped] | None = None
         self._seen: OrderedDict[str, Seen] = OrderedDict()
 
     def part(self, state: State, name: str, check: Callable[[], None] = lambda: None) -> Part:
         """Returns a part, or {"error": message} for a state that the model cannot read or that lacks this part."""
         key = state.key, name
         if key not in self._kept:
+            kind, _, index = name.partition(":")
             try:
-                found = PARTS[name](self, state, check)
+                found = PARTS[kind](self, state, check, *([int(index)] if index else []))
             except NpformerError as error:
                 found = {"error": str(error)}
             self._kept[key] = found
@@ -118,7 +121,8 @@ class Parts:
 
     def _answer(self, state: State) -> Part:
         model, seen = self.models[state.model], self.seen(state)
-        before = self.seen(state.without_changes()).answer if state.changes else None
+        is_changed = len(state.changes) > len(state.lines)
+        before = self.seen(state.without_changes()).answer if is_changed else None
         words = None
         if seen.answer and seen.answer.about == NEXT:
             with self.changed(state):
@@ -174,6 +178,25 @@ class Parts:
                 others = str(error)
         model, seen = self.models[state.model], self.seen(state)
         return {"view": change_view(model, seen.trace, others, shown_text(state)), "arrays": {}}
+
+    def step(self, state: State, check: Callable[[], None]) -> Part:
+        """The tab on which the model's page is run line by line."""
+        seen, run = self.seen(state), self.stepped(state)
+        before = self.seen(state.without_stages()).answer if state.lines else None
+        names = names_of(seen.trace.tokens), names_of(seen.trace.key_tokens)
+        return {"view": step_view(run, before, *names, shown_text(state)), "arrays": {}}
+
+    def value(self, state: State, check: Callable[[], None], index: int = -1) -> Part:
+        """An array of the page."""
+        return value_of(self.stepped(state), index)
+
+    def stepped(self, state: State) -> Stepped:
+        """The run of the page for the first text, with changed words and lines."""
+        if not self._stepped or self._stepped[0] != state.key:
+            model, given = self.models[state.model], self.seen(state.without_stages()).text
+            inputs = read_inputs(model, given).inputs[0]
+            self._stepped = state.key, stepped(model, inputs, state.lines)
+        return self._stepped[1]
 
     def python(self, state: State, check: Callable[[], None]) -> Part:
         """The program that computes the state."""
@@ -243,6 +266,8 @@ PARTS: Mapping[str, Callable[..., Part]] = {
     "answer": Parts.answer,
     "reasons": Parts.reasons,
     "change": Parts.change,
+    "step": Parts.step,
+    "value": Parts.value,
     "python": Parts.python,
     **{kind: _part_of_view(kind) for kind in (*OF_TRACE, *OF_MODEL)},
 }

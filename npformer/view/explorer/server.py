@@ -11,6 +11,7 @@ has an `Origin`, come from this server's own page. Without the token, nothing ru
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -147,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
     def _parts(self) -> tuple[str, str]:
         request = self._request()
         names = request.get("parts")
-        if not isinstance(names, list) or not 1 <= len(names) <= len(PARTS) or not set(map(str, names)) <= set(PARTS):
+        if not isinstance(names, list) or not 1 <= len(names) <= len(PARTS) or not all(map(_is_part, names)):
             raise NpformerError(f"parts: expected names out of {', '.join(PARTS)}, got {shown(names)}")
         parts, state = self.server.parts, read_state(request.get("state"), len(self.server.parts.models))
 
@@ -207,6 +208,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
+
+
+def _is_part(name: Any) -> bool:
+    """Whether a part has this name, or is an array of the page, such as `value:12`."""
+    return isinstance(name, str) and (name in PARTS or re.fullmatch(r"value:\d{1,6}", name) is not None)
 
 
 def _no_number(name: str) -> float:

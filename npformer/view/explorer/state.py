@@ -9,7 +9,7 @@ from typing import Any
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.text.inputs import Pair
-from npformer.view.explorer.changes import ChangeWord, StateChange, mask_token, read_change, words_changed
+from npformer.view.explorer.changes import ChangeLine, ChangeWord, StateChange, mask_token, read_change, words_changed
 
 CHARACTERS = 20_000  # of a text
 TOKENS = 512  # of a text, because every stage of the model is kept
@@ -38,6 +38,18 @@ class State:
             for part, text in enumerate(self.texts[index])
         ]
         return parts[0] if len(parts) == 1 else Pair(*parts)
+
+    @property
+    def lines(self) -> list[ChangeLine]:
+        """The changes of the page's lines."""
+        return [each for each in self.changes if isinstance(each, ChangeLine)]
+
+    def without_stages(self) -> State:
+        """The state with the changed words alone, as the page reads it."""
+        words = tuple(each for each in self.changes if isinstance(each, ChangeWord))
+        return State(
+            self.texts[:1], words, self.model, _key(self.texts[:1], [repr(each) for each in words], self.model)
+        )
 
     def without_changes(self) -> State:
         """The state of the unchanged model and texts."""

@@ -1,0 +1,13 @@
+// The changes of a state, for the tabs that make them.
+
+const FIELDS = ["kind", "attention", "head", "stage", "position", "at", "line"];
+const same = (a, b) => FIELDS.every((name) => a[name] === b[name]) && (a.part ?? 0) === (b.part ?? 0);
+const madeOf = (edit) => live.state.edits.find((each) => same(each, edit));
+
+// Makes a change, or makes it anew in its place.
+function put(edit, wait = 0) {
+  const { edits } = live.state;
+  const at = edits.findIndex((each) => same(each, edit));
+  update({ edits: at < 0 ? [...edits, edit] : edits.map((each, i) => (i === at ? edit : each)) }, wait);
+}
+const drop = (edit, wait = 0) => update({ edits: live.state.edits.filter((each) => !same(each, edit)) }, wait);

@@ -1,0 +1,97 @@
+// Step view, the array: its shape, its picture with a colour for each number, and the numbers themselves, by head.
+
+const arrayHere = el("div", { class: "array" });
+let asked = 0; // of the array that is shown, so that a slower one does not replace it
+let shownHead = 0;
+
+async function fetchValue(index) {
+  const name = `value:${index}`;
+  if (!(await load(name))) return null;
+  return live.parts.get(name);
+}
+
+async function drawValue(name, value) {
+  asked += 1;
+  const mine = asked;
+  if (typeof value !== "number") {
+    const text = value === null || value === undefined ? "This line makes no array." : value;
+    arrayHere.replaceChildren(el("h3", {}, name ?? ""), el("p", { class: "about" }, text));
+    return;
+  }
+  const part = await fetchValue(value);
+  if (mine !== asked || !part) return;
+  if (part.error) return arrayHere.replaceChildren(el("p", { class: "about" }, part.error));
+  part.numbers ??= await read({ ...part.head, text: part.data });
+  if (mine === asked) drawArray(name, part);
+}
+
+function drawArray(name, part) {
+  const [heads, rows, columns] = part.picked;
+  if (shownHead >= heads.length) shownHead = 0;
+  const again = () => drawArray(name, part);
+  const chooseHead = (h) => {
+    shownHead = Number(h);
+    again();
+  };
+  const choice = heads.length > 1 ? select("Head", heads.map((h, i) => [i, String(h)]), shownHead, chooseHead) : null; // prettier-ignore
+  const isLong = rows.length < part.counts[1] || columns.length < part.counts[2];
+  arrayHere.replaceChildren(
+    el("h3", {}, name, " ", el("code", {}, `(${part.shape.join(", ")}${part.shape.length === 1 ? "," : ""})`), " ", el("small", {}, part.dtype)),
+    el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite.", isLong ? ` Shown: ${rows.length} of ${part.counts[1]} rows, ${columns.length} of ${part.counts[2]} columns.` : ""),
+    ...(choice ? [choice] : []),
+    ...(part.shape.length ? [drawPicture(part)] : []),
+    scroller(numbersOf(part)),
+  );
+}
+
+const rangeOf = ({ range: [least, most, mean] }) => `From ${fixed(least)} to ${fixed(most)}, mean ${fixed(mean)}.`;
+const numberAt = ({ picked, numbers }, r, c) => numbers.values[(shownHead * picked[1].length + r) * picked[2].length + c];
+
+function drawPicture(part) {
+  const [, rows, columns] = part.picked;
+  const limit = Math.max(Math.abs(part.range[0]), Math.abs(part.range[1]));
+  const canvas = el("canvas", { role: "img", "aria-label": `${rows.length} by ${columns.length} numbers as colours` });
+  const isShare = part.range[0] >= 0 && part.range[1] <= 1.0001; // weights and probabilities
+  const colour = (number) => (isShare ? weightColour(number) : signedColour(number, limit));
+  const paint = () => pixels(canvas, columns.length, rows.length, (x, y) => colour(numberAt(part, y, x)));
+  paint();
+  canvas.repaint = paint;
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const at = (place, size, count) => Math.max(0, Math.min(count - 1, Math.floor((place / size) * count)));
+    const y = at(event.clientY - box.top, box.height, rows.length);
+    const x = at(event.clientX - box.left, box.width, columns.length);
+    showTip(event, el("div", { class: "where" }, ...rowName(part, y), ` \u00b7 ${columnText(part, x)}`), el("output", {}, fixed(numberAt(part, y, x))));
+  });
+  canvas.addEventListener("pointerleave", hideTip);
+  return canvas;
+}
+
+// The names of rows and columns: tokens, where there are as many.
+const tokensFor = (count) => [meta.tokens, meta.sources].find((tokens) => tokens.length === count && count > 1);
+function rowName({ counts, picked }, r) {
+  const tokens = tokensFor(counts[1]);
+  return tokens ? [`${picked[1][r]} `, token(tokens[picked[1][r]])] : [String(picked[1][r])];
+}
+function columnText({ counts, picked }, c) {
+  const tokens = counts[1] > 1 && tokensFor(counts[2]);
+  return tokens ? shown(tokens[picked[2][c]]) : String(picked[2][c]);
+}
+
+function numbersOf(part) {
+  const [, rows, columns] = part.picked;
+  const some = columns.slice(0, 8);
+  return el(
+    "table",
+    { class: "numbers" },
+    el("thead", {}, el("tr", {}, el("th", {}), ...some.map((_, c) => el("th", { scope: "col" }, columnText(part, c))))),
+    el(
+      "tbody",
+      {},
+      ...rows.slice(0, 24).map((_, r) =>
+        el("tr", {}, el("th", { scope: "row" }, ...rowName(part, r)), ...some.map((_, c) => el("td", {}, fixed(numberAt(part, r, c))))),
+      ),
+    ),
+  );
+}
+themed.push(() => arrayHere.querySelectorAll("canvas").forEach((canvas) => canvas.repaint?.()));

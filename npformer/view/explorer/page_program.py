@@ -1,0 +1,84 @@
+"""The plain page of a model as one text that can be run and stepped through, with the calls that give its answers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from npformer.plain.pages import PACKAGE, functions_of, page_of
+from npformer.plain.sizes import bind
+from npformer.plain.source import contents, one_file
+
+
+class OfPage(NamedTuple):
+    """A function of the text, given as an argument: its name there."""
+
+    name: str
+
+
+class PageProgram(NamedTuple):
+    """A text, and the two functions in it that compute the last rows and the answers, each with its arguments."""
+
+    text: str
+    calls: tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]
+
+
+def page_program(model: Any, inputs: Any) -> PageProgram:
+    """The page of a model for one text, or one pair of source and target. It has all functions that the model uses."""
+    on, config = page_of(model.config), model.config
+    functions = functions_of(on, config, model.weights)
+    bound: list[Any] = [bind(each, config, model.weights, inputs) for each in functions]
+    arguments = [dict(each.keywords) for each in bound]
+    used = [each for given in arguments for each in given.values() if _is_of_page(each)]
+    places = [(each.__module__.removeprefix(PACKAGE), each.__name__) for each in (*functions, *used)]
+    text = brief(one_file(contents(on.__name__.removeprefix(PACKAGE)).docstring, places))
+    rows, head = (
+        (_name(function, text), {name: _argument(value, text) for name, value in given.items()})
+        for function, given in zip(functions, arguments, strict=True)
+    )
+    return PageProgram(text, (rows, head))
+
+
+def run_calls(program: PageProgram, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers, computed by the functions of an executed text."""
+
+    def called(function: str, given: dict[str, Any], *more: Any, **names: Any) -> Any:
+        known = {name: namespace[value.name] if isinstance(value, OfPage) else value for name, value in given.items()}
+        return namespace[function](*more, **known, **names)
+
+    (rows_of, given), (head, head_given) = program.calls
+    rows = called(rows_of, given)
+    x, *others = rows if isinstance(rows, tuple) else (rows,)
+    code = namespace[head].__code__
+    reads_source = "source" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found: dict[str, Any] = called(head, head_given, x, **({"source": others[0]} if reads_source else {}))
+    return found
+
+
+def brief(text: str) -> str:
+    """The text with the first line of each docstring, the formula, alone."""
+    lines, tree = text.splitlines(keepends=True), ast.parse(text)
+    documented: list[ast.Module | ast.FunctionDef] = [tree]
+    documented += [each for each in tree.body if isinstance(each, ast.FunctionDef)]
+    for node in reversed(documented):
+        first = node.body[0]
+        if isinstance(first, ast.Expr) and (docstring := ast.get_docstring(node)):
+            indent, line = " " * first.col_offset, docstring.splitlines()[0]
+            lines[first.lineno - 1 : first.end_lineno] = [f'{indent}"""{line}"""\n']
+    return "".join(lines)
+
+
+def _is_of_page(value: Any) -> bool:
+    return callable(value) and str(getattr(value, "__module__", "")).startswith(PACKAGE)
+
+
+def _argument(value: Any, text: str) -> Any:
+    return OfPage(_name(value, text)) if _is_of_page(value) else value
+
+
+def _name(function: Any, text: str) -> str:
+    """The name of a function in the text, where two pages' functions of one name have the page before it."""
+    longer = f"{function.__module__.removeprefix(PACKAGE)}_{function.__name__}"
+    return longer if re.search(rf"^def {longer}\(", text, re.M) else str(function.__name__)
