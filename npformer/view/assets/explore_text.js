@@ -46,7 +46,8 @@ function field(index, part, label) {
 // The fields of the first text; a pair has two.
 function drawFields() {
   const [parts] = live.state.texts;
-  fields.replaceChildren(...parts.map((_, part) => field(0, part, parts.length > 1 ? `Text, part ${part + 1}` : "Text")));
+  if (fields.children.length === parts.length) parts.forEach((text, i) => (fields.children[i].value = text));
+  else fields.replaceChildren(...parts.map((_, part) => field(0, part, parts.length > 1 ? `Text, part ${part + 1}` : "Text")));
 }
 
 // ---- Chips -------------------------------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ const TABS = {
   ablation: "Ablate",
   change: "Change",
   step: "Step",
+  write: "Write",
 };
 const kinds = Object.keys(TABS).filter((kind) => doc.texts.some((views) => views.some((view) => view.kind === kind)));
 if (kinds.length > 1)

@@ -27,16 +27,18 @@ VIEWS: tuple[Any, ...] = (
     HeadView, ModelView, NeuronView, StageView, AttributionView, LogitView, LensView, AblationView,
     LiveView("change", ("change_words", "change_rows", "change")),
     LiveView("step", ("step_array", "step")),
+    LiveView("write", ("write_beams", "write")),
 )  # fmt: skip
 STYLES = ("explore.css",)
 SCRIPTS = ("explore.js", "explore_changes.js", "explore_text.js")
 
 
-def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], is_pair: bool) -> str:
-    """Makes the page. It begins with `texts`, unless its address has a state."""
+def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], is_pair: bool, writes: bool) -> str:
+    """Makes the page. It begins with `texts`, unless its address has a state. writes: whether the model writes text."""
+    shown = [view for view in VIEWS if writes or view.kind != "write"]
     views = [
         {"kind": view.kind, "heading": "", "title": "npformer", "subtitle": "", "notes": [], "arrays": None}
-        for view in VIEWS
+        for view in shown
     ]
     meta = {
         "texts": [views],
@@ -44,5 +46,5 @@ def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], is_pair: bo
         "live": {"models": models, "state": {"texts": texts, "edits": [], "options": {}}, "is_pair": is_pair},
     }
     return page_of_views(
-        "npformer explore", meta, VIEWS, more_styles=STYLES, more_scripts=SCRIPTS, policy="; connect-src 'self'"
+        "npformer explore", meta, shown, more_styles=STYLES, more_scripts=SCRIPTS, policy="; connect-src 'self'"
     )

@@ -27,6 +27,7 @@ from npformer.view.explorer.change_part import change_view
 from npformer.view.explorer.program import program
 from npformer.view.explorer.state import TOKENS, State
 from npformer.view.explorer.step_part import Stepped, names_of, step_view, stepped, value_of
+from npformer.view.explorer.write_part import write_view
 from npformer.view.head_view import heads
 from npformer.view.lens_view import lens
 from npformer.view.logit_view import logit
@@ -198,6 +199,12 @@ class Parts:
             self._stepped = state.key, stepped(model, inputs, state.lines)
         return self._stepped[1]
 
+    def write(self, state: State, check: Callable[[], None]) -> Part:
+        """The tab on which a model writes."""
+        seen = self.seen(state)
+        with self.changed(state):
+            return {"view": write_view(self.models[state.model], seen.text, shown_text(state)), "arrays": {}}
+
     def python(self, state: State, check: Callable[[], None]) -> Part:
         """The program that computes the state."""
         return {"text": program(state, self.names[state.model], self.models[state.model])}
@@ -268,6 +275,7 @@ PARTS: Mapping[str, Callable[..., Part]] = {
     "change": Parts.change,
     "step": Parts.step,
     "value": Parts.value,
+    "write": Parts.write,
     "python": Parts.python,
     **{kind: _part_of_view(kind) for kind in (*OF_TRACE, *OF_MODEL)},
 }

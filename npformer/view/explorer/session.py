@@ -71,7 +71,8 @@ def explore(
     if type(port) is not int or not 0 <= port < 2**16:
         raise NpformerError(f"explore: port: expected a number from 0 to 65535, got {shown(port)}")
     try:
-        server = ExplorerServer(Parts(models), live_page(list(models), [parts], isinstance(given, Pair)), port)
+        page = live_page(list(models), [parts], isinstance(given, Pair), head in ("causal-lm", "translation"))
+        server = ExplorerServer(Parts(models), page, port)
     except OSError as error:
         raise NpformerError(f"explore: port {port}: {error.strerror or error}; port=0 takes any free one") from None
     explorer = Explorer(server)

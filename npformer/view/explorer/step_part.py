@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.threads import single_blas_thread
 from npformer.interpret.answer import ModelAnswer, outcome_of
 from npformer.text.words import piece_names
 from npformer.view.explorer.changes import ChangeLine
@@ -44,7 +45,8 @@ def stepped(model: Any, inputs: Any, lines: list[ChangeLine]) -> Stepped:
         answers, recording = run_apart(program._replace(text=text))
     else:
         text = program.text
-        answers, recording = record(program)
+        with single_blas_thread():  # small products; a second thread would mostly wait
+            answers, recording = record(program)
     found = outcome_of(model, inputs, {name: np.asarray(each) for name, each in answers.items()})
     return Stepped(text, statements(program.text), recording, found)
 

@@ -1,0 +1,118 @@
+// Write view: the next words with bars that the sliders move, a click appends a word; or the beams of a translator.
+
+const knobs = (live.knobs ??= { temperature: null, k: 0, p: 1, ahead: 0, written: [] }); // stay while one writes
+
+const bars = el("ol", { class: "bars" });
+const status = el("p", { class: "about" });
+
+// The shares of the words after temperature, top-k and top-p, and that of all others; null where a word is left out.
+function kept() {
+  const step = knobs.temperature;
+  const t = meta.temperatures[step];
+  const shares = sampled(meta, t, step);
+  let others = shares.pop();
+  let words = shares.map((share) => share);
+  if (knobs.k) {
+    words = words.map((share, i) => (i < knobs.k ? share : null));
+    others = 0;
+  }
+  const total = words.reduce((sum, share) => sum + (share ?? 0), others);
+  let larger = 0;
+  words = words.map((share) => {
+    if (share === null) return null;
+    const keep = larger < knobs.p * total || larger === 0;
+    larger += share;
+    return keep ? share : null;
+  });
+  if (knobs.p < 1 && larger >= knobs.p * total) others = 0;
+  const sum = words.reduce((a, share) => a + (share ?? 0), others);
+  return { words: words.map((share) => (share === null ? null : share / sum)), others: others / sum };
+}
+
+function append(i) {
+  const [[text, ...rest], ...texts] = live.state.texts;
+  knobs.written.push(text);
+  update({ texts: [[text + meta.append[i], ...rest], ...texts] });
+  drawFields();
+}
+function takeBack() {
+  const [[, ...rest], ...texts] = live.state.texts;
+  knobs.ahead = 0;
+  update({ texts: [[knobs.written.pop(), ...rest], ...texts] });
+  drawFields();
+}
+
+// A word by chance, with the shares that are shown; among those that are listed.
+function sample() {
+  const { words } = kept();
+  let left = Math.random() * words.reduce((a, share) => a + (share ?? 0), 0);
+  const i = words.findIndex((share) => share !== null && (left -= share) <= 0);
+  append(Math.max(0, i));
+}
+function writeWords(count) {
+  knobs.ahead = count - 1;
+  sample();
+}
+
+const knob = (label, attributes, text, set) => {
+  const output = el("output", {}, text());
+  const slider = el("input", { type: "range", "aria-label": label, ...attributes });
+  slider.value = attributes.value;
+  slider.addEventListener("input", () => {
+    set(Number(slider.value));
+    output.textContent = text();
+    draw();
+  });
+  return el("label", { class: "field" }, el("span", {}, label), slider, output);
+};
+
+const knobsHere = el("div", { class: "controls-row" });
+function drawKnobs() {
+  knobs.temperature ??= meta.temperatures.indexOf(1);
+  knobsHere.replaceChildren(
+    knob("Temperature", { min: 0, max: meta.temperatures.length - 1, value: knobs.temperature }, () => meta.temperatures[knobs.temperature].toFixed(1), (v) => (knobs.temperature = v)),
+    knob("Top-k", { min: 0, max: meta.words.length, value: knobs.k }, () => (knobs.k ? String(knobs.k) : "all"), (v) => (knobs.k = v)),
+    knob("Top-p", { min: 0.05, max: 1, step: 0.05, value: knobs.p }, () => knobs.p.toFixed(2), (v) => (knobs.p = v)),
+    quiet("Write a word", "A word by chance, with the shares below", () => writeWords(1)),
+    quiet("Write 10", "Ten words by chance", () => writeWords(10)),
+    backButton,
+  ); // prettier-ignore
+}
+const backButton = quiet("Take back", "Take the last word back", takeBack);
+
+function draw() {
+  const { words, others } = kept();
+  const bar = (name, share, go) =>
+    el(
+      "li",
+      { class: share === null ? "out" : "" },
+      go ? el("button", { type: "button", class: "part-name", "aria-label": `Append ${shown(name)}`, onclick: go }, token(name)) : el("span", {}, name),
+      el("b", { class: "bar", "--w": share ?? 0 }, el("i", {})),
+      el("output", {}, share === null ? "\u2013" : `${fixed(100 * share, 2)}%`),
+    );
+  const rows = meta.words.slice(0, 20).map((name, i) => bar(name, words[i], () => append(i)));
+  bars.replaceChildren(...rows, bar("other listed words", words.slice(20).reduce((a, share) => a + (share ?? 0), 0)), bar("all other tokens", others));
+  const { tokens, token: bytes, what } = meta.cache;
+  status.textContent = `Cache: ${tokens} tokens × ${digits(bytes / 1000)} kB (${what}) = ${digits((tokens * bytes) / 1000)} kB.`;
+  backButton.hidden = !knobs.written.length;
+}
+
+function start() {
+  if (meta.beams) return;
+  drawKnobs();
+  draw();
+  if (knobs.ahead > 0) {
+    knobs.ahead -= 1;
+    setTimeout(sample, 60);
+  }
+}
+
+return {
+  controls: meta.beams ? [] : [knobsHere],
+  body: meta.beams ? beamsOf(meta.beams) : [status, bars],
+  keys: meta.beams ? [] : [["Tab", "next slider or word"], ["Enter", "append the word"]],
+  read: () => ({}),
+  async apply() {
+    start();
+  },
+};
