@@ -112,6 +112,15 @@ tools.prepend(
   quiet("As Python", "The lines of npformer that compute this page", showProgram),
   quiet("Save page", "Save the page as one file that needs no network", savePage),
 );
+const models = select(
+  "Model",
+  doc.live.models.map((name, i) => [i, name]),
+  live.state.options?.model ?? 0,
+  (i) => update({ options: { ...live.state.options, model: Number(i) } }),
+);
+models.hidden = doc.live.models.length < 2;
+models.classList.add("texts-field");
+answerHere.before(models);
 title.replaceWith(fields);
 answerHere.before(problem, chips);
 document.body.append(programHere);

@@ -138,6 +138,7 @@ const TABS = {
   change: "Change",
   step: "Step",
   write: "Write",
+  compare: "Compare",
 };
 const kinds = Object.keys(TABS).filter((kind) => doc.texts.some((views) => views.some((view) => view.kind === kind)));
 if (kinds.length > 1)

@@ -28,12 +28,13 @@ VIEWS: tuple[Any, ...] = (
     LiveView("change", ("change_words", "change_rows", "change")),
     LiveView("step", ("step_array", "step")),
     LiveView("write", ("write_beams", "write")),
+    LiveView("compare", ("compare",)),
 )  # fmt: skip
 STYLES = ("explore.css",)
 SCRIPTS = ("explore.js", "explore_changes.js", "explore_text.js")
 
 
-def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], is_pair: bool, writes: bool) -> str:
+def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], writes: bool) -> str:
     """Makes the page. It begins with `texts`, unless its address has a state. writes: whether the model writes text."""
     shown = [view for view in VIEWS if writes or view.kind != "write"]
     views = [
@@ -43,7 +44,7 @@ def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], is_pair: bo
     meta = {
         "texts": [views],
         "answers": [None],
-        "live": {"models": models, "state": {"texts": texts, "edits": [], "options": {}}, "is_pair": is_pair},
+        "live": {"models": models, "state": {"texts": texts, "edits": [], "options": {}}},
     }
     return page_of_views(
         "npformer explore", meta, shown, more_styles=STYLES, more_scripts=SCRIPTS, policy="; connect-src 'self'"

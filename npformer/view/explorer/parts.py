@@ -24,6 +24,7 @@ from npformer.view.answer_data import answer_meta, with_measured
 from npformer.view.attribution_view import attribution
 from npformer.view.document import View, described_view
 from npformer.view.explorer.change_part import change_view
+from npformer.view.explorer.compare_part import compare_view, comparison
 from npformer.view.explorer.program import program
 from npformer.view.explorer.state import TOKENS, State
 from npformer.view.explorer.step_part import Stepped, names_of, step_view, stepped, value_of
@@ -205,6 +206,22 @@ class Parts:
         with self.changed(state):
             return {"view": write_view(self.models[state.model], seen.text, shown_text(state)), "arrays": {}}
 
+    def compare(self, state: State, check: Callable[[], None]) -> Part:
+        """The tab that compares the state with the unchanged model, with text B, and with the other models."""
+        seen = self.seen(state)
+        others = [("the unchanged model and text", state.without_changes())] if state.changes else []
+        others += [("text B in the unchanged model", state.of_second())] if len(state.texts) > 1 else []
+        others += [(f"the model {name}", state.of_model(i)) for i, name in enumerate(self.names) if i != state.model]
+        found = []
+        for title, other in others:
+            check()
+            try:
+                theirs = self.seen(other)
+                found.append(comparison(title, (seen.trace, seen.answer), (theirs.trace, theirs.answer)))
+            except NpformerError as error:
+                found.append(comparison(title, (seen.trace, seen.answer), None, str(error)))
+        return {"view": compare_view(found, shown_text(state)), "arrays": {}}
+
     def python(self, state: State, check: Callable[[], None]) -> Part:
         """The program that computes the state."""
         return {"text": program(state, self.names[state.model], self.models[state.model])}
@@ -276,6 +293,7 @@ PARTS: Mapping[str, Callable[..., Part]] = {
     "step": Parts.step,
     "value": Parts.value,
     "write": Parts.write,
+    "compare": Parts.compare,
     "python": Parts.python,
     **{kind: _part_of_view(kind) for kind in (*OF_TRACE, *OF_MODEL)},
 }

@@ -11,7 +11,7 @@ from typing import Any
 from npformer.base_model import BaseModel, check_model
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
-from npformer.text.inputs import Pair, as_text_or_pair
+from npformer.text.inputs import as_text_or_pair
 
 #: Head -> the text that is shown without another one.
 TEXTS = {
@@ -71,7 +71,8 @@ def explore(
     if type(port) is not int or not 0 <= port < 2**16:
         raise NpformerError(f"explore: port: expected a number from 0 to 65535, got {shown(port)}")
     try:
-        page = live_page(list(models), [parts], isinstance(given, Pair), head in ("causal-lm", "translation"))
+        writes = any(each.config.head in ("causal-lm", "translation") for each in models.values())
+        page = live_page(list(models), [parts], writes)
         server = ExplorerServer(Parts(models), page, port)
     except OSError as error:
         raise NpformerError(f"explore: port {port}: {error.strerror or error}; port=0 takes any free one") from None

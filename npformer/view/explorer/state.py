@@ -55,6 +55,12 @@ class State:
         """The state of the unchanged model and texts."""
         return State(self.texts, (), self.model, _key(self.texts, [], self.model))
 
+    def of_model(self, model: int) -> State:
+        """The same texts and changed words in another model, which is not changed."""
+        words = [each for each in self.changes if isinstance(each, ChangeWord)]
+        key = _key(self.texts, [repr(each) for each in words], model)
+        return State(self.texts, tuple(words), model, key)
+
     def of_second(self) -> State:
         """The state of the second text in the unchanged model."""
         return State(self.texts[1:], (), self.model, _key(self.texts[1:], [], self.model))

@@ -1,0 +1,70 @@
+"""The tab `Compare`: this state beside the unchanged model, text B or another model. Script: `assets/compare.js`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from npformer.interpret.answer import ModelAnswer
+from npformer.interpret.traces import Trace
+from npformer.view.explorer.changes import place
+
+MOST = 12  # heads that are listed
+BUDGET = 1e-6  # relative difference below which two stages are the same but for rounding
+
+
+def compare_view(found: list[dict[str, Any]], text: str) -> dict[str, Any]:
+    """Returns the data of the tab."""
+    notes = [
+        "Stages of one shape are compared: the root mean square of the difference, over that of the other.",
+        "Heads: half the sum of the differences of the weights from a token, on average; 1 if none is shared.",
+    ]
+    about = {"kind": "compare", "heading": "Compare", "subtitle": text, "title": f"Compare: {text}", "arrays": {}}
+    return about | {"notes": notes, "comparisons": found}
+
+
+def comparison(title: str, ours: tuple[Trace, ModelAnswer | None], theirs: Any, problem: str = "") -> dict[str, Any]:
+    """Compares a state with another one. theirs: its trace and answer, or None if it cannot be read."""
+    if theirs is None:
+        return {"title": title, "problem": problem}
+    (trace, answer), (other, other_answer) = ours, theirs
+    found = differences(trace, other)
+    return {
+        "title": title,
+        "problem": "",
+        "outcomes": answer and answer.outcomes,
+        "others": other_answer and other_answer.outcomes,
+        "stages": found,
+        "first": next((i for i, (_, relative, _) in enumerate(found) if relative > BUDGET), None),
+        "compared": [len(found), len(trace)],
+        "heads": heads(trace, other),
+    }
+
+
+def differences(trace: Trace, other: Trace) -> list[tuple[str, float, float]]:
+    """For each stage with one shape in both: its name, |a - b| / |b| by root mean squares, and the largest |a - b|."""
+    found = []
+    for name in trace:
+        if name in other and np.shape(trace[name]) == np.shape(other[name]):
+            a, b = (np.asarray(each[name], np.float64) for each in (trace, other))
+            size = float(np.sqrt(np.mean(b**2))) if b.size else 0.0
+            apart = float(np.sqrt(np.mean((a - b) ** 2))) if b.size else 0.0
+            found.append((name, apart / size if size else float(apart > 0), float(np.abs(a - b).max(initial=0.0))))
+    return found
+
+
+def heads(trace: Trace, other: Trace) -> list[dict[str, Any]]:
+    """The heads whose attention weights differ most, by half the mean sum of |a - b| over the keys, 0 to 1."""
+    found: list[dict[str, Any]] = []
+    for name in trace:
+        if name.endswith("attention.weights") and name in other and trace[name].shape == other[name].shape:
+            apart = np.abs(trace[name] - other[name]).sum(axis=-1).mean(axis=-1) / 2
+            attention = name.removesuffix(".weights")
+            layer = int(re.findall(r"layers\.(\d+)", name)[-1])
+            found += [
+                {"title": f"{place(attention)}, head {h}", "layer": layer, "head": h, "apart": float(each)}
+                for h, each in enumerate(apart)
+            ]
+    return sorted(found, key=lambda each: -float(each["apart"]))[:MOST]
