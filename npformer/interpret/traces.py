@@ -343,6 +343,13 @@ def trace(
     check_model("trace", model)
     if text is None:
         raise NpformerError("trace: expected a text: trace(model, text), or with trace() as t: ...")
+    return trace_and_answers(model, text, stages, grads, position)[0]
+
+
+def trace_and_answers(
+    model: BaseModel, text: Any, stages: str | Iterable[str] = "*", grads: Any = None, position: int | None = None
+) -> tuple[Trace, list[dict[str, np.ndarray]]]:
+    """Returns a trace, as `trace` does, and the answers of the same forward pass."""
     recorded = Trace(stages, model.config)
     read = read_inputs(model, text)
     rows = read.tokens
@@ -358,7 +365,7 @@ def trace(
             answers, by_stage = differentiate(model, read.inputs, grads, position)
             recorded.keep_gradients(by_stage)
         post_process(model.config, answers)
-    return recorded
+    return recorded, answers
 
 
 def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) -> None:

@@ -16,7 +16,7 @@ from npformer.interpret.answer import ModelAnswer, answer_of, outcome_of
 from npformer.interpret.edits import edit
 from npformer.interpret.next_words import next_words
 from npformer.interpret.study_inputs import read_inputs
-from npformer.interpret.traces import Trace, trace
+from npformer.interpret.traces import Trace, trace_and_answers
 from npformer.text.inputs import Pair
 from npformer.text.words import piece_names
 from npformer.view.ablation_view import ablation
@@ -94,7 +94,8 @@ class Parts:
         if count > TOKENS:
             raise NpformerError(f"text {'AB'[index]}: expected at most {TOKENS} tokens, got {count}")
         text = inputs if model.config.head == "translation" else given
-        return Seen(text, trace(model, text), outcome_of(model, inputs, model.run([inputs])[0]))
+        recorded, (answers,) = trace_and_answers(model, text)
+        return Seen(text, recorded, outcome_of(model, inputs, answers))
 
     def original(self, state: State, index: int) -> Trace:
         """The trace of a text in the unchanged model, from which rows and directions are taken."""
