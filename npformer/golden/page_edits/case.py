@@ -31,11 +31,11 @@ class Outcome(NamedTuple):
     """The stage of each text with an edit, and whether these are the other program's values."""
 
     values: list[np.ndarray]  # empty if the edit does not fit
-    only_rows: bool  # they are in the rows that differ, and not in the others
+    rows: str  # "" if they fit whole, "wrong" if only in the rows that differ, "start" if only in the first of these
     first: np.ndarray | None  # the stage of the shortest wrong text, whether the edit fits or not
 
 
-FAILED = Outcome([], False, None)
+FAILED = Outcome([], "", None)
 
 
 class Case:
@@ -110,7 +110,7 @@ class Case:
         rounds = any(each.edit.kind == "rounded" for each in places)
         later = places[0].edit.kind == "in later rows"
         made: dict[int, np.ndarray] = {}
-        whole, rows = True, self.some_rows
+        fitting = ["", "wrong", *(["start"] if later else [])] if self.some_rows else [""]
         try:
             with ExitStack() as stack:
                 for each in places:
@@ -124,16 +124,17 @@ class Case:
                     near = self._near(value, self.theirs[self.stage][i])
                     if not near and share > (ROUNDED if rounds else MOSTLY):
                         near = self._error(value, i) <= FACTOR * self._noise(frames[i], value)
-                    whole = whole and near
-                    wrong = (
-                        self.wrong[i] & (np.arange(len(self.wrong[i])) == self.starts[i]) if later else self.wrong[i]
-                    )
-                    rows = rows and (near or self._error(value, i, wrong) <= self.budget)
-                    if not (whole or rows) or not self._keeps(stages, i):
-                        return Outcome([], False, made[self.texts[0]])
+                    first = self.wrong[i] & (np.arange(len(self.wrong[i])) == self.starts[i]) if later else None
+                    errors = {"wrong": self.wrong[i], "start": first}
+                    if not near:
+                        fitting = [
+                            each for each in fitting if each and self._error(value, i, errors[each]) <= self.budget
+                        ]
+                    if not fitting or not self._keeps(stages, i):
+                        return Outcome([], "", made[self.texts[0]])
         except Exception:  # an edit may make any error
             return FAILED
-        return Outcome([made[i] for i in range(len(made))], not whole, made[self.texts[0]])
+        return Outcome([made[i] for i in range(len(made))], fitting[0], made[self.texts[0]])
 
     def values(self, places: Sequence[Place], frames: Sequence[Frame]) -> np.ndarray | None:
         """The numbers of the stage in the shortest wrong text with edits; None if the page then fails."""

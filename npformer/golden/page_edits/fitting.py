@@ -192,7 +192,7 @@ class _Search:
             (one, frames, _), (two, others, _) = some[i], some[k]
             if one.edit.node is not two.edit.node:
                 outcome = self.case.outcome([one, two], min(frames, others, key=lambda each: len(each[0].scope)))
-                if outcome.values and not outcome.only_rows:
+                if outcome.values and not outcome.rows:
                     self._keep([one, two], outcome)
 
     def _apart(self) -> list[Cause]:
@@ -213,7 +213,8 @@ class _Search:
             Cause(self.name, each.function, *self._lines(each), each.edit.kind, each.edit.rank, only=each.edit.only)
             for each in places
         )
-        rows = rows_said(self.case.wrong) if outcome.only_rows else ""
+        said = {"": "", "wrong": rows_said(self.case.wrong), "start": "the first wrong row of each text"}
+        rows = said[outcome.rows]
         rank = max(each.edit.rank for each in places)
         self.found.append((replace(first, rank=rank, rows=rows, second=tuple(others)), outcome.values))
 
