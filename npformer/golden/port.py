@@ -238,7 +238,7 @@ class Port:
         length, width = (self.source_lengths, self.source_widths) if of_source else (self.lengths, self.widths)
         of_stack = self.config.decoder if self.stack == "decoder." else self.config
         sizes = {"T": length[text], "K": self.d_head, "D": self.config.d_model, "H": self.n_heads}
-        return {**sizes, "F": of_stack.d_ffn, "n_layers": self.depth, "T with padding": width[text]}
+        return {**sizes, "F": of_stack.d_ffn, "T with padding": width[text]}
 
     @property
     def factors(self) -> dict[str, Callable[[int], float]]:

@@ -68,7 +68,7 @@ def _solvable(ways: Ways) -> Ways:
 def _run(forward: Forward, ways: list[Way]) -> list[Computed]:
     """Computes the stage of all these ports in one run. Leaves out ports that are impossible with this model."""
     ports = [port for _, _, port in ways]
-    with suppress(NpformerError):
+    with suppress(NpformerError, ValueError):  # ValueError: NumPy refuses the shapes
         runs = zip(ways, forward.together(ports, ports[0].stage), strict=True)
         return [(*way, cut(values, ports[0].theirs, ports[0])) for way, values in runs if values is not None]
     return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -10,14 +11,19 @@ import numpy as np
 import pytest
 
 from npformer import golden
+from npformer.engine.mechanisms import PartialRotary, Window
 from npformer.engine.runtime.packing import Text
 from npformer.golden.page_edits import Causes, edits_of_model, explain
+from npformer.golden.page_edits.instrumented import Page
+from npformer.golden.page_edits.roundings import FUNCTIONS
 from npformer.golden.page_edits.solved import number
 from npformer.model import Model
 from tests.support import tiny
-from tests.support.edited_pages import Arrays, edited, run
+from tests.support.edited_pages import Arrays, diagnosis, edited, inputs, run, taken
 
 pytestmark = pytest.mark.numbers
+
+Weights = dict[str, np.ndarray]
 
 #: A family that npformer has no engine for: tokens are mixed by a decayed sum of the earlier ones.
 RETENTION = """
@@ -71,44 +77,59 @@ OF_PAGE = (
 )
 
 
-def given() -> dict[str, object]:
+def mixers() -> dict[str, Weights]:
     random = np.random.default_rng(0)
-    groups = {name: {"weight": random.normal(size=(12, 12)), "bias": random.normal(size=12)} for name in "qkvg"}
-    mixer = {"query": groups["q"], "key": groups["k"], "value": groups["v"]}
     return {
-        "x": random.normal(size=(7, 12)), "decay": 0.9, "eps": 1e-6, "gain": random.normal(size=12), "mixer": mixer,
-        "gate": groups["g"],
+        name: {"weight": random.normal(size=(12, 12)), "bias": random.normal(size=12)}
+        for name in ("query", "key", "value")
+    }
+
+
+def given() -> dict[str, object]:
+    random = np.random.default_rng(1)
+    gate = {"weight": random.normal(size=(12, 12)), "bias": random.normal(size=12)}
+    return {
+        "x": random.normal(size=(7, 12)), "decay": 0.9, "eps": 1e-6, "gain": random.normal(size=12), "mixer": mixers(),
+        "gate": gate,
     }  # fmt: skip
 
 
-def of_page(old: str, new: str) -> Causes:
-    """The causes found for a port of the page with one text replaced."""
-    from npformer.golden.page_edits.instrumented import Page
+def stages_of(source: str, **changed: object) -> dict[str, np.ndarray]:
+    """The stages of a page, with changed arguments, as a float32 program gives them."""
+    page = Page(source)
+    page.record(lambda module: module.layer(**(given() | changed)), frozenset(), "")
+    return {name: array.astype(np.float32) for name, array in page.stages.items()}
 
-    def layer(page: ModuleType) -> object:
-        return page.layer(**given())
 
-    assert RETENTION.count(old) == 1
-    port = Page(RETENTION.replace(old, new))
-    port.record(layer, frozenset(), "")
-    theirs = {name: [array.astype(np.float32)] for name, array in port.stages.items()}
-    budgets = {name: 1e-6 * float(np.abs(array).max()) for name, (array,) in theirs.items()}
-    return explain(RETENTION, [layer], theirs, budgets, seconds=20)
+def explained(port: dict[str, np.ndarray], shown: tuple[str, ...] = ("",)) -> Causes:
+    """The causes found for a port of the page that shows the stages with these endings."""
+    theirs = {name: [array] for name, array in port.items() if name.endswith(shown)}
+    budgets = {name: 2e-6 * float(np.abs(array).max()) for name, (array,) in theirs.items()}
+    return explain(RETENTION, [lambda page: page.layer(**given())], theirs, budgets, seconds=30)
+
+
+def of_page(*edits: tuple[str, str], shown: tuple[str, ...] = ("",)) -> Causes:
+    """The causes found for a port of the page with texts replaced."""
+    source = RETENTION
+    for old, new in edits:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    return explained(stages_of(source), shown)
 
 
 @pytest.mark.parametrize(("old", "new"), OF_PAGE, ids=[new for _, new in OF_PAGE])
 def test_a_page_without_a_family_is_diagnosed_by_edits(old: str, new: str) -> None:
-    found = of_page(old, new)
+    found = of_page((old, new))
     assert any(new in cause.after for cause in found.causes), found
 
 
 def test_a_right_port_has_no_wrong_stage() -> None:
-    found = of_page("kept @ v", "(kept @ v)")
+    found = of_page(("kept @ v", "(kept @ v)"))
     assert (found.stage, found.causes) == ("", [])
 
 
 def test_a_mistake_that_no_edit_makes_is_not_named() -> None:
-    found = of_page("kept @ v", "np.sin(3 * kept) @ v[::-1]")
+    found = of_page(("kept @ v", "np.sin(3 * kept) @ v[::-1]"))
     assert (found.stage, found.causes) == ("mixer.mixed", [])
     assert str(found).startswith("no edit of the page gives your values")
 
@@ -124,7 +145,7 @@ def test_a_search_without_time_says_that_it_was_cut() -> None:
 
 
 def test_a_cause_that_may_not_be_the_only_one_is_not_stated_alone() -> None:
-    found = of_page("mixed = kept @ v", "mixed = kept @ k")
+    found = of_page(("mixed = kept @ v", "mixed = kept @ k"))
     assert str(found).startswith("this edit of the page gives your values:")
     cut = replace(found, was_cut=True)
     assert cut.cause is None
@@ -136,6 +157,42 @@ def test_a_cause_that_may_not_be_the_only_one_is_not_stated_alone() -> None:
 )
 def test_factors_are_recognised(factor: float, expected: tuple[str, bool]) -> None:
     assert number(factor, [(3, 8)], {}) == expected
+
+
+def test_two_edits_that_explain_a_part_each_are_found_together() -> None:
+    found = of_page(
+        ("q @ k.mT / math.sqrt(q.shape[-1])", "q @ k.mT"), ("np.tanh(linear", "(linear"), shown=("output",)
+    )  # fmt: skip
+    both = [found.causes[0], *found.causes[0].second]
+    assert {each.after for each in both} == {"scores = q @ k.mT", "opened = linear(normed, **gate)"}, found
+    assert found.cause is None  # other pairs were not tried
+    assert str(found).startswith("two edits of the page that give your values:")
+
+
+def test_a_number_is_solved_for() -> None:
+    found = of_page(("opened * retained", "0.3711 * (opened * retained)"))
+    assert "0.3711" in found.causes[0].after, found
+
+
+def rounded(group: Weights, quantise: Callable[[np.ndarray], np.ndarray]) -> Weights:
+    return {name: quantise(w) if w.ndim > 1 else w for name, w in group.items()}
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8", "int8_columns", "uint8", "q8_0", "q4_0", "q4_1", "nf4", "float8"])
+def test_quantized_weights_of_some_layers_are_named(kind: str) -> None:
+    mixer = {name: rounded(group, FUNCTIONS[kind]) for name, group in mixers().items()}
+    found = explained(stages_of(RETENTION, mixer=mixer), shown=("output",))
+    assert found.cause is not None, found
+    assert (found.cause.after, found.cause.only) == (f"return x @ {kind}(weight) + bias", "mixer")
+
+
+def test_numbers_of_a_group_share_a_scale() -> None:
+    x = np.random.default_rng(0).normal(size=(70, 3))
+    for name, most in (("q8_0", 1 / 127), ("q4_0", 1 / 8), ("q4_1", 2 / 15)):
+        made = FUNCTIONS[name](x)
+        for rows in (slice(0, 32), slice(32, 64), slice(64, 70)):
+            # The largest step of a group, and the float16 rounding of its scale.
+            assert np.abs(made - x)[rows].max() <= np.abs(x[rows]).max() * (most + 2**-10)
 
 
 #: Family, edit, and the page and line before and after it.
@@ -167,6 +224,48 @@ def test_the_difference_of_a_models_page(family: str, old: str, new: str, page: 
     assert found.cause is not None, found
     assert (found.cause.page, new in found.cause.after) == (f"npformer/plain/{page}.py", True)
     assert line in found.cause.before
+
+
+def test_weights_of_another_layer_are_shown() -> None:
+    model, reference = recorded("distilbert")
+    arrays = run(model, reference, taken(("layers.1.ffn.hidden.", "layers.0.ffn.hidden.")), padded=False)
+    found = str(golden.diagnose(reference, arrays, model))
+    assert "+ activated = activation(linear(x, **layers[0]['ffn']['hidden']))" in found
+
+
+#: Mistakes of a text that is read in two chunks, and a part of the edit. Rows from the fourth are in the second chunk.
+IN_CHUNKS = [
+    ("positions=np.where(np.arange(len(positions)) < 4, positions, positions - 4)", "- start"),
+    ("positions=np.where(np.arange(len(positions)) < 4, positions, positions + 1)", "positions + 1"),
+]
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["all stages", "hidden states"])
+@pytest.mark.parametrize(("change", "after"), IN_CHUNKS, ids=[each[1] for each in IN_CHUNKS])
+def test_the_second_chunk_of_a_text_has_wrong_positions(change: str, after: str, full: bool) -> None:
+    model, reference = recorded("llama")
+    name, _, text = change.partition("=")
+    arrays = run(model, reference, inputs(**{name: text}), padded=False)
+    shown = ("",) if full else ("ffn_residual", "/embeddings.sum", "/norm", "/logits")
+    found = golden.diagnose(reference, {name: each for name, each in arrays.items() if name.endswith(shown)}, model)
+    assert found.edits is not None
+    assert any(after in cause.after for cause in found.edits.causes), found
+
+
+def test_a_port_that_no_rotation_fits_is_diagnosed() -> None:
+    """A head of another width cannot be rotated; such a port is left out."""
+    model = tiny.model("phi3", "causal-lm", mechanisms=(PartialRotary(10000.0, columns=4), Window(4)))
+    whole = inputs(frequencies="1 / 10000.0 ** (np.arange(4) / 4)")
+    assert "rotation of the wrong columns (whole heads)" in diagnosis(model, whole, full=False)
+
+
+def test_a_known_mistake_is_shown_as_an_edit_too() -> None:
+    model, reference = recorded("distilbert")
+    arrays = port("distilbert", "q @ k.mT / math.sqrt(q.shape[-1])", "q @ k.mT")
+    found = golden.diagnose(reference, arrays, model)
+    assert found.mistake == "unscaled scores"
+    assert "as an edit of the page:" in str(found)
+    assert "+ scores = q @ k.mT" in str(found)
 
 
 def test_the_diagnosis_shows_the_edit_that_no_known_mistake_explains() -> None:

@@ -155,8 +155,9 @@ def other_residual(port: Port) -> Ways:
 
 def residual_scaled(port: Port) -> Ways:
     for pattern, block in BLOCKS:
-        sizes = {factor(0) for said, factor in port.factors.items() if "n_layers" in said}
-        for c in sorted({2.0, 0.5, 0.5**0.5, 2**0.5, 0.9, 0.8, 0.1, *sizes} - {1.0}):
+        depth = (port.depth, port.depth**0.5, (2 * port.depth) ** 0.5)
+        by_depth = {factor for each in depth for factor in (each, 1 / each)}
+        for c in sorted({2.0, 0.5, 0.5**0.5, 2**0.5, 0.9, 0.8, 0.1, *by_depth} - {1.0}):
             rules: dict[str, Rules] = {
                 "the input of {}": {pattern: lambda y, at, c=c, block=block: y + (c - 1) * (y - at.written(block))},
                 "the output of {}": {pattern: lambda y, at, c=c, block=block: y + (c - 1) * at.written(block)},

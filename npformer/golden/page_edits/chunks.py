@@ -13,7 +13,7 @@ from npformer.golden.page_edits.operators import Edit
 #: What a program may have kept of the keys or values before a chunk, instead of them.
 EARLIER = ("0 * {own}", "np.roll({own}[..., :start, :], 1, axis=-2)", "np.roll({own}[..., :start, :], -1, axis=-2)")
 #: Stages of other layers whose rows it may have kept.
-KEPT = ("key_heads", "value_heads", "key_rotated", "value")
+KEPT = ("key_heads", "value_heads", "key_rotated", "key_normed", "key", "value")
 
 
 def _heads_of(name: str, array: np.ndarray) -> str:
@@ -49,6 +49,11 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
                 yield from (Edit(node, text, "in later rows") for text in _masks(own))
             elif own.startswith("np.arange(") or _are_positions(array):
                 yield Edit(node, f"{own} - start", "in later rows")
+                for change in ("- start", "- 1", "+ 1"):  # positions of the chunk alone
+                    later = f"np.where(np.arange(len({own})) < start, {own}, {own} {change})"
+                    yield Edit(node, later, "in later rows")
+            elif isinstance(node, ast.Call) and own.startswith("rotate"):
+                yield Edit(node, f"before_start({own}, {ast.unparse(node.args[0])})", "in later rows")
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and _is_of_heads(kinds.get(own, "")):
                 for early in (*EARLIER, *again, *of_layers):
                     yield Edit(node, f"before_start({early}, {{own}})".format(own=own), "in later rows")

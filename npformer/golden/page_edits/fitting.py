@@ -28,6 +28,7 @@ LINES = 4  # statements of more lines are shown without those that are the same
 PAIRED = 400  # pairs of edits that are tried, those whose effects add up best to the error
 #: Kinds of edits that a port may make in some calls of a function and not in others.
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
+BASES = 16  # edits that are tried together with every other one
 LARGEST = 1 << 14  # numbers of a stage whose effects are added up
 
 
@@ -98,6 +99,7 @@ def _near(array: np.ndarray, other: np.ndarray, budget: float) -> bool:
 
 
 Try = tuple[Place, list[Frame]]
+Effect = tuple[Place, list[Frame], np.ndarray]  # an edit, the calls to run again, and what it changes in a text
 
 
 class _Search:
@@ -109,7 +111,7 @@ class _Search:
         self.seen = set[tuple[str, int]]()
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
         self.restricted: list[Try] = []  # edits of a function in some of its calls
-        self.effects: list[tuple[Place, list[Frame], np.ndarray]] = []  # of edits that do not fit alone
+        self.effects: list[Effect] = []  # of edits that do not fit alone
 
     @property
     def cut(self) -> bool:
@@ -175,7 +177,7 @@ class _Search:
     def _pairs(self) -> None:
         """Tries the pairs of edits whose effects, each computed alone, add up best to the error."""
         error = self.case.error()
-        different: dict[bytes, tuple[Place, list[Frame], np.ndarray]] = {}
+        different: dict[bytes, Effect] = {}
         for each in self.effects:
             different.setdefault((each[2] / self.case.budget).round(-1).tobytes(), each)
         some = list(different.values())
@@ -185,15 +187,21 @@ class _Search:
         alone = ((effects - error) ** 2).sum(1)
         left = alone[:, None] + alone + 2 * effects @ effects.T  # |error - one - two|^2, but for a constant
         left[np.tril_indices(len(some))] = np.inf
-        best = np.argsort(left, axis=None)[:PAIRED]
-        for i, k in zip(*np.unravel_index(best, left.shape), strict=True):
-            if self.cut:
-                return
-            (one, frames, _), (two, others, _) = some[i], some[k]
-            if one.edit.node is not two.edit.node:
-                outcome = self.case.outcome([one, two], min(frames, others, key=lambda each: len(each[0].scope)))
-                if outcome.values and not outcome.rows:
-                    self._keep([one, two], outcome)
+        for at in np.argsort(left, axis=None)[:PAIRED]:
+            i, k = divmod(int(at), len(some))
+            self._try_two(some[i], some[k])
+        for i in np.argsort(alone)[:BASES]:  # effects that do not add up, such as those of factors
+            for other in some:
+                if self.cut or any(cause.second for cause, _ in self.found):
+                    return
+                self._try_two(some[i], other)
+
+    def _try_two(self, one: Effect, two: Effect) -> None:
+        if self.cut or one[0].edit.node is two[0].edit.node:
+            return
+        outcome = self.case.outcome([one[0], two[0]], min(one[1], two[1], key=lambda each: len(each[0].scope)))
+        if outcome.values and not outcome.rows:
+            self._keep([one[0], two[0]], outcome)
 
     def _apart(self) -> list[Cause]:
         """The causes in order, each once: a function's edits that give the same numbers are one mistake."""

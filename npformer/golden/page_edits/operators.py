@@ -36,7 +36,7 @@ OPERATIONS: dict[type[ast.operator], tuple[str, ...]] = {
     ast.Mult: ("({l}) / ({r})", "({l}) + ({r})", "({l}) * (1 + ({r}))"),
     ast.Div: ("({l}) * ({r})", "({l}) / ({r}) ** 2", "({r}) / ({l})"),
     ast.Pow: ("({l}) ** -({r})",),
-    ast.FloorDiv: ("({l}) // (2 * ({r}))", "({l}) // ({r}) - 1", "({l}) // ({r}) + 1"),
+    ast.FloorDiv: ("({l}) // (2 * ({r}))", "({l}) // ({r}) - 1", "({l}) // ({r}) + 1", "({l}) - 1"),
     ast.MatMult: ("({l}).mT @ ({r})",),
 }
 REVERSED: dict[type[ast.cmpop], tuple[str, ...]] = {
@@ -46,12 +46,15 @@ REVERSED: dict[type[ast.cmpop], tuple[str, ...]] = {
 EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
 #: Bases of rotary frequencies.
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 160000.0, 1000.0)
-#: Columns in another order: halves and pairs exchanged, pairs for halves, and reversed.
+#: Columns in another order: halves and pairs exchanged, pairs for halves, reversed, those of the first head for all,
+#: and numbers read in another order without being moved.
 COLUMNS = (
     "np.concatenate(np.split({x}, 2, axis=-1)[::-1], axis=-1)",
     "np.concatenate([{x}[..., ::2], {x}[..., 1::2]], axis=-1)",
     "np.stack(np.split({x}, 2, axis=-1), axis=-1).reshape({x}.shape)",
     "{x}[::-1]",
+    "{x}[:1]",
+    "{x}.mT.reshape({x}.shape)",
 )
 #: A mask used otherwise: after the softmax, or with other numbers.
 MASKED = (
@@ -209,9 +212,16 @@ def _wrapped(node: ast.expr, wrappers: list[ast.Call], scope: Mapping[str, str])
             yield from (("wrapped", f"{norm}({own}, eps=eps)") for norm in ("layer_norm", "rms_norm"))
 
 
+def _is_number(node: ast.expr, scope: Mapping[str, str]) -> bool:
+    """Whether an expression is a number, or a name of one."""
+    return isinstance(node, ast.Constant) or scope.get(ast.unparse(node)) in ("int", "float")
+
+
 def _of_operation(node: ast.BinOp, scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     left, right = ast.unparse(node.left), ast.unparse(node.right)
-    yield from (("left out", each) for each in (left, right) if scope.get(each) not in ("int", "float"))
+    of_numbers = all(_is_number(each, scope) for each in (node.left, node.right))
+    kept = [each for each in (node.left, node.right) if of_numbers or not _is_number(each, scope)]
+    yield from (("left out", ast.unparse(each)) for each in kept)
     for text in OPERATIONS.get(type(node.op), ()):
         yield "another operation", text.format(l=left, r=right)
     if isinstance(node.op, ast.Add) and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mult):
