@@ -105,7 +105,7 @@ class _Lines(Page):
         return value
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        frame, stage = sys._getframe(1), ".".join([*self._scope, name])
+        frame, stage = sys._getframe(1), ".".join([*self.scope, name])
         value = super().call(name, function, *args, **kwargs)
         if stage in self.stages:
             self.lines.setdefault(stage, (Path(frame.f_code.co_filename).stem, frame.f_lineno))

@@ -45,6 +45,6 @@ def run(args: argparse.Namespace) -> None:
         note("Ctrl-C ends the page")
         if not args.no_browser:
             webbrowser.open(explorer.url)
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGINT may be ignored: a job of a script
         with suppress(KeyboardInterrupt):
             explorer.wait()

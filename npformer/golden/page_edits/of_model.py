@@ -61,7 +61,8 @@ def edits_of_model(
     name = f"npformer page {model.config.model_type} --standalone"
     found = explain(source, runs, theirs, budgets, seconds, name, all_of_them, stage)
     lines = source.splitlines()
-    return replace(found, causes=[_on_page(each, lines) for each in found.causes])
+    own = page_of(model.config).__name__.rpartition(".")[2]
+    return replace(found, causes=[_on_page(each, lines, own) for each in found.causes])
 
 
 def _length(text: Any) -> int:
@@ -91,28 +92,43 @@ def _own(bound: Any, module: ModuleType) -> partial[Any]:
     return partial(function, *bound.args, **given)
 
 
-def _on_page(cause: Cause, lines: Sequence[str]) -> Cause:
-    """The cause with the page's file and line, found by the function's text."""
+def _on_page(cause: Cause, lines: Sequence[str], own: str) -> Cause:
+    """The cause with the page's file and line, found by the function's text. own: the model's page."""
     text = lines[cause.line - 1]
-    cause = replace(cause, second=tuple(_on_page(each, lines) for each in cause.second))
-    for page, line in _places(cause.function):
-        own = text_of(page).splitlines()
-        end = next((i for i in range(line, len(own)) if own[i][:1] not in ("", " ", ")", "#")), len(own))
+    cause = replace(cause, second=tuple(_on_page(each, lines, own) for each in cause.second))
+    for page, line in _places(cause.function, own):
+        on_page = text_of(page).splitlines()
+        end = next((i for i in range(line, len(on_page)) if on_page[i][:1] not in ("", " ", ")", "#")), len(on_page))
         for i in range(line - 1, end):
-            if own[i] == text:
+            if on_page[i] == text:
                 return replace(cause, page=f"npformer/plain/{page}.py", line=i + 1)
     return cause
 
 
 @lru_cache(maxsize=256)
-def _places(function: str) -> tuple[tuple[str, int], ...]:
-    """The pages that define a function, and the lines."""
-    found = []
-    for page in names():
-        text = text_of(page)
-        if f"def {function}(" in text:
-            tree = ast.parse(text)
-            found += [
-                (page, each.lineno) for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == function
+def _places(function: str, own: str) -> tuple[tuple[str, int], ...]:
+    """The pages that define a function, and the lines; the pages from which the model's page takes functions first."""
+    found = [each for each in names() if f"def {function}(" in text_of(each)]
+    read = _pages_read(own)
+    found.sort(key=lambda page: (page not in read, page))
+    return tuple(
+        (page, each.lineno)
+        for page in found
+        for each in ast.parse(text_of(page)).body
+        if isinstance(each, ast.FunctionDef) and each.name == function
+    )
+
+
+@lru_cache(maxsize=64)
+def _pages_read(own: str) -> frozenset[str]:
+    """A page, and the pages that it imports, and those that they import."""
+    found, waiting = set[str](), [own]
+    while waiting:
+        page = waiting.pop()
+        if page not in found:
+            found.add(page)
+            imports = [each for each in ast.walk(ast.parse(text_of(page))) if isinstance(each, ast.ImportFrom)]
+            waiting += [
+                str(each.module).rpartition(".")[2] for each in imports if "npformer.plain." in str(each.module)
             ]
-    return tuple(found)
+    return frozenset(found)

@@ -25,7 +25,7 @@ async function post(route, more) {
     complain((await reply.json()).error);
     drawChips(live.state.edits.map(({ kind }) => String(kind))); // one of them may be what the server refuses
   } catch (error) {
-    if (number === live.number && error.name !== "AbortError") complain("The server has ended. Start it again and reload the page.");
+    if (number === live.number && error.name !== "AbortError") complain("The server has ended. Start it again, and open the address that it prints.");
   }
   return null;
 }

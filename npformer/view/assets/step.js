@@ -104,7 +104,7 @@ function drawCode() {
   });
   const [top] = code.marked;
   if (editing === first) top.replaceChildren(editor(first));
-  const edge = top.offsetTop - code.offsetTop;
+  const edge = top.getBoundingClientRect().top - code.getBoundingClientRect().top + code.scrollTop;
   if (edge < code.scrollTop + 40 || edge > code.scrollTop + code.clientHeight - 80) code.scrollTop = edge - code.clientHeight / 3;
 }
 
