@@ -128,6 +128,14 @@ def test_a_right_port_has_no_wrong_stage() -> None:
     assert (found.stage, found.causes) == ("", [])
 
 
+def test_a_stage_that_the_page_has_too_is_not_explained() -> None:
+    right = stages_of(RETENTION)["output"]
+    found = explain(
+        RETENTION, [lambda page: page.layer(**given())], {"output": [right]}, {"output": 1.0}, stage="output"
+    )
+    assert (found.stage, found.causes, found.tried) == ("", [], 0)
+
+
 def test_a_mistake_that_no_edit_makes_is_not_named() -> None:
     found = of_page(("kept @ v", "np.sin(3 * kept) @ v[::-1]"))
     assert (found.stage, found.causes) == ("mixer.mixed", [])

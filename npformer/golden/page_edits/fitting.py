@@ -77,6 +77,8 @@ def explain(
     if not all(stage in each for each in right):
         return Causes("", [], 0, False)
     case = Case(page, runs, theirs, budgets, stage, right)
+    if not any(each.any() for each in case.wrong):  # the page agrees with the other program
+        return Causes("", [], 0, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SyntaxWarning: an edit may subscript a number
         return _Search(case, min(seconds, FULL + EACH * case.hidden), page_name, all_of_them).causes()
@@ -221,8 +223,9 @@ class _Search:
             Cause(self.name, each.function, *self._lines(each), each.edit.kind, each.edit.rank, only=each.edit.only)
             for each in places
         )
-        said = {"": "", "wrong": rows_said(self.case.wrong), "start": "the first wrong row of each text"}
-        rows = said[outcome.rows]
+        rows = "the first wrong row of each text" if outcome.rows == "start" else ""
+        if outcome.rows == "wrong":
+            rows = rows_said(self.case.wrong)
         rank = max(each.edit.rank for each in places)
         self.found.append((replace(first, rank=rank, rows=rows, second=tuple(others)), outcome.values))
 
