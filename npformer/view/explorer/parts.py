@@ -55,13 +55,13 @@ class Parts:
 
     def __init__(self, models: Mapping[str, BaseModel]) -> None:
         self.names, self.models = list(models), list(models.values())
-        self._kept: OrderedDict[tuple[str, str], Part] = OrderedDict()
-        self._stepped: tuple[str, Stepped] | None = None
-        self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._kept: OrderedDict[tuple[State, str], Part] = OrderedDict()
+        self._stepped: tuple[State, Stepped] | None = None
+        self._seen: OrderedDict[State, Seen] = OrderedDict()
 
     def part(self, state: State, name: str, check: Callable[[], None] = lambda: None) -> Part:
         """Returns a part, or {"error": message} for a state that the model cannot read or that lacks this part."""
-        key = state.key, name
+        key = state, name
         if key not in self._kept:
             kind, _, index = name.partition(":")
             try:
@@ -78,13 +78,13 @@ class Parts:
 
     def seen(self, state: State) -> Seen:
         """Returns the model's reading of the first text, with all changes."""
-        if state.key not in self._seen:
+        if state not in self._seen:
             with self.changed(state):
-                self._seen[state.key] = self._read(state, 0)
+                self._seen[state] = self._read(state, 0)
             while len(self._seen) > SEEN:
                 self._seen.popitem(last=False)
-        self._seen.move_to_end(state.key)
-        return self._seen[state.key]
+        self._seen.move_to_end(state)
+        return self._seen[state]
 
     def _read(self, state: State, index: int, changed: bool = True) -> Seen:
         model = self.models[state.model]
@@ -195,10 +195,10 @@ class Parts:
 
     def stepped(self, state: State) -> Stepped:
         """The run of the page for the first text, with changed words and lines."""
-        if not self._stepped or self._stepped[0] != state.key:
+        if not self._stepped or self._stepped[0] != state:
             model, given = self.models[state.model], self.seen(state.without_stages()).text
             inputs = read_inputs(model, given).inputs[0]
-            self._stepped = state.key, stepped(model, inputs, state.lines)
+            self._stepped = state, stepped(model, inputs, state.lines)
         return self._stepped[1]
 
     def write(self, state: State, check: Callable[[], None]) -> Part:

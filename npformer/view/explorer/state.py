@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from npformer.common.checks import shown
@@ -27,11 +26,10 @@ class State:
     texts: tuple[tuple[str, ...], ...]
     changes: tuple[StateChange, ...] = ()
     model: int = 0
-    key: str = field(default="", compare=False)  # the same for equal states
 
     def given(self, index: int, model: Any, changed: bool = True) -> Any:
         """A text as a model reads it, with its words changed; a Pair if there are two."""
-        words = [each for each in self.changes if isinstance(each, ChangeWord)] if changed and index == 0 else []
+        words = self.words if changed and index == 0 else ()
         mask = mask_token(model) if any(each.to is None for each in words) else ""
         parts = [
             words_changed(text, [each for each in words if each.part == part], mask)
@@ -40,34 +38,30 @@ class State:
         return parts[0] if len(parts) == 1 else Pair(*parts)
 
     @property
+    def words(self) -> tuple[ChangeWord, ...]:
+        """The changes of the first text's words."""
+        return tuple(each for each in self.changes if isinstance(each, ChangeWord))
+
+    @property
     def lines(self) -> list[ChangeLine]:
         """The changes of the page's lines."""
         return [each for each in self.changes if isinstance(each, ChangeLine)]
 
     def without_stages(self) -> State:
         """The state with the changed words alone, as the page reads it."""
-        words = tuple(each for each in self.changes if isinstance(each, ChangeWord))
-        return State(
-            self.texts[:1], words, self.model, _key(self.texts[:1], [repr(each) for each in words], self.model)
-        )
+        return replace(self, texts=self.texts[:1], changes=self.words)
 
     def without_changes(self) -> State:
         """The state of the unchanged model and texts."""
-        return State(self.texts, (), self.model, _key(self.texts, [], self.model))
+        return replace(self, changes=())
 
     def of_model(self, model: int) -> State:
         """The same texts and changed words in another model, which is not changed."""
-        words = [each for each in self.changes if isinstance(each, ChangeWord)]
-        key = _key(self.texts, [repr(each) for each in words], model)
-        return State(self.texts, tuple(words), model, key)
+        return replace(self, changes=self.words, model=model)
 
     def of_second(self) -> State:
         """The state of the second text in the unchanged model."""
-        return State(self.texts[1:], (), self.model, _key(self.texts[1:], [], self.model))
-
-
-def _key(texts: Any, changes: Any, model: int) -> str:
-    return json.dumps([texts, changes, model], sort_keys=True)
+        return replace(self, texts=self.texts[1:], changes=())
 
 
 def read_state(value: Any, models: int = 1) -> State:
@@ -87,7 +81,7 @@ def read_state(value: Any, models: int = 1) -> State:
     model = options.get("model", 0)
     if type(model) is not int or not 0 <= model < models:
         raise NpformerError(f"state.options.model: expected a model from 0 to {models - 1}, got {shown(model)}")
-    return State(texts, changes, model, _key(texts, edits, model))
+    return State(texts, changes, model)
 
 
 def _texts(value: Any) -> tuple[tuple[str, ...], ...]:
