@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import npformer
 from tests.browser.chromium import CHROMIUM, DRIVER, chromium
 from tests.browser.live import Live
 from tests.browser.page import Page
+from tests.support import tiny
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +53,9 @@ def live(driver: Any, tmp_path: Path) -> Iterator[Live]:
     driver.get("about:blank")
     shown.close()
     assert [name for name in fetched if not name.startswith(shown.url)] == []
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tiny classifier, for modules without a model of their own."""
+    return npformer.load(tiny.folder(tmp_path_factory.mktemp("models") / "model", "distilbert"))

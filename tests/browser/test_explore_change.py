@@ -19,11 +19,6 @@ ENTER, LEFT, RIGHT, DOWN = "\ue007", "\ue012", "\ue014", "\ue015"
 CONTEXT = "layers.1.attention.context"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return npformer.load(tiny.folder(tmp_path_factory.mktemp("models") / "model", "distilbert"))
-
-
 @pytest.fixture(params=SIZES, ids=["wide", "narrow"])
 def page(live: Live, model: Any, request: pytest.FixtureRequest) -> Live:
     width, dark = request.param

@@ -19,11 +19,6 @@ ENTER, ESCAPE = "\ue007", "\ue00c"
 SCORES = "scores = q @ k.mT / math.sqrt(q.shape[-1])"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return npformer.load(tiny.folder(tmp_path_factory.mktemp("models") / "model", "distilbert"))
-
-
 @pytest.fixture(params=SIZES, ids=["wide", "narrow"])
 def page(live: Live, model: Any, request: pytest.FixtureRequest) -> Live:
     width, dark = request.param
