@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from math import isclose
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npformer.golden.format import Golden
 from npformer.golden.mistake import Mistake
-from npformer.golden.page_edits import Causes, edits_of_model
 from npformer.golden.port import Port
 from npformer.golden.weights import Finding
+
+if TYPE_CHECKING:
+    from npformer.golden.page_edits import Causes
 
 TRAINING = "dropout left on"
 ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
@@ -106,7 +108,12 @@ class Diagnosis:
         if self.weights or self.lies_earlier or not self.stage:
             return self
         alone = not any(fit.certain for fit in self.fits)
-        search = partial(edits_of_model, model, golden.inputs, port.given, port.budgets, self.stage, all_of_them=alone)
+
+        def search() -> Causes:
+            from npformer.golden.page_edits import edits_of_model  # the pages, which a comparison alone does not need
+
+            return edits_of_model(model, golden.inputs, port.given, port.budgets, self.stage, all_of_them=alone)
+
         return replace(self, search=search)
 
     def __str__(self) -> str:
@@ -154,7 +161,7 @@ class Diagnosis:
         if not shown:
             lines.append("  no known mistake gives your values")
         if edits:
-            lines += [f"  {line}" for line in edits.lines(self.fits[0].mistake.name if certain else "")]
+            lines += [f"  {line}" for line in edits.lines(is_known=certain)]
             certain = True
         if self.where and not certain:
             lines.append(f"  only these values differ: {self.where}")

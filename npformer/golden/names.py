@@ -193,8 +193,7 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
         alone = [_batch(name, given[i], [shape], axes) for i, shape in enumerate(shapes)]
         padded = [batch.shape[1:] for batch in alone if batch is not None]
     if axes == (0,) and len(padded) == len(shapes) and not _is_shared(name):
-        of_source = golden.sources and (name.startswith("encoder.") or name.endswith(OF_SOURCE))
-        widths = result.source_widths if of_source else result.widths
+        widths = result.source_widths if _is_of_source(golden, name) else result.widths
         widths[:] = [max(width, shape[0]) for width, shape in zip(widths, padded, strict=True)]
     if parts is None:
         got = given[-1].shape if -1 in given else [given[i].shape for i in range(len(shapes))]
@@ -254,6 +253,11 @@ def _batch(name: str, array: np.ndarray, shapes: list[tuple[int, ...]], axes: tu
     return None
 
 
+def _is_of_source(golden: Golden, name: str) -> bool:
+    """Returns whether a stage has the rows of a translation model's source."""
+    return bool(golden.sources) and (name.startswith("encoder.") or name.endswith(OF_SOURCE))
+
+
 def _is_shared(name: str) -> bool:
     """Returns whether all texts may share a single array of the stage."""
     return name.endswith("embeddings.position")
@@ -303,8 +307,7 @@ def token_axes(name: str, shape: tuple[int, ...], head: str) -> tuple[int, ...]:
 
 def _tokens_read(golden: Golden, name: str, given: dict[int, np.ndarray], axes: tuple[int, ...]) -> str:
     """Says which text has fewer tokens in a stage than in the file; "" if other axes differ."""
-    of_source = golden.sources and (name.startswith("encoder.") or name.endswith(OF_SOURCE))
-    tokens, what = (golden.source_tokens, "source") if of_source else (golden.tokens, "text")
+    tokens, what = (golden.source_tokens, "source") if _is_of_source(golden, name) else (golden.tokens, "text")
     shapes = [array.shape for array in golden.truth[name]]
     longest = max(range(len(shapes)), key=lambda i: shapes[i])
     for number, array in given.items():

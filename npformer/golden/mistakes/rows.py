@@ -41,7 +41,7 @@ def wrong_rows(port: Port) -> list[np.ndarray] | None:
 
 
 def suspects(port: Port, compared: Container[str]) -> list[str]:
-    """Returns the groups of weights that may be wrong: those that the stage uses and that were not compared.
+    """Returns the groups of weights that may be wrong: the stage uses them, and they were not compared.
 
     If some rows are right, these are only tables, because another wrong weight spoils all rows, or with a causal mask
     all rows but the first.

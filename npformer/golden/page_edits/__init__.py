@@ -1,8 +1,8 @@
 """Causes that no list has: edits of a page's source that give another program's values of its first wrong stage.
 
-`operators`, `roundings`, `elsewhere`, `chunks` and `solved` make the edits, `instrumented` runs a page and records its
-stages, `case` judges an edit, `fitting` tries all of them, `causes` prints those that fit, and `of_model` does it for a
-model and a golden file.
+`operators`, `roundings`, `elsewhere`, `chunks` and `solved` make the edits. `stages` records a page's stages, and
+`instrumented` runs its calls again. `case` judges an edit, `fitting` searches, `causes` prints what fits, and
+`of_model` does all this for a model and a golden file.
 """
 
 from npformer.golden.page_edits.causes import Cause, Causes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -46,14 +46,14 @@ class Case:
         budgets: Mapping[str, float], stage: str, right: Sequence[Mapping[str, np.ndarray]],
     ) -> None:  # fmt: skip
         order = list(right[0])
-        before = [each for each in order[: order.index(stage)] if each in theirs and each in budgets]
+        earlier = order[: order.index(stage)]
+        before = [each for each in earlier if each in theirs and each in budgets]
         self.page, self.theirs, self.budgets, self.stage = page, theirs, budgets, stage
         self.right, self.exported = [each[stage] for each in right], frozenset(before)
-        earlier = order[: order.index(stage)]
         self.stages = [{name: each[name] for name in earlier if name in each} for each in right]
         #: Stages that the other program does not show, since the last that it does.
         shown = max((order.index(each) for each in before), default=-1)
-        self.hidden = order.index(stage) - shown - 1
+        self.hidden = len(earlier) - shown - 1
         self.calls: list[list[Frame]] = []
         self.makers: list[Frame | None] = []
         for run in runs:
@@ -105,23 +105,21 @@ class Case:
     # --- what an edit makes ---
 
     def outcome(self, places: Sequence[Place], frames: Sequence[Frame]) -> Outcome:
-        """What edits make of every text; the others are left out once one does not fit."""
+        """What edits make of the texts, up to the first text that they do not fit."""
         self.tried += 1
         rounds = any(each.edit.kind == "rounded" for each in places)
         later = places[0].edit.kind == "in later rows"
         made: dict[int, np.ndarray] = {}
         fitting = ["", "wrong", *(["start"] if later else [])] if self.some_rows else [""]
         try:
-            with ExitStack() as stack:
-                for each in places:
-                    stack.enter_context(self.page.replaced(each.function, *each.edit))
+            with self._edited(places):
                 for i in self.texts:
                     stages = self._again(frames[i], i)
                     if self.stage not in stages or stages[self.stage].shape != self.theirs[self.stage][i].shape:
                         return FAILED
                     made[i] = value = stages[self.stage]
                     share = self._explained(value, i)
-                    near = self._near(value, self.theirs[self.stage][i])
+                    near = is_near(value, self.theirs[self.stage][i], self.budget)
                     if not near and share > (ROUNDED if rounds else MOSTLY):
                         near = self._error(value, i) <= FACTOR * self._noise(frames[i], value)
                     first = self.wrong[i] & (np.arange(len(self.wrong[i])) == self.starts[i]) if later else None
@@ -141,13 +139,18 @@ class Case:
         self.tried += 1
         i = self.texts[0]
         try:
-            with ExitStack() as stack:
-                for each in places:
-                    stack.enter_context(self.page.replaced(each.function, *each.edit))
+            with self._edited(places):
                 found = self._again(frames[i], i).get(self.stage)
         except Exception:
             return None
         return found if found is not None and found.shape == self.right[i].shape and np.isfinite(found).all() else None
+
+    @contextmanager
+    def _edited(self, places: Sequence[Place]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for each in places:
+                stack.enter_context(self.page.replaced(each.function, *each.edit))
+            yield
 
     def _again(self, frame: Frame, i: int) -> dict[str, np.ndarray]:
         start = self.starts[i] if self.starts else 0
@@ -157,13 +160,8 @@ class Case:
     def _keeps(self, stages: Mapping[str, np.ndarray], i: int) -> bool:
         """Whether the stages before are still the other program's."""
         return all(
-            stages[name].shape == self.theirs[name][i].shape
-            and self._near(stages[name], self.theirs[name][i], self.budgets[name])
-            for name in self.exported & stages.keys()
+            is_near(stages[name], self.theirs[name][i], self.budgets[name]) for name in self.exported & stages.keys()
         )
-
-    def _near(self, value: np.ndarray, other: np.ndarray, budget: float | None = None) -> bool:
-        return bool(np.abs(value - other).max(initial=0) <= (self.budget if budget is None else budget))
 
     def _error(self, value: np.ndarray, i: int, rows: np.ndarray | None = None) -> float:
         error = np.abs(value - self.theirs[self.stage][i])
@@ -188,6 +186,10 @@ class Case:
         return noise if np.isfinite(noise) else 0.0
 
     # --- where to edit ---
+
+    def call_of(self, function: str) -> Frame | None:
+        """The last call of a function for the first text; None if it was not called."""
+        return next((each for each in reversed(self.calls[0]) if each.function == function), None)
 
     def parts(self, level: int, function: str) -> list[str]:
         """Parts of stages' names, such as "ffn", that some calls of a function below the top one have."""
@@ -267,6 +269,10 @@ def _stored(statement: ast.stmt) -> set[str]:
         for each in ast.walk(one)
         if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store) and isinstance(each.value, ast.Name)
     }
+
+
+def is_near(array: np.ndarray, other: np.ndarray, budget: float) -> bool:
+    return array.shape == other.shape and bool(np.abs(array - other).max(initial=0) <= budget)
 
 
 def _before(start: int, early: np.ndarray, own: np.ndarray) -> np.ndarray:

@@ -53,11 +53,11 @@ class Causes:
         alone = len(self.causes) == 1 and not self.was_cut and not self.causes[0].second
         return self.causes[0] if alone else None
 
-    def lines(self, known: str = "") -> list[str]:
-        """The printed lines. known: the mistake whose values these are."""
+    def lines(self, is_known: bool = False) -> list[str]:
+        """The printed lines. is_known: whether a known mistake gives these values, too."""
         if not self.causes:
             return [f"no edit of the page gives your values ({self.tried} tried)", *self._cut()]
-        if known:
+        if is_known:
             return ["as an edit of the page:", *(f"  {line}" for line in str(self.causes[0]).splitlines())]
         head = f"one of these edits of the page gives your values, {SHOWN} of {len(self.causes)}:"
         if len(self.causes) <= SHOWN:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from npformer.golden.page_edits.case import Case
-from npformer.golden.page_edits.operators import Edit
+from npformer.golden.page_edits.operators import Edit, expressions
 
 #: What a program may have kept of the keys or values before a chunk, instead of them.
 EARLIER = ("0 * {own}", "np.roll({own}[..., :start, :], 1, axis=-2)", "np.roll({own}[..., :start, :], -1, axis=-2)")
@@ -27,7 +27,7 @@ def _is_of_heads(kind: str) -> bool:
 
 def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[Edit]:
     """Yields the edits of some statements for the rows from the first wrong one on, which is `start` in each text."""
-    frame = next((each for each in reversed(case.calls[0]) if each.function == function), None)
+    frame = case.call_of(function)
     arguments = frame.arguments if frame else {}
     kinds = case.page.kinds.get(function, {})
     calls = [each for each in ast.walk(case.page.functions[function]) if isinstance(each, ast.Call) and each.args]
@@ -37,26 +37,22 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         for each in calls
         if isinstance(each.func, ast.Name) and each.func.id.startswith("rotate")
     ]
-    for statement in statements:
-        value = getattr(statement, "value", None)
-        for node in ast.walk(value) if isinstance(value, ast.expr) else ():
-            if not isinstance(node, ast.expr):
-                continue
-            own = ast.unparse(node)
-            array = arguments.get(own) if isinstance(node, ast.Name) else None
-            of_masks = isinstance(node, ast.Call) and own.startswith(("causal_mask(", "causal_window_mask("))
-            if of_masks or (isinstance(array, np.ndarray) and array.dtype == bool and array.ndim > 1):
-                yield from (Edit(node, text, "in later rows") for text in _masks(own))
-            elif own.startswith("np.arange(") or _are_positions(array):
-                yield Edit(node, f"{own} - start", "in later rows")
-                for change in ("- start", "- 1", "+ 1"):  # positions of the chunk alone
-                    later = f"np.where(np.arange(len({own})) < start, {own}, {own} {change})"
-                    yield Edit(node, later, "in later rows")
-            elif isinstance(node, ast.Call) and own.startswith("rotate"):
-                yield Edit(node, f"before_start({own}, {ast.unparse(node.args[0])})", "in later rows")
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and _is_of_heads(kinds.get(own, "")):
-                for early in (*EARLIER, *again, *of_layers):
-                    yield Edit(node, f"before_start({early}, {{own}})".format(own=own), "in later rows")
+    for node in expressions(statements):
+        own = ast.unparse(node)
+        array = arguments.get(own) if isinstance(node, ast.Name) else None
+        of_masks = isinstance(node, ast.Call) and own.startswith(("causal_mask(", "causal_window_mask("))
+        if of_masks or (isinstance(array, np.ndarray) and array.dtype == bool and array.ndim > 1):
+            yield from (Edit(node, text, "in later rows") for text in _masks(own))
+        elif own.startswith("np.arange(") or _are_positions(array):
+            yield Edit(node, f"{own} - start", "in later rows")
+            for change in ("- start", "- 1", "+ 1"):  # positions of the chunk alone
+                later = f"np.where(np.arange(len({own})) < start, {own}, {own} {change})"
+                yield Edit(node, later, "in later rows")
+        elif isinstance(node, ast.Call) and own.startswith("rotate"):
+            yield Edit(node, f"before_start({own}, {ast.unparse(node.args[0])})", "in later rows")
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and _is_of_heads(kinds.get(own, "")):
+            for early in (*EARLIER, *again, *of_layers):
+                yield Edit(node, f"before_start({early}, {{own}})".format(own=own), "in later rows")
 
 
 def _are_positions(array: object) -> bool:

@@ -10,31 +10,29 @@ import numpy as np
 
 from npformer.golden.page_edits.case import Case
 from npformer.golden.page_edits.instrumented import Frame
-from npformer.golden.page_edits.operators import Edit
+from npformer.golden.page_edits.operators import Edit, expressions
 
 
 def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[Edit]:
     """Yields the edits of some statements of a function that read other weights or stages of the same shapes."""
-    frame = next((each for each in reversed(case.calls[0]) if each.function == function), None)
+    frame = case.call_of(function)
     if frame is None:
         return
     groups = {name: value for name, value in frame.arguments.items() if isinstance(value, dict)}
     layers = stacks(frame)
     case.page.module.__dict__.update(layers)
-    for statement in statements:
-        value = getattr(statement, "value", None)
-        for node in ast.walk(value) if isinstance(value, ast.expr) else ():
-            if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
-                continue
-            if node.id in groups:
-                for text in _others(groups[node.id], layers):
-                    yield Edit(node, text, "from elsewhere")
-            elif isinstance(array := frame.arguments.get(node.id), np.ndarray) and array.ndim == 2:
-                yield from (
-                    Edit(node, f"stages[{name!r}]", "from elsewhere")
-                    for name, other in case.stages[0].items()
-                    if other.shape == array.shape and _is_hidden_state(name)
-                )
+    for node in expressions(statements):
+        if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
+            continue
+        if node.id in groups:
+            for text in _others(groups[node.id], layers):
+                yield Edit(node, text, "from elsewhere")
+        elif isinstance(array := frame.arguments.get(node.id), np.ndarray) and array.ndim == 2:
+            yield from (
+                Edit(node, f"stages[{name!r}]", "from elsewhere")
+                for name, other in case.stages[0].items()
+                if other.shape == array.shape and _is_hidden_state(name)
+            )
 
 
 def _is_hidden_state(name: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from npformer.golden.mistakes.rows import rows_said
 from npformer.golden.page_edits import chunks, elsewhere, operators, roundings, solved
-from npformer.golden.page_edits.case import Arrays, Case, Outcome, Place
+from npformer.golden.page_edits.case import Arrays, Case, Outcome, Place, is_near
 from npformer.golden.page_edits.causes import Cause, Causes
 from npformer.golden.page_edits.instrumented import Frame, Page
 from npformer.golden.page_edits.operators import Edit
@@ -24,7 +24,7 @@ SECONDS = 10.0
 FULL = 2.0  # with the stages around the wrong one shown; every hidden stage adds EACH
 EACH = 0.5
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
-LINES = 4  # statements of more lines are shown without those that are the same
+LINES = 4  # longer statements are shown without their unchanged lines
 PAIRED = 400  # pairs of edits that are tried, those whose effects add up best to the error
 #: Kinds of edits that a port may make in some calls of a function and not in others.
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
@@ -91,13 +91,9 @@ def first_wrong(
     for stage in right[0]:
         if stage in theirs and stage in budgets:
             pairs = zip(theirs[stage], (each.get(stage) for each in right), strict=True)
-            if not all(b is not None and _near(a, b, budgets[stage]) for a, b in pairs):
+            if not all(b is not None and is_near(a, b, budgets[stage]) for a, b in pairs):
                 return stage
     return ""
-
-
-def _near(array: np.ndarray, other: np.ndarray, budget: float) -> bool:
-    return array.shape == other.shape and bool(np.abs(array - other).max(initial=0) <= budget)
 
 
 Try = tuple[Place, list[Frame]]
@@ -105,7 +101,7 @@ Effect = tuple[Place, list[Frame], np.ndarray]  # an edit, the calls to run agai
 
 
 class _Search:
-    """The edits tried so far, those that fit, and those that explain a part."""
+    """A search through the edits of a case."""
 
     def __init__(self, case: Case, seconds: float, name: str, all_of_them: bool) -> None:
         self.case, self.page, self.name, self.all_of_them = case, case.page, name, all_of_them
@@ -187,7 +183,7 @@ class _Search:
             return
         effects = np.stack([effect for _, _, effect in some])
         alone = ((effects - error) ** 2).sum(1)
-        left = alone[:, None] + alone + 2 * effects @ effects.T  # |error - one - two|^2, but for a constant
+        left = alone[:, None] + alone + 2 * effects @ effects.T  # |error - one - two|^2, up to a constant
         left[np.tril_indices(len(some))] = np.inf
         for at in np.argsort(left, axis=None)[:PAIRED]:
             i, k = divmod(int(at), len(some))
@@ -212,7 +208,7 @@ class _Search:
         whole = [each for each in self.found if not each[0].rows]
         for cause, made in sorted(whole or self.found, key=lambda each: each[0].rank):
             others = [values for other, values in kept if other.function == cause.function]
-            if not any(all(_near(a, b, least) for a, b in zip(made, each, strict=True)) for each in others):
+            if not any(all(is_near(a, b, least) for a, b in zip(made, each, strict=True)) for each in others):
                 kept.append((cause, made))
         return [cause for cause, _ in kept]
 
@@ -243,9 +239,9 @@ class _Search:
             for lines in (self.page.lines, self._edited(edit).splitlines())
         )
         if len(before) > LINES:
-            first += next(i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
-            changed = [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]]
-            before, after = [each for each, _ in changed], [each for _, each in changed]
+            changed = [i for i, own in enumerate(before) if own != after[i]]
+            first += changed[0]
+            before, after = ([some[i] for i in changed] for some in (before, after))
         return first, " ".join(filter(None, before)), " ".join(filter(None, after))
 
     def _edited(self, edit: Edit) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.golden.mistakes.parts.ffn import sigmoid
 from npformer.golden.page_edits.operators import common_kind, kind_of
 from npformer.golden.page_edits.roundings import FUNCTIONS
 from npformer.golden.page_edits.stages import Recorder, Stages
@@ -26,7 +27,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     **{each.__name__: each for each in (formulas.softmax, formulas.layer_norm, formulas.rms_norm)},
     **{each.__name__: each for each in (formulas.causal_mask, formulas.full_mask, gemma_norm)},
     "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "sigmoid": sigmoid,
 }
 
 
@@ -51,7 +52,7 @@ class Page(Stages):
     """A page's source, compiled so that its runs are recorded; functions can be replaced."""
 
     def __init__(self, source: str) -> None:
-        self.source, self.lines = source, source.splitlines()
+        self.lines = source.splitlines()
         self.functions = {each.name: each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)}
         self.module = types.ModuleType("page")
         self.module.__dict__.update(_page=self, math=math, **OTHERS, **FUNCTIONS)

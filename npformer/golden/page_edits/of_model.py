@@ -121,7 +121,7 @@ def _places(function: str, own: str) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=64)
 def _pages_read(own: str) -> frozenset[str]:
-    """A page, and the pages that it imports, and those that they import."""
+    """A page and all pages that it imports, directly or not."""
     found, waiting = set[str](), [own]
     while waiting:
         page = waiting.pop()

@@ -111,6 +111,14 @@ def are_alike(one: str, other: str) -> bool:
     return one == other or "" in (one, other) or ((one.startswith(other) or other.startswith(one)) and " array" in one)
 
 
+def expressions(statements: Iterable[ast.stmt]) -> Iterator[ast.expr]:
+    """Yields the expressions within the values of statements, each before its parts."""
+    for statement in statements:
+        value = getattr(statement, "value", None)
+        if isinstance(value, ast.expr):
+            yield from (each for each in ast.walk(value) if isinstance(each, ast.expr))
+
+
 def edits(
     function: ast.FunctionDef, statements: Iterable[ast.stmt], known: Iterable[str], kinds: Mapping[str, str]
 ) -> Iterator[Edit]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from npformer.common.halves import half
 from npformer.golden.mistakes.precision import quantized, tf32
-from npformer.golden.page_edits.operators import Edit, is_float_array, is_of_module
+from npformer.golden.page_edits.operators import Edit, expressions, is_float_array, is_of_module
 
 
 def _of_floats(kind: str) -> Callable[[Any], np.ndarray]:
@@ -108,29 +108,27 @@ OF_WEIGHTS = tuple(name for name in FUNCTIONS if name != "sums_in_float16")
 
 def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[Edit]:
     """Yields the edits of some statements that round a value, a weight or the operands of a product."""
-    for statement in statements:
-        value = getattr(statement, "value", None)
-        for node in ast.walk(value) if isinstance(value, ast.expr) else ():
-            if isinstance(node, ast.expr) and is_of_module(node):
+    for node in expressions(statements):
+        if is_of_module(node):
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            if not is_float_array(kinds.get(node.id, "")):
                 continue
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                if not is_float_array(kinds.get(node.id, "")):
-                    continue
-                types = OF_WEIGHTS if node.id in ("weight", "table") else OF_VALUES
-            elif isinstance(node, ast.BinOp | ast.Call):
-                types = ("float16", "bfloat16")
-            else:
-                continue
-            text = ast.unparse(node)
-            yield from (Edit(node, f"{kind}({text})", "rounded") for kind in types)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SUMS:
-                narrow = ast.Call(ast.Name("sums_in_float16"), [node.func.value], [])
-                called = ast.Call(ast.Attribute(narrow, node.func.attr), node.args, node.keywords)
-                yield Edit(node, ast.unparse(called), "rounded")
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-                left, right = ast.unparse(node.left), ast.unparse(node.right)
-                yield from (
-                    Edit(node, f"{kind}({left}) @ {kind}({right})", "rounded")
-                    for kind in ("float16", "bfloat16", "tf32", "int8", "float8", "sums_in_float16")
-                )
-                yield Edit(node, f"int8_rows({left}) @ int8_columns({right})", "rounded")
+            types = OF_WEIGHTS if node.id in ("weight", "table") else OF_VALUES
+        elif isinstance(node, ast.BinOp | ast.Call):
+            types = ("float16", "bfloat16")
+        else:
+            continue
+        text = ast.unparse(node)
+        yield from (Edit(node, f"{kind}({text})", "rounded") for kind in types)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SUMS:
+            narrow = ast.Call(ast.Name("sums_in_float16"), [node.func.value], [])
+            called = ast.Call(ast.Attribute(narrow, node.func.attr), node.args, node.keywords)
+            yield Edit(node, ast.unparse(called), "rounded")
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            left, right = ast.unparse(node.left), ast.unparse(node.right)
+            yield from (
+                Edit(node, f"{kind}({left}) @ {kind}({right})", "rounded")
+                for kind in ("float16", "bfloat16", "tf32", "int8", "float8", "sums_in_float16")
+            )
+            yield Edit(node, f"int8_rows({left}) @ int8_columns({right})", "rounded")

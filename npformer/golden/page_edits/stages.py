@@ -76,7 +76,7 @@ class Stages:
     """The stages of an instrumented page, which calls `enter`, `note` and `call`."""
 
     axes_before = 0  # axes of a value before those of one text: 1 for a padded batch
-    last_layer = math.inf  # a layer that runs after the last one has its name, as a torch module that runs twice
+    last_layer = math.inf  # a run after the last layer counts as that layer, like a torch module called twice
 
     def __init__(self) -> None:
         self.start()
