@@ -19,6 +19,7 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.common.other_libraries import MODEL, Answering
 from npformer.config import Config
 from npformer.engine.parts import Parts
+from npformer.engine.replay.replays import Replays
 from npformer.engine.runtime.mapped import MappedFile, mapped_files
 from npformer.engine.runtime.packing import Batch, Text, pack
 from npformer.engine.runtime.runner import Runner
@@ -82,6 +83,11 @@ class BaseModel(Runner, Answering):
         """The memory-mapped files of the weights."""
         return mapped_files(self.weights)
 
+    @cached_property
+    def replays(self) -> Replays:
+        """The programs of passes that recur."""
+        return Replays()
+
     @property
     def parts(self) -> Parts:
         """The embeddings, layers and head, which its family builds from the config."""
@@ -108,7 +114,7 @@ class BaseModel(Runner, Answering):
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickle and copy, with the weights as arrays. First checks that their files are unchanged."""
         self._check_files()
-        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "replays")}
 
     def run(self, inputs: Sequence[Any]) -> list[dict[str, np.ndarray]]:
         """The answers for each input, without padding. Their bits do not depend on other inputs or on threads.

@@ -7,6 +7,7 @@ generates tokens. `tasks/` maps texts to results.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -19,16 +20,19 @@ from npformer.common.other_libraries import answering
 from npformer.config import POOLED_HEADS, Config
 from npformer.engine.embeddings import shift_right
 from npformer.engine.functions import IGNORE_INDEX
+from npformer.engine.replay.passes import Arrays, Pass
 from npformer.engine.runtime.output import Output
 from npformer.engine.runtime.packing import Batch, Text, pack, shards
 from npformer.engine.runtime.padding import as_padded, check_texts, padded, unpadded
 from npformer.engine.runtime.products import kernel
 from npformer.engine.runtime.steps import Steps
-from npformer.engine.runtime.threads import run_row_parallel
+from npformer.engine.runtime.threads import plain_products, run_row_parallel, threads_for_parts
 from npformer.engine.tape import Stages
 from npformer.engine.taps import listening
 from npformer.engine.transformer import backward, forward, forward_in_steps, transformer, transformer_backward
 from npformer.generating_model import GeneratingModel
+
+REPLAYED = 128  # rows up to which a pass is replayed; with more, the interpreter takes little of its time
 
 if TYPE_CHECKING:
     from npformer.text.translation_tokenizer import TranslationTokenizer
@@ -124,7 +128,7 @@ class Model(GeneratingModel):
 
     def run_in_steps(self, texts: Sequence[Text]) -> Steps[list[dict[str, np.ndarray]]]:
         """The same as `run`, with a step for each layer, so that a caller can do other work in between."""
-        if listening():
+        if listening() or sum(map(len, texts)) <= REPLAYED:
             return self.run(texts)
         self.check_inputs(texts)
         c, groups = self.config, shards([len(text) for text in texts], self.threads)
@@ -164,8 +168,26 @@ class Model(GeneratingModel):
             answers = forward(self.weights, self.parts, batch, all_rows=True, resumed=resumed)
         else:  # add the padding rows of products once for the whole batch, not in each product
             filled = batch.filled(kernel(self.dtype).usable(len(batch.ids)))
-            answers = forward(self.weights, self.parts, filled)
+            replayed = len(filled.ids) <= REPLAYED
+            answers = dict(self._replayed(filled)) if replayed else forward(self.weights, self.parts, filled)
         return self._split(batch, answers)
+
+    def _replayed(self, batch: Batch) -> Arrays:
+        """The answers of `forward`, replayed if batches of this shape recur."""
+        c, count = self.config, 2 if self.config.n_token_types > 1 else 1
+        arrays = batch.lengths, batch.positions, batch.places, batch.read
+        shape = (*[each.tobytes() for each in arrays], batch.farthest, threads_for_parts(), plain_products())
+
+        def work(weights: Mapping[str, Any], inputs: Sequence[np.ndarray], caches: Sequence[Any]) -> Arrays:
+            ids, token_type_ids = (*inputs, batch.token_type_ids)[:2]
+            return forward(weights, self.parts, replace(batch, ids=ids, token_type_ids=token_type_ids))
+
+        def others(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+            ids, *types = inputs
+            ids = np.where(ids == self.parts.end_id, ids, (ids + 1) % c.vocab_size)
+            return ids, *[(each + 1) % c.n_token_types for each in types]
+
+        return self.replays.run(Pass(shape, work, self.weights, (batch.ids, batch.token_type_ids)[:count], others))
 
     def _split(self, batch: Batch, answers: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """The answers for each text of a batch."""

@@ -36,6 +36,7 @@ ORDER = (
         "engine.descriptions",
         "engine.direction",
         "engine.runtime",
+        "engine.replay",
     ),
     *(
         "engine.functions",

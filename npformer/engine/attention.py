@@ -129,8 +129,8 @@ def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) ->
     """`masked_attention` in blocks of QUERIES queries, with keys in whole groups of `runtime.sums.groups`."""
     n_rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
     columns = in_columns(k.mT, n_rows)
-    context = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    of_scores, of_context = Scratch(q.dtype), Scratch(q.dtype)
+    context = np.empty_like(q, order="C", shape=(*q.shape[:-1], v.shape[-1]))
+    of_scores, of_context = Scratch(q), Scratch(q)
     for start in range(0, q.shape[-2], QUERIES):
         block = slice(start, start + QUERIES)
         seen = np.flatnonzero(mask[..., block, :].reshape(-1, mask.shape[-1]).any(axis=0))

@@ -88,7 +88,8 @@ def linear_backward(
 
 def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Looks up rows of a table (V, D): weight[ids], (...) -> (..., D)."""
-    ids = np.asarray(ids)
+    if not isinstance(ids, np.ndarray):
+        ids = np.asarray(ids)
     if weight.ndim != 2:
         raise NpformerError(f"embedding: weight must be (V, D), got {weight.shape} for ids {ids.shape}")
     if not np.issubdtype(ids.dtype, np.integer):

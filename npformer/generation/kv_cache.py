@@ -18,11 +18,17 @@ from npformer.engine.blocks.attention_with_mechanisms import AttentionWithMechan
 from npformer.engine.blocks.packed_texts import Caches
 from npformer.engine.blocks.terms import Terms, adding, terms_of
 from npformer.engine.mechanisms import Causal, Mechanism
+from npformer.engine.replay.passes import Arrays, InPlace, Pass
+from npformer.engine.replay.replays import Replays
 from npformer.engine.runtime.products import kernel
 from npformer.engine.runtime.same_bits import VECTOR
 from npformer.engine.runtime.sums import TERMS
-from npformer.engine.runtime.threads import parallel_for
+from npformer.engine.runtime.threads import parallel_for, plain_products, threads_for_parts
 from npformer.engine.taps import listening, tap
+
+REPLAYED = 1 << 18  # numbers in the keys of a layer up to which attention is replayed; with more, products dominate
+NO_WEIGHTS: dict[str, Any] = {}
+_replays = Replays()  # of all models, because attention has no weights
 
 STEPS = 32  # number of steps to allocate initially; each later allocation is 1.5 times as large
 
@@ -149,6 +155,7 @@ class SelfAttentionCache:
     skipped: int = 0
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
+    _in_place: InPlace = field(default_factory=InPlace, init=False)
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, attention: AttentionWithMechanisms) -> np.ndarray:
         """Stores a new row of each beam, (T, G K). Returns its attention to the rows of the beam, (T, H K)."""
@@ -171,7 +178,29 @@ class SelfAttentionCache:
         own = width - self.skipped
         block = slice(None), self.keys[..., :own], self.values[:, :, :own], mask
         scale = attention.scale_of(q.shape[-1] // n_heads)
+        if block[1].size <= REPLAYED and not terms and not listening():
+            keep(slice(None))
+            return self._replayed(q, mask, n_heads, scale, own)
         return _attend(q, [block], n_heads, line.n_beams, scale, keep, line.front - self.skipped, terms)
+
+    def _replayed(self, q: np.ndarray, mask: np.ndarray, n_heads: int, scale: float, width: int) -> np.ndarray:
+        """`_attend` to the first `width` columns, replayed if steps of this shape recur."""
+        n_beams, front = self.ancestry.n_beams, self.ancestry.front - self.skipped
+
+        def work(weights: Any, inputs: Sequence[np.ndarray], caches: Sequence[np.ndarray]) -> Arrays:
+            (q, mask), (keys, values) = inputs, caches
+            block = slice(None), keys[..., :width], values[:, :, :width], mask
+            return {"combined": _attend(q, [block], n_heads, n_beams, scale, None, front)}
+
+        if not self._in_place.arrays or self._in_place.arrays[0] is not self.keys:
+            self._in_place = InPlace(self.keys, self.values)
+        sizes = q.shape, q.dtype.char, self.keys.shape, mask.shape, n_heads, n_beams, front, scale
+        shape = *sizes, threads_for_parts(), plain_products()
+
+        def others(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+            return inputs[0] + 1, mask
+
+        return _replays.run(Pass(shape, work, NO_WEIGHTS, (q, mask), others, self._in_place))["combined"]
 
     def begin(self, prompts: Sequence[tuple[np.ndarray, np.ndarray]], n_kv_heads: int) -> None:
         """Stores the keys and values of the prompt of each text, (P, G K) each, in the columns of the ancestry."""

@@ -6,9 +6,9 @@ texts of the first source or prompt, then those of the second, and so on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,9 +18,11 @@ from npformer.common.errors import NpformerError
 from npformer.engine.blocks.packed_texts import Caches, Source
 from npformer.engine.mechanisms.mechanism import Mechanism
 from npformer.engine.output_heads.heads import Head
+from npformer.engine.replay.passes import Arrays, Pass, Work
 from npformer.engine.runtime.packing import Batch, Text, pack
 from npformer.engine.runtime.padding import check_texts
 from npformer.engine.runtime.steps import Steps, finished, pieces
+from npformer.engine.runtime.threads import plain_products, threads_for_parts
 from npformer.engine.taps import listening
 from npformer.engine.transformer import decode_target, encode, encode_source
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
@@ -105,9 +107,21 @@ class Seq2SeqState:
         self.cache.step(parents)
         target = _rows(tokens, np.full(len(tokens), self.steps), self.n_beams)
         with self.model.cores():
-            x = decode_target(self.model.weights, self.model.parts, target, self.source, self.cache.layers)
+            x = self._decoded(target)
             self.steps += 1
             return self.projection(self.model.parts.head.input(x, self.model.weights))
+
+    def _decoded(self, target: Batch) -> np.ndarray:
+        """The decoder's output for the newest token of each text, (R, D)."""
+        first = not self.steps
+
+        def work(weights: Mapping[str, Any], inputs: Sequence[np.ndarray], caches: Sequence[Any]) -> Arrays:
+            ids, positions = inputs
+            pairs = list(map(Caches, caches[::2], caches[1::2])) if caches else self.cache.layers
+            batch = replace(target, ids=ids, positions=positions)
+            return {"rows": decode_target(weights, self.model.parts, batch, self.source, pairs)}
+
+        return replayed_step(self.model, work, target, [] if first else list(chain(*self.cache.layers)))
 
     def keep(self, texts: np.ndarray) -> None:
         self.cache.keep(texts)
@@ -208,8 +222,17 @@ class PromptState:
             counted = tokens.reshape(self.counts.shape) != self.model.config.uncounted
             batch = _rows(tokens, np.where(counted, self.counts, -1).ravel(), self.n_beams)
             self.counts = self.counts + counted
-            caches = [Caches(each) for each in self.layers]
-            return self._logits(encode(self.model.weights, self.model.parts, batch, caches=caches))
+            return self._logits(self._encoded(batch))
+
+    def _encoded(self, batch: Batch) -> np.ndarray:
+        """The last layer's output for the newest token of each text, (R, D)."""
+
+        def work(weights: Mapping[str, Any], inputs: Sequence[np.ndarray], caches: Sequence[Any]) -> Arrays:
+            ids, positions = inputs
+            newest = replace(batch, ids=ids, positions=positions)
+            return {"rows": encode(weights, self.model.parts, newest, caches=list(map(Caches, caches)))}
+
+        return replayed_step(self.model, work, batch, self.layers)
 
     def continued(self, ids: np.ndarray, count: int) -> Text:
         """A prompt whose first `count` tokens are those of the state's only text, with their keys and values.
@@ -253,6 +276,20 @@ class PromptState:
 def _reach(mechanisms: Sequence[Mechanism]) -> int | None:
     """The greatest distance from a row to a key that it reads; None without a limit."""
     return min((far for each in mechanisms if (far := each.farthest()) is not None), default=None)
+
+
+def replayed_step(model: BaseModel, work: Work, batch: Batch, caches: Sequence[Any]) -> np.ndarray:
+    """The rows of a step, replayed unless a listener hears the stages."""
+    inputs = batch.ids, batch.positions
+    if listening():
+        return work(model.weights, inputs, caches)["rows"]
+    shape = "step", len(batch.ids), batch.lengths.tobytes(), bool(caches), threads_for_parts(), plain_products()
+    size = (model.config.decoder or model.config).vocab_size
+
+    def others(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        return (inputs[0] + 1) % size, batch.positions
+
+    return model.replays.run(Pass(shape, work, model.weights, inputs, others, caches))["rows"]
 
 
 def _rows(tokens: np.ndarray, positions: np.ndarray, n_beams: int) -> Batch:

@@ -124,7 +124,7 @@ def relative_bias(
     """
     last = max(farthest, max_distance)
     buckets = relative_buckets(np.arange(-last, last + 1), len(weight), max_distance, bidirectional)
-    return np.ascontiguousarray(embedding(buckets, weight).T)
+    return embedding(buckets, weight).T.copy()
 
 
 def relative_bias_backward(

@@ -59,7 +59,7 @@ class Rotary(Mechanism):
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> Rotary:
         dtype = weights["embeddings"]["token"]["weight"].dtype
         if self.same_until(1) is None:
-            return replace(self, angles=self.angles_at(batch.positions, dtype))
+            return replace(self, angles=self.angles_at(batch.positions, dtype, 1))
         lengths, groups = _lengths(batch), dict[int | None, list[int]]()
         for length in np.unique(lengths).tolist():
             groups.setdefault(self.same_until(length), []).append(length)

@@ -111,14 +111,14 @@ class Batch:
 
     def last_of(self, token: int) -> np.ndarray:
         """The row of the last occurrence of a token in each text, (B,). Raises NpformerError if a text lacks it."""
-        found = np.flatnonzero(self.ids == token)
-        last = np.searchsorted(found, np.cumsum(self.lengths)) - 1
-        if not found.size or ((last < 0) | (found[last] < self.first)).any():
+        found = np.where(self.ids == token, np.arange(len(self.ids)), -1)
+        last = np.maximum.accumulate(found)[np.cumsum(self.lengths) - 1]
+        if (last < self.first).any():
             raise NpformerError(
                 f"input_ids: expected token {token} at the end of each text, because the head reads its row; "
                 "a text has no such token"
             )
-        return found[last]
+        return last
 
     def filled(self, count: int) -> Batch:
         """The texts followed by zeros, `count` rows in total, so that products need not add rows themselves."""

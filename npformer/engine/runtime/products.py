@@ -104,7 +104,7 @@ def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     b.mT is made contiguous, because BLAS may add the columns of a transposed array in a different order.
     """
-    return matmul(a, b.mT if b.mT.strides[-1] == b.itemsize else np.ascontiguousarray(b.mT))
+    return matmul(a, b.mT if b.mT.strides[-1] == b.itemsize else b.mT.copy())
 
 
 class Scratch:
@@ -113,14 +113,14 @@ class Scratch:
     Part 0 is for products, part 1 for results that join several products.
     """
 
-    def __init__(self, dtype: np.dtype) -> None:
-        self._parts = [np.empty(0, dtype), np.empty(0, dtype)]
+    def __init__(self, like: np.ndarray) -> None:
+        self._parts = [np.empty_like(like, order="C", shape=0)] * 2
 
     def array(self, *shape: int, part: int = 0) -> np.ndarray:
         """An array of this shape. It shares its memory with earlier arrays of this part."""
         size = math.prod(shape)
         if size > self._parts[part].size:
-            self._parts[part] = np.empty(size, self._parts[part].dtype)
+            self._parts[part] = np.empty_like(self._parts[part], shape=size)
         return self._parts[part][:size].reshape(shape)
 
 
@@ -186,7 +186,7 @@ def with_rows(a: np.ndarray, n_rows: int) -> np.ndarray:
     """Appends rows of zeros to a, (..., M, K) -> (..., n_rows, K)."""
     if n_rows == a.shape[-2]:
         return a
-    filled = np.empty((*a.shape[:-2], n_rows, a.shape[-1]), a.dtype)
+    filled = np.empty_like(a, order="C", shape=(*a.shape[:-2], n_rows, a.shape[-1]))
     filled[..., : a.shape[-2], :] = a
     filled[..., a.shape[-2] :, :] = 0
     return filled
@@ -195,7 +195,9 @@ def with_rows(a: np.ndarray, n_rows: int) -> np.ndarray:
 def in_margins(b: np.ndarray, margin: int, scale: float = 1.0, spare: int = 0) -> np.ndarray:
     """b * scale with `margin` columns of zeros on both sides, padded to a multiple of VECTOR columns plus `spare`."""
     width = b.shape[-1]
-    block = np.empty((*b.shape[:-1], width + 2 * margin + -(width + 2 * margin) % VECTOR + spare), b.dtype)
+    block = np.empty_like(
+        b, order="C", shape=(*b.shape[:-1], width + 2 * margin + -(width + 2 * margin) % VECTOR + spare)
+    )
     block[..., :margin] = 0
     np.multiply(b, scale, out=block[..., margin : margin + width])
     block[..., margin + width :] = 0

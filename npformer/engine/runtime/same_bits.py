@@ -162,7 +162,7 @@ class Kernel:
         if size > 2 * self.small:
             return np.matmul(a, b, out=out)
         if b.strides[-1] != b.itemsize:  # small kernels add the columns of a transposed array in a different order
-            b = np.ascontiguousarray(b)
+            b = b.copy()
         if len(parts := self.k_blocks(a.shape[-1])) == 1:
             return np.matmul(a, b, out=out)
         total = np.matmul(a[..., parts[0]], b[..., parts[0], :], out=out)

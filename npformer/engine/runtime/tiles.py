@@ -21,7 +21,7 @@ Tile = tuple[slice, slice]  # some texts of equal lengths, and some of their hea
 
 def in_blocks(formula: Elementwise, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """Computes y block by block with formula(x, y), which writes to y. y is a new array or `out`, which may be x."""
-    x = np.asarray(x, order="C")
+    x = x if x.flags.c_contiguous else x.copy()
     y = out if out is not None and out.flags.c_contiguous else np.empty_like(x)
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)
 

@@ -29,6 +29,7 @@ from npformer.engine.runtime.products import (
     power,
     with_rows,
 )
+from npformer.engine.runtime.recording import recorder
 from npformer.engine.runtime.same_bits import GROUP, VECTOR, Kernel
 from npformer.engine.runtime.threads import (
     part_counts,
@@ -57,7 +58,9 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
     way = _way(x.dtype, n_rows, tuple([weight.shape for weight in weights]), plain_products(), threads_for_parts())
     if way.n_rows != n_rows:
         x = with_rows(x, way.n_rows)
-    products = list(out) if out else [np.empty((way.n_rows, weight.shape[1]), x.dtype) for weight in weights]
+    products = (
+        list(out) if out else [np.empty_like(x, order="C", shape=(way.n_rows, weight.shape[1])) for weight in weights]
+    )
     panels = way.no_panels
     if way.paneled:
         few = way.n_rows if n_rows <= MANY else 0
@@ -201,6 +204,8 @@ def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any])
 
     Returns None before the third use, and for weights that are writable, because the copy would not follow a change.
     """
+    if (hears := recorder()) is not None:
+        weights = [hears.original(weight) for weight in weights]
     if not all(map(_is_fixed, weights)):
         return None
     name = (what, *map(id, weights))

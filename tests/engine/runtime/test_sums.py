@@ -69,7 +69,7 @@ def test_a_product_adds_its_groups_in_order(
             assert alike(matmul_in_order(a, b, terms, front), expected)
     finally:
         sums.TOGETHER = before
-    scratch = Scratch(a.dtype)
+    scratch = Scratch(a)
     for x in (-a, a):  # the second result contains no values that the first one left in `scratch`
         result = matmul_in_order(x, b, terms, front, scratch)
     assert alike(result, expected)

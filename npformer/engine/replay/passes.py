@@ -1,0 +1,52 @@
+"""`Pass`: work that recurs, such as a pass of a model, and what `Replays` must know to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+Work = Callable[[Mapping[str, Any], Sequence[np.ndarray], Sequence[Any]], Arrays]
+
+
+class InPlace:
+    """Arrays that a pass reads where they are, because they are large and others in each pass.
+
+    Parameters
+    ----------
+    arrays : contiguous arrays that own their memory
+    """
+
+    def __init__(self, *arrays: np.ndarray) -> None:
+        self.arrays = arrays
+        self.bound: tuple[Any, Any] | None = None  # the last program, and its calls with these arrays
+
+
+class Pass(NamedTuple):
+    """The work work(weights, inputs, caches).
+
+    Parameters
+    ----------
+    shape : everything on which the operations depend, except the weights and the values of the inputs
+    work : returns arrays by name
+    weights : nested dicts and lists of arrays
+    inputs : small arrays whose values differ between passes
+    others : others(inputs) are arrays like the inputs of an earlier pass, with other values at least in the first one,
+        to test a program
+    caches : objects that are others in each pass, with a method `attend` that returns an array; or an `InPlace`, for
+        which `work` gets its arrays
+    """
+
+    shape: Hashable
+    work: Work
+    weights: Mapping[str, Any]
+    inputs: Sequence[np.ndarray]
+    others: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+    caches: Sequence[Any] | InPlace = ()
+
+    def __call__(self, inputs: Sequence[np.ndarray] | None = None) -> Arrays:
+        """The work as it is written, by default for its own inputs."""
+        caches = self.caches.arrays if isinstance(self.caches, InPlace) else self.caches
+        return self.work(self.weights, self.inputs if inputs is None else inputs, caches)

@@ -1,0 +1,192 @@
+"""`Program`: a recorded pass as a flat list of calls with kept memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from npformer.engine.replay.passes import InPlace
+from npformer.engine.replay.recorder import Call, InParts, Place, Recorder, address
+from npformer.engine.runtime.threads import run_tasks
+
+ALIGNED = 64  # bytes: a line of the cache, and a vector of every CPU
+OF_CALL = 500  # bytes of a call with its arrays, about
+
+Bound = Callable[[], Any]
+
+
+class Program:
+    """Repeats a recorded pass for other inputs of the same shapes.
+
+    Parameters
+    ----------
+    recorder : Recorder of the pass
+    inputs : the arrays that the pass read; each call overwrites them
+    answers : what the pass returned
+    in_place : the numbers of the memories that an `InPlace` has
+
+    Attributes
+    ----------
+    tried : whether trials chose the way in which the pass works
+    nbytes : the size of the program
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        inputs: Sequence[np.ndarray],
+        answers: Mapping[str, np.ndarray],
+        in_place: Sequence[int] = (),
+    ) -> None:
+        self.inputs, self._caches, self.tried = list(inputs), recorder.caches, recorder.tried
+        calls, kept = recorder.calls, recorder.placed(dict(answers))
+        last = [place.memory for place in kept.values() if type(place) is Place]
+        firsts, size = _layout(calls, last, [0 if i in in_place else each for i, each in enumerate(recorder.sizes)])
+        memory = np.empty(size + ALIGNED, np.uint8)
+        start = -address(memory) % ALIGNED
+        self._memories = [(memory, start + first) for first in firsts]
+        self._in_place = list(in_place)
+        self._moving = [
+            (index, call)
+            for index, call in enumerate(calls)
+            if any(place.memory in self._in_place for place in call.places())
+        ]
+        moving = {index for index, _ in self._moving}
+        bind = _Binder(self._memories)
+        self._calls = [_nothing if index in moving else bind.call(call) for index, call in enumerate(calls)]
+        self._answers = bind(kept)
+        self.nbytes = size + OF_CALL * sum(len(each.parts[0]) if isinstance(each, InParts) else 1 for each in calls)
+
+    def __call__(self, inputs: Sequence[np.ndarray], caches: Sequence[Any] | InPlace = ()) -> dict[str, np.ndarray]:
+        """The answers for other inputs. Raises `Changed` if the pass would do something else for them."""
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own[...] = given
+        calls = self._calls
+        if isinstance(caches, InPlace):
+            calls = self._bound(caches)
+        else:
+            self._caches.caches = caches
+        try:
+            for call in calls:
+                call()
+        finally:
+            self._caches.caches = ()
+        return {name: each.copy() for name, each in self._answers.items()}
+
+    def _bound(self, caches: InPlace) -> list[Bound]:
+        """The calls with these arrays. The arrays' owner keeps them, so that a program keeps no arrays alive."""
+        if caches.bound is None or caches.bound[0] is not self:
+            memories, calls = list(self._memories), list(self._calls)
+            for number, array in zip(self._in_place, caches.arrays, strict=True):
+                memories[number] = array, 0
+            bind = _Binder(memories)
+            for index, call in self._moving:
+                calls[index] = bind.call(call)
+            caches.bound = self, calls
+        found: list[Bound] = caches.bound[1]
+        return found
+
+
+def _nothing() -> None:
+    """Stands for a call that is bound to the arrays of a pass."""
+
+
+def _layout(calls: Sequence[Call | InParts], answers: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], int]:
+    """The first byte of each memory, and the size of all. Memories that are used one after the other share bytes.
+
+    answers: the memories that are read after the last call.
+    """
+    last = [-1] * len(sizes)
+    begun, ended = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for index, call in enumerate(calls):
+        for place in call.places():
+            if last[place.memory] < 0:
+                begun[index].append(place.memory)
+            last[place.memory] = index
+    for number in answers:
+        last[number] = len(calls)
+    for number, index in enumerate(last):
+        ended[index].append(number)
+    firsts, free = [0] * len(sizes), _Free()
+    for index in range(len(calls)):
+        for number in begun[index]:
+            firsts[number] = free.take(sizes[number])
+        for number in ended[index]:
+            free.give(firsts[number], sizes[number])
+    return firsts, free.end
+
+
+class _Free:
+    """The free bytes below `end`."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self._gaps: list[tuple[int, int]] = []  # first byte and size, in order
+
+    def take(self, size: int) -> int:
+        """The first of `size` bytes that are free until `give`."""
+        size = _whole(size)
+        fitting = [gap for gap in self._gaps if gap[1] >= size]
+        if not fitting:
+            self.end += size
+            return self.end - size
+        first, room = gap = min(fitting, key=lambda gap: gap[1])
+        self._gaps.remove(gap)
+        if room > size:
+            self._gaps.append((first + size, room - size))
+        return first
+
+    def give(self, first: int, size: int) -> None:
+        """Frees the bytes that `take` returned."""
+        joined: list[tuple[int, int]] = []
+        for gap in sorted([*self._gaps, (first, _whole(size))]):
+            if joined and sum(joined[-1]) == gap[0]:
+                before = joined.pop()
+                gap = before[0], before[1] + gap[1]
+            joined.append(gap)
+        self._gaps = joined
+
+
+def _whole(size: int) -> int:
+    return max(1, -(-size // ALIGNED)) * ALIGNED
+
+
+class _Binder:
+    """Replaces places by arrays. memories: for each memory, an array that holds it, and its first byte there."""
+
+    def __init__(self, memories: Sequence[tuple[np.ndarray, int]]) -> None:
+        self.memories = memories
+
+    def __call__(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Place:
+            memory, first = self.memories[value.memory]
+            return np.ndarray(value.shape, value.dtype, memory, first + value.offset, value.strides)
+        if kind is tuple or kind is list:
+            return kind([self(each) for each in value])
+        if kind is dict:
+            return {name: self(each) for name, each in value.items()}
+        return value
+
+    def call(self, call: Call | InParts) -> Bound:
+        """The call as a function without arguments."""
+        if isinstance(call, InParts):
+            parts = [partial(_run, [self.call(each) for each in part]) for part in call.parts]
+            return parts[0] if len(parts) == 1 else partial(run_tasks, parts, len(parts))
+        args, kwargs, out = self(call.args), self(call.kwargs), self(call.out)
+        if call.function is np.copyto and "where" not in kwargs:  # methods of arrays are not dispatched
+            target, source = args
+            return partial(target.__setitem__, ..., source) if np.ndim(source) else partial(target.fill, source)
+        function = call.function
+        if isinstance(function, np.ufunc) and len(args) == function.nin and function not in (np.maximum, np.minimum):
+            return partial(function, *args, *out, **kwargs)  # faster than by name, which NumPy wants for those two
+        return partial(function, *args, **kwargs, **({"out": out[0]} if out else {}))
+
+
+def _run(calls: Sequence[Bound]) -> None:
+    for call in calls:
+        call()

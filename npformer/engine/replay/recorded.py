@@ -1,0 +1,208 @@
+"""`Recorded`: an array of a pass that is being recorded. NumPy tells it about every function that uses it.
+
+A view has the memory of its array, so making one is no operation. An operation makes or overwrites memory. So does a
+question about a value, such as `bool(x)`: its answer decides what the pass does next, and a replay asks it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from npformer.engine.replay.recorder import Recorder, owner
+from npformer.engine.runtime import recording
+from npformer.engine.runtime.recording import Unrecordable
+
+WITH_OUT, WITHOUT_OUT = (np.concatenate, np.dot), (np.where, np.bincount, np.lexsort)  # compiled, and make an array
+ABOUT_SHAPES = (np.result_type, np.can_cast, np.shape, np.ndim, np.size)
+
+
+class Recorded(np.ndarray):
+    """An array that reports its operations to the recorder of its thread."""
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        recorder = _recorder()
+        function = ufunc if method == "__call__" else getattr(ufunc, method)
+        args, kwargs = plain(inputs), plain(kwargs)
+        if method == "at":
+            recorder.call(function, args, kwargs)
+            return function(*args, **kwargs)
+        if out is None:
+            found = function(*args, **kwargs)
+            outs = tuple(map(np.asarray, found)) if isinstance(found, tuple) else (np.asarray(found),)
+            out = tuple(recorder.new(each).view(Recorded) for each in outs)
+        else:
+            _expect_recorded(*out)
+            outs = plain(out)
+            function(*args, **kwargs, out=outs)
+        recorder.call(function, args, kwargs, outs)
+        return out[0] if len(out) == 1 else out
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        recorder, given, options = _recorder(), plain(tuple(args)), plain(kwargs)
+        if function is np.empty_like:
+            return recorder.new(np.empty_like(*given, **options)).view(Recorded)
+        if function is np.copyto:
+            _expect_recorded(args[0])
+            np.copyto(*given, **options)
+            return recorder.call(np.copyto, given, options)
+        if function in WITH_OUT or function in WITHOUT_OUT:
+            if options.pop("out", None) is not None:
+                raise Unrecordable(f"numpy.{function.__name__} with out")
+            return recorder.made(function, given, options, out=function in WITH_OUT).view(Recorded)
+        if function in ABOUT_SHAPES:
+            return function(*given, **options)
+        if not hasattr(function, "_implementation"):
+            raise Unrecordable(f"numpy.{function.__name__}")
+        return super().__array_function__(function, types, args, kwargs)  # its Python code, line by line
+
+    # --- views, or copies where no view is possible ---
+
+    def reshape(self, *shape: Any, **options: Any) -> Recorded:
+        found = plain(self).reshape(*shape, **options)
+        if owner(found) is not owner(self):
+            if options:
+                raise Unrecordable("reshape in another order")
+            self._copy_to(found, found.reshape(self.shape))
+        return _recorded(found)
+
+    def ravel(self, order: Any = "C") -> Recorded:
+        return self.reshape(-1) if order == "C" else self.reshape(-1, order=order)
+
+    def flatten(self, order: Any = "C") -> Recorded:
+        return self.ravel(order).copy()
+
+    def astype(self, *args: Any, **kwargs: Any) -> Recorded:
+        found = plain(self).astype(*args, **kwargs)
+        if owner(found) is not owner(self):
+            self._copy_to(found, found)
+        return _recorded(found)
+
+    def copy(self, order: Any = "C") -> Recorded:
+        found = plain(self).copy(order)
+        self._copy_to(found, found)
+        return _recorded(found)
+
+    def _copy_to(self, memory: np.ndarray, view: np.ndarray) -> None:
+        """Notes that this array was copied to a view of new memory."""
+        _recorder().new(memory)
+        _recorder().call(np.copyto, (view, plain(self)), {"casting": "unsafe"})
+
+    def __getitem__(self, index: Any) -> Any:
+        array, index = plain(self), plain(index)
+        found = array[index]
+        if not isinstance(found, np.ndarray):  # a single element
+            found = array[(*index, ...) if isinstance(index, tuple) else (index, ...)]
+        if owner(found) is owner(array):
+            return _recorded(found)
+        recorder = _recorder()
+        recorder.new(found)
+        if isinstance(index, np.ndarray) and index.dtype.kind in "iu":
+            recorder.call(np.take, (array, index, 0), {}, (found,))
+        elif isinstance(index, np.ndarray) and index.dtype.kind == "b":
+            raise Unrecordable("a selection by a mask")
+        else:
+            recorder.call(_select, (found, array, index))
+        return _recorded(found)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        array, index, value = plain(self), plain(index), plain(value)
+        array[index] = value
+        some = array[index]
+        if isinstance(some, np.ndarray) and owner(some) is owner(array):
+            _recorder().call(np.copyto, (some, value), {"casting": "unsafe"})
+        else:
+            _recorder().call(np.ndarray.__setitem__, (array, index, value))
+
+    # --- questions about values ---
+
+    def __bool__(self) -> bool:
+        return bool(self._asked(bool))
+
+    def __int__(self) -> int:
+        return int(self._asked(int))
+
+    def __index__(self) -> int:
+        return int(self._asked(int))
+
+    def __float__(self) -> float:
+        return float(self._asked(float))
+
+    def tolist(self) -> Any:
+        return self._asked(np.ndarray.tolist)
+
+    def item(self, *index: Any) -> Any:
+        return self._asked(lambda array: array.item(*index))
+
+    def tobytes(self, order: Any = "C") -> bytes:
+        return cast(bytes, self._asked(np.ndarray.tobytes))
+
+    def nonzero(self) -> tuple[np.ndarray, ...]:
+        self.tobytes()  # the shape of the result depends on every element
+        return plain(self).nonzero()
+
+    def _asked(self, question: Callable[[np.ndarray], Any]) -> Any:
+        array = plain(self)
+        answer = question(array)
+        _recorder().expect(question, array, answer)
+        return answer
+
+
+def _making(name: str) -> Callable[..., Recorded]:
+    """A method that makes an array, of a shape that depends on no value."""
+    function = getattr(np.ndarray, name)
+
+    def method(self: Recorded, *args: Any, **kwargs: Any) -> Recorded:
+        found = _recorder().made(function, (plain(self), *plain(args)), plain(kwargs), out=False)
+        return cast("Recorded", found.view(Recorded))
+
+    return method
+
+
+def _refusing(name: str) -> Callable[..., Recorded]:
+    def method(self: Recorded, *args: Any, **kwargs: Any) -> Recorded:
+        raise Unrecordable(f"ndarray.{name}")
+
+    return method
+
+
+MAKING = ("take", "repeat", "argsort", "argmax", "argmin", "searchsorted", "choose", "cumsum", "cumprod", "dot", "clip")
+REFUSING = ("sort", "partition", "argpartition", "fill", "put", "resize", "compress", "trace", "diagonal", "byteswap")
+for _name in MAKING:
+    setattr(Recorded, _name, _making(_name))
+for _name in REFUSING:
+    setattr(Recorded, _name, _refusing(_name))
+
+
+def plain(value: Any) -> Any:
+    """The value with each recorded array as a plain view, also within tuples, lists and dicts."""
+    kind = type(value)
+    if kind is Recorded:
+        return value.view(np.ndarray)
+    if kind is tuple or kind is list:
+        return kind([plain(each) for each in value])
+    if kind is dict:
+        return {name: plain(each) for name, each in value.items()}
+    return value
+
+
+def _recorded(array: np.ndarray) -> Recorded:
+    return array.view(Recorded)
+
+
+def _expect_recorded(*arrays: Any) -> None:
+    if not all(type(each) is Recorded for each in arrays):
+        raise Unrecordable("a result in memory that was made without `empty_like`")
+
+
+def _select(out: np.ndarray, array: np.ndarray, index: Any) -> None:
+    out[...] = array[index]
+
+
+def _recorder() -> Recorder:
+    found = recording.recorder()
+    if found is None:
+        raise Unrecordable("an array of a recorded pass was used after the pass")
+    return cast("Recorder", found)

@@ -1,0 +1,190 @@
+"""`Recorder`: the list of operations of one pass, as `Recorded` arrays report them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npformer.engine.runtime.recording import Changed
+
+
+class Place(NamedTuple):
+    """A view of memory that the pass makes: the number of the memory, the view's first byte in it, and its layout."""
+
+    memory: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    strides: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """function(*args, **kwargs, out=out), with a `Place` for each array of the pass.
+
+    Without `out`, the function overwrites one of its arguments, or raises `Changed`.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    out: tuple[Place, ...] = ()
+
+    def places(self) -> Iterator[Place]:
+        """The places that the call reads or writes."""
+        return _places_in((self.args, self.kwargs, self.out))
+
+
+class InParts(NamedTuple):
+    """Lists of calls that threads may make at the same time."""
+
+    parts: list[list[Call]]
+
+    def places(self) -> Iterator[Place]:
+        """The places that the parts read or write."""
+        return (place for part in self.parts for call in part for place in call.places())
+
+
+def _places_in(value: Any) -> Iterator[Place]:
+    kind = type(value)
+    if kind is Place:
+        yield value
+    elif kind in (tuple, list):
+        for each in value:
+            yield from _places_in(each)
+    elif kind is dict:
+        yield from _places_in(list(value.values()))
+
+
+def owner(array: np.ndarray) -> np.ndarray:
+    """The array that owns the memory of a view."""
+    base = array.base
+    while isinstance(base, np.ndarray):
+        array, base = base, base.base
+    return array
+
+
+def address(array: np.ndarray) -> int:
+    """The address of the first element of an array. array.ctypes takes ten times as long."""
+    return int(array.__array_interface__["data"][0])
+
+
+class CachesOfNow:
+    """The caches of the pass that a program repeats now."""
+
+    caches: Sequence[Any] = ()
+
+
+class Recorder:
+    """Notes the calls of one pass.
+
+    The arrays of the pass are freed as in any pass, because a call names memory by its number.
+
+    Attributes
+    ----------
+    calls : list of Call and InParts
+    sizes : the number of bytes of each memory that the pass made
+    caches : those of the pass that runs
+    tried : whether the pass did work in one of several ways, of which another one may be faster later
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call | InParts] = []
+        self.sizes: list[int] = []
+        self.tried = False
+        self.caches = CachesOfNow()
+        self._noted: list[Any] = self.calls
+        self._numbers: dict[int, tuple[int, int, weakref.ref[np.ndarray]]] = {}  # by the identity of the owner
+        self._given: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    # --- what recorded arrays report ---
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any = {}, out: Sequence[np.ndarray] = ()) -> None:  # noqa: B006
+        """Notes a call that was made."""
+        self._noted.append(Call(function, *map(self.placed, (tuple(args), dict(kwargs), tuple(out)))))
+
+    def made(self, function: Callable[..., Any], args: Any, kwargs: Any, out: bool) -> np.ndarray:
+        """The new array function(*args, **kwargs), and notes the call. out: the function has a parameter `out`."""
+        found = np.asarray(function(*args, **kwargs))
+        array = self.new(found)
+        if out:
+            self.call(function, args, kwargs, (found,))
+        else:
+            self.call(_store, (found, function, args, kwargs))
+        return array
+
+    def expect(self, question: Callable[[np.ndarray], Any], array: np.ndarray, answer: Any) -> None:
+        """Notes that the pass depends on question(array)."""
+        self.call(_expect, (question, array, answer))
+
+    def attends(self, index: int, args: Any, found: np.ndarray) -> None:
+        """Notes that a cache was asked for attention."""
+        self.call(_attend, (found, self.caches, index, args))
+
+    def new(self, array: np.ndarray) -> np.ndarray:
+        """Registers memory that the pass made, and returns its array."""
+        memory = owner(array)
+        key = id(memory)
+        reference = weakref.ref(memory, lambda _: self._numbers.pop(key, None))
+        self._numbers[key] = len(self.sizes), address(memory), reference
+        self.sizes.append(memory.nbytes)
+        return array
+
+    def reads(self, array: np.ndarray) -> int:
+        """Registers an array that is another one in each pass, and returns the number of its memory."""
+        self.new(array)
+        return len(self.sizes) - 1
+
+    def placed(self, value: Any) -> Any:
+        """The value with a `Place` for each array in memory that the pass made."""
+        kind = type(value)
+        if kind is np.ndarray:
+            memory = owner(value)
+            if id(memory) not in self._numbers:
+                return value
+            number, first, _ = self._numbers[id(memory)]
+            return Place(number, address(value) - first, value.shape, value.dtype, value.strides)
+        if kind is tuple or kind is list:
+            return kind([self.placed(each) for each in value])
+        if kind is dict:
+            return {name: self.placed(each) for name, each in value.items()}
+        return value
+
+    # --- what the runtime asks ---
+
+    def in_parts(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        if self._noted is not self.calls:
+            return [task() for task in tasks]
+        results, parts = [], list[list[Call]]()
+        for task in tasks:
+            parts.append([])
+            self._noted = parts[-1]
+            try:
+                results.append(task())
+            finally:
+                self._noted = self.calls
+        self.calls.append(InParts(parts))
+        return results
+
+    def original(self, array: np.ndarray) -> np.ndarray:
+        return self._given.get(id(array), (array, array))[1]
+
+    def gives(self, view: np.ndarray, array: np.ndarray) -> np.ndarray:
+        """Registers the view through which the pass sees an array that it did not make, and returns it."""
+        self._given[id(view)] = view, array
+        return view
+
+
+def _expect(question: Callable[[np.ndarray], Any], array: np.ndarray, answer: Any) -> None:
+    if question(array) != answer:
+        raise Changed
+
+
+def _attend(out: np.ndarray, caches: CachesOfNow, index: int, args: Any) -> None:
+    out[...] = caches.caches[index].attend(*args)
+
+
+def _store(out: np.ndarray, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    out[...] = function(*args, **kwargs)

@@ -1,0 +1,53 @@
+"""The recorder that hears every operation of this thread, if a pass is being recorded for `engine.replay`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Unrecordable(Exception):
+    """The pass does something that a list of operations cannot repeat."""
+
+
+class Changed(Exception):
+    """A value that decided what the recorded pass did is another one now."""
+
+
+class Recorder(Protocol):
+    """What the runtime asks of a recorder. `replay/recorder.py` has the only one."""
+
+    tried: bool  # whether a trial chose the way of some work
+
+    def in_parts(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The results of tasks that threads may compute at the same time."""
+
+    def original(self, array: np.ndarray) -> np.ndarray:
+        """The array that was given to the pass, of which `array` is the recorded view."""
+
+
+class _Local(threading.local):
+    recorder: Recorder | None = None
+
+
+_local = _Local()
+
+
+def recorder() -> Recorder | None:
+    """The recorder of this thread, or None."""
+    return _local.recorder
+
+
+@contextmanager
+def recorded_by(recorder: Recorder | None) -> Iterator[None]:
+    """Inside the block, `recorder` hears the operations of this thread."""
+    before = _local.recorder
+    _local.recorder = recorder
+    try:
+        yield
+    finally:
+        _local.recorder = before
