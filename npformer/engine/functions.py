@@ -88,8 +88,7 @@ def linear_backward(
 
 def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Looks up rows of a table (V, D): weight[ids], (...) -> (..., D)."""
-    if not isinstance(ids, np.ndarray):
-        ids = np.asarray(ids)
+    ids = np.asanyarray(ids)
     if weight.ndim != 2:
         raise NpformerError(f"embedding: weight must be (V, D), got {weight.shape} for ids {ids.shape}")
     if not np.issubdtype(ids.dtype, np.integer):
@@ -134,7 +133,7 @@ def layer_norm(
     with np.errstate(invalid="ignore", over="ignore"):
         y = np.subtract(x, np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1], out=out)
         variance = np.vecdot(y, y)[..., None] / x.shape[-1]
-        variance[variance == np.inf] = np.nan  # 1 / sqrt(inf) would make the row 0
+        variance += 0 * variance  # inf becomes NaN: 1 / sqrt(inf) would make the row 0
         y *= 1 / np.sqrt(variance + eps)
     if weight is not None:
         y *= weight
@@ -180,7 +179,7 @@ def rms_norm(
         raise NpformerError(f"rms_norm: weight must be {x.shape[-1:]} for x {x.shape}, got {weight.shape}")
     with np.errstate(invalid="ignore", over="ignore"):
         square = np.vecdot(x, x)[..., None] / x.shape[-1]
-        square[square == np.inf] = np.nan  # 1 / sqrt(inf) would make the row 0
+        square += 0 * square  # inf becomes NaN: 1 / sqrt(inf) would make the row 0
         y = np.multiply(x, 1 / np.sqrt(square + eps), out=out)
     if weight is not None:
         y *= weight

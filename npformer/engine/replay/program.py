@@ -11,6 +11,7 @@ import numpy as np
 
 from npformer.engine.replay.passes import InPlace
 from npformer.engine.replay.recorder import Call, InParts, Place, Recorder, address
+from npformer.engine.replay.simplify import without_copies
 from npformer.engine.runtime.threads import run_tasks
 
 ALIGNED = 64  # bytes: a line of the cache, and a vector of every CPU
@@ -43,8 +44,9 @@ class Program:
         in_place: Sequence[int] = (),
     ) -> None:
         self.inputs, self._caches, self.tried = list(inputs), recorder.caches, recorder.tried
-        calls, kept = recorder.calls, recorder.placed(dict(answers))
+        kept = recorder.placed(dict(answers))
         last = [place.memory for place in kept.values() if type(place) is Place]
+        calls = without_copies(recorder.calls, recorder.sizes, [*last, *in_place])
         firsts, size = _layout(calls, last, [0 if i in in_place else each for i, each in enumerate(recorder.sizes)])
         memory = np.empty(size + ALIGNED, np.uint8)
         start = -address(memory) % ALIGNED

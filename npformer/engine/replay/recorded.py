@@ -7,6 +7,7 @@ question about a value, such as `bool(x)`: its answer decides what the pass does
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any, cast
 
 import numpy as np
@@ -54,7 +55,7 @@ class Recorded(np.ndarray):
             return recorder.made(function, given, options, out=function in WITH_OUT).view(Recorded)
         if function in ABOUT_SHAPES:
             return function(*given, **options)
-        if not hasattr(function, "_implementation"):
+        if isinstance(getattr(function, "_implementation", None), BuiltinFunctionType | None):
             raise Unrecordable(f"numpy.{function.__name__}")
         return super().__array_function__(function, types, args, kwargs)  # its Python code, line by line
 

@@ -55,7 +55,48 @@ def in_parts(x: np.ndarray) -> np.ndarray:
     return y
 
 
+def padded(x: np.ndarray) -> np.ndarray:
+    """A result that is copied once, so that it can be written to the place of the copy."""
+    y = np.empty_like(x, shape=(5, 4))
+    y[:3] = x * 2
+    y[3:] = 0
+    return y @ y.T
+
+
+def in_halves(x: np.ndarray) -> np.ndarray:
+    """Two results that are copied into strided parts of one array."""
+    y = np.empty_like(x)
+    y[:, ::2] = x[:, :2] * 3
+    y[:, 1::2] = x[:, 2:] - y[:, ::2]
+    return y * 1.0
+
+
+def read_after_the_copy(x: np.ndarray) -> np.ndarray:
+    h, y = x * 2, np.empty_like(x)
+    y[...] = h
+    y *= 3
+    return y + h
+
+
+def target_read_before_the_copy(x: np.ndarray) -> np.ndarray:
+    y = x + 1
+    h = y * 2
+    z = h * y
+    y[...] = h
+    return y + z
+
+
+def copied_twice(x: np.ndarray) -> np.ndarray:
+    y, z = np.empty_like(x, shape=(2, 3, 4)), np.empty_like(x, shape=(24,))
+    y[0] = x + 1
+    y[1] = (x + 2).reshape(12)[::-1].reshape(3, 4)
+    z[...] = y.reshape(24)
+    return z[5:] + 1
+
+
 OPERATIONS: dict[str, Formula] = {
+    **{each.__name__: each for each in (padded, in_halves, read_after_the_copy, target_read_before_the_copy)},
+    "copied twice": copied_twice,
     "arithmetic": lambda x: 1 / (x * x + 2) - x,
     "product": lambda x: x @ TABLE[:4] + np.vecdot(x, x)[:, None],
     "reductions": lambda x: x.max(axis=-1) + x.sum(axis=-1) + np.add.reduce(x, axis=-1) + x.mean(),
@@ -133,6 +174,8 @@ def test_a_program_refuses_values_with_which_the_pass_would_do_something_else(fo
         lambda x: np.add(x, x, out=np.empty((3, 4), np.float32)),
         lambda x: np.copyto(np.empty((3, 4), np.float32), x) or x,
         lambda x: np.sort(x),
+        lambda x: np.inner(x, x),
+        lambda x: np.putmask(x, x > 0, 0) or x,
         lambda x: x[x > 0],
         lambda x: np.unique(x),
         lambda x: x.reshape(4, 3, order="F"),
@@ -181,6 +224,12 @@ def test_a_cache_is_asked_in_each_pass() -> None:
     for count in range(2, 5):
         assert np.allclose(program([x], [caches])["y"], 2 * count * (x + 1), rtol=1e-6)  # sums of a few equal terms
     assert np.array_equal(program([x], [Growing()])["y"], 2 * (x + 1))
+
+
+@pytest.mark.parametrize(("formula", "count"), [(padded, 3), (in_halves, 3), (read_after_the_copy, 4)])
+def test_copies_of_results_are_omitted(formula: Formula, count: int) -> None:
+    program, _ = record(pass_of(formula, numbers(0)))
+    assert len(program._calls) == count
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 5)), max_size=40))

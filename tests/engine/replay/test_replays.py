@@ -37,7 +37,7 @@ LENGTHS = ([7], [3, 9, 9, 1])
 def texts(model: Model, lengths: Any, seed: int) -> list[Text]:
     """Random texts, which end with the end token of a decoder."""
     random = np.random.default_rng(seed)
-    found = [random.integers(5, 100, length) for length in lengths]
+    found = [random.integers(0, 100, length) for length in lengths]  # special tokens, too
     if model.config.decoder:
         for ids in found:
             ids[-1] = model.parts.end_id
