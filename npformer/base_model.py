@@ -83,10 +83,14 @@ class BaseModel(Runner, Answering):
         """The memory-mapped files of the weights."""
         return mapped_files(self.weights)
 
-    @cached_property
+    @property
     def replays(self) -> Replays:
-        """The programs of passes that recur."""
-        return Replays()
+        """The programs of passes that recur, for the present config."""
+        config, found = self.__dict__.get("_replays", (None, None))
+        if found is None or config is not self.config:
+            found = Replays()
+            self.__dict__["_replays"] = self.config, found
+        return found
 
     @property
     def parts(self) -> Parts:
@@ -114,7 +118,7 @@ class BaseModel(Runner, Answering):
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickle and copy, with the weights as arrays. First checks that their files are unchanged."""
         self._check_files()
-        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "replays")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_replays")}
 
     def run(self, inputs: Sequence[Any]) -> list[dict[str, np.ndarray]]:
         """The answers for each input, without padding. Their bits do not depend on other inputs or on threads.

@@ -113,15 +113,14 @@ class Seq2SeqState:
 
     def _decoded(self, target: Batch) -> np.ndarray:
         """The decoder's output for the newest token of each text, (R, D)."""
-        first = not self.steps
 
         def work(weights: Mapping[str, Any], inputs: Sequence[np.ndarray], caches: Sequence[Any]) -> Arrays:
             ids, positions = inputs
-            pairs = list(map(Caches, caches[::2], caches[1::2])) if caches else self.cache.layers
-            batch = replace(target, ids=ids, positions=positions)
+            batch, pairs = replace(target, ids=ids, positions=positions), list(map(Caches, caches[::2], caches[1::2]))
             return {"rows": decode_target(weights, self.model.parts, batch, self.source, pairs)}
 
-        return replayed_step(self.model, work, target, [] if first else list(chain(*self.cache.layers)))
+        caches, first = list(chain(*self.cache.layers)), not self.steps  # the first step reads the source
+        return replayed_step(self.model, work, target, caches, recurs=not first)
 
     def keep(self, texts: np.ndarray) -> None:
         self.cache.keep(texts)
@@ -278,12 +277,12 @@ def _reach(mechanisms: Sequence[Mechanism]) -> int | None:
     return min((far for each in mechanisms if (far := each.farthest()) is not None), default=None)
 
 
-def replayed_step(model: BaseModel, work: Work, batch: Batch, caches: Sequence[Any]) -> np.ndarray:
-    """The rows of a step, replayed unless a listener hears the stages."""
+def replayed_step(model: BaseModel, work: Work, batch: Batch, caches: Sequence[Any], recurs: bool = True) -> np.ndarray:
+    """The rows of a step, replayed if it recurs and no listener hears its stages."""
     inputs = batch.ids, batch.positions
-    if listening():
+    if listening() or not recurs:
         return work(model.weights, inputs, caches)["rows"]
-    shape = "step", len(batch.ids), batch.lengths.tobytes(), bool(caches), threads_for_parts(), plain_products()
+    shape = "step", len(batch.ids), batch.lengths.tobytes(), threads_for_parts(), plain_products()
     size = (model.config.decoder or model.config).vocab_size
 
     def others(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

@@ -61,7 +61,9 @@ class Program:
         bind = _Binder(self._memories)
         self._calls = [_nothing if index in moving else bind.call(call) for index, call in enumerate(calls)]
         self._answers = bind(kept)
-        self.nbytes = size + OF_CALL * sum(len(each.parts[0]) if isinstance(each, InParts) else 1 for each in calls)
+        self.nbytes = size + OF_CALL * sum(
+            sum(map(len, each.parts)) if isinstance(each, InParts) else 1 for each in calls
+        )
 
     def __call__(self, inputs: Sequence[np.ndarray], caches: Sequence[Any] | InPlace = ()) -> dict[str, np.ndarray]:
         """The answers for other inputs. Raises `Changed` if the pass would do something else for them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 PASSES = 8  # before a program: making it takes as long as a few passes
 REPLAYS = 64  # of a first program that depends on trials; then it is made again, as another way may be faster now
 MOST_REPLAYS = 4096
-NEVER = 1 << 62
 SHAPES = 512  # shapes whose passes are counted
 ROOM = 32 << 20  # bytes of all programs of a model
 IDLE = 1000  # passes of other shapes after which a program may give its room to another one
@@ -27,8 +27,8 @@ class _Shape:
     def __init__(self) -> None:
         self.passes = 0
         self.last = 0  # the number of the last pass among all passes of the model
-        self.replays = REPLAYS
-        self.left = 0
+        self.replays = REPLAYS  # of the next program
+        self.left: float = 0  # replays until the program is made again
         self.program: Program | None = None
         self.tested = False
         self.refused = False
@@ -36,10 +36,12 @@ class _Shape:
 
     def replay(self, each: Pass) -> Arrays | None:
         """The answers of the program, or None if it does not apply to this pass."""
-        program = self.program
-        if program is None or not self.busy.acquire(blocking=False):
+        if self.program is None or not self.busy.acquire(blocking=False):
             return None
         try:
+            program = self.program
+            if program is None:
+                return None
             if not self.tested:
                 self._test(program, each)
             elif self.left > 0:
@@ -66,7 +68,7 @@ class _Shape:
             self.refuse()
 
     def take(self, program: Program) -> None:
-        self.left = self.replays if program.tried else NEVER
+        self.left = self.replays if program.tried else math.inf
         self.replays = min(MOST_REPLAYS, 4 * self.replays)
         self.program, self.tested = program, False
 
@@ -82,7 +84,7 @@ class _Shape:
 class Replays:
     """Runs the passes of a model, and replays those that recur.
 
-    A program is made of a pass, tested with the next inputs, and used as long as the model has the same arrays of
+    A program is made of a pass, tested with other inputs, and used as long as the model has the same arrays of
     weights. A pass that cannot be recorded, or whose program gives other bits, always runs as the engine is written.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import pickle
 import threading
@@ -120,11 +121,15 @@ def without_a_bias(model: Model) -> None:
     del model.weights["layers"][0]["ffn"]["hidden"]["bias"]
 
 
+def another_config(model: Model) -> None:
+    model.config = dataclasses.replace(model.config, activation="relu")
+
+
 def another_tree(model: Model) -> None:
     model.weights = tiny.weights(model.config, seed=5)
 
 
-@pytest.mark.parametrize("change", [replaced, scaled, without_a_layer, without_a_bias, another_tree])
+@pytest.mark.parametrize("change", [replaced, scaled, without_a_layer, without_a_bias, another_tree, another_config])
 def test_changed_weights_have_effect(change: Callable[[Model], None]) -> None:
     """Weights in memory that can be written, as in training."""
     model = tiny.model()
