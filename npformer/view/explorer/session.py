@@ -71,8 +71,8 @@ def explore(
     if type(port) is not int or not 0 <= port < 2**16:
         raise NpformerError(f"explore: port: expected a number from 0 to 65535, got {shown(port)}")
     try:
-        writes = any(each.config.head in ("causal-lm", "translation") for each in models.values())
-        page = live_page(list(models), [parts], writes)
+        writes = [each.config.head in ("causal-lm", "translation") for each in models.values()]
+        page = live_page(list(models), [parts], any(writes), not any(writes))
         server = ExplorerServer(Parts(models), page, port)
     except OSError as error:
         raise NpformerError(f"explore: port {port}: {error.strerror or error}; port=0 takes any free one") from None
