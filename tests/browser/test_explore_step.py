@@ -31,7 +31,7 @@ def line(page: Live) -> str:
 
 
 def press(page: Live, keys: str) -> None:
-    page.js("document.querySelector('.code').focus()")
+    page.js("document.querySelector('.code').focus({ preventScroll: true })")
     page.press(*keys)
 
 
@@ -164,6 +164,13 @@ def test_escape_leaves_the_editor_and_its_keys_are_said(page: Live) -> None:
     assert line(page) == SCORES
 
 
+def test_a_changed_line_leaves_the_answer_in_sight(live: Live, model: Any) -> None:
+    live.explore({"m": model}, TEXT, at="view=step", height=700)
+    to_scores(live, 0)
+    change_line(live, "scores = q @ k.mT")
+    assert live.js("return scrollY") == 0
+
+
 def scrolled(page: Live) -> float:
     return page.js("return document.querySelector('.code').scrollTop")
 
@@ -192,9 +199,12 @@ def test_lines_are_clicked_and_arrows_step(page: Live) -> None:
     click("scores = q @ k.mT")
     assert line(page) == SCORES
     assert page.text(".path").startswith("layer 0")
-    page.js("document.querySelector('.code').focus()")
+    page.js("document.querySelector('.code').focus({ preventScroll: true })")
     page.press(DOWN)
     assert line(page).startswith("weights = ")
+    click("scores = q @ k.mT")  # of the same call, although the next layer has this line too
+    assert page.text(".path").startswith("layer 0")
+    page.press(DOWN)
     page.press(RIGHT)
     assert line(page).startswith("return softmax(")
     page.press(LEFT)

@@ -13,7 +13,7 @@ function editor(line) {
     editing = null;
     if (reason) drop({ kind: "line", line });
     else draw();
-    code.focus();
+    code.focus({ preventScroll: true });
   };
   entry.addEventListener("keydown", (event) => {
     if (event.key === "Escape") leave();
@@ -24,9 +24,9 @@ function editor(line) {
       editing = null;
       drop({ kind: "line", line });
     } else put({ kind: "line", line, old, to });
-    code.focus();
+    code.focus({ preventScroll: true });
   });
-  if (editing === line) setTimeout(() => entry.focus());
+  if (editing === line) setTimeout(() => entry.focus({ preventScroll: true }));
   return [
     entry,
     ...(reason ? [el("p", { class: "problem", role: "alert" }, reason)] : []),

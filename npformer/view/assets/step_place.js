@@ -6,8 +6,12 @@ const say = (text) => said.replaceChildren(text);
 // The first line of the statement to which a line belongs.
 const startOf = (line) => Object.keys(meta.changeable).map(Number).filter((first) => first <= line && endOf(first) >= line).at(-1) ?? line;
 
-// The next step at a line, or else the last one before; null if the line is not run.
-const nearest = (line) => find(at - 1, 1, (s) => s[LINE] === line) ?? find(at, -1, (s) => s[LINE] === line);
+// The step at a line: of this call if it has the line, else the next one, else the last before; null if it is not run.
+function nearest(line) {
+  const isHere = (s) => s[LINE] === line && s[FRAME] === step()[FRAME];
+  const isThere = (s) => s[LINE] === line;
+  return find(at - 1, 1, isHere) ?? find(at, -1, isHere) ?? find(at, 1, isThere) ?? find(at, -1, isThere);
+}
 
 // A place that other runs have too: the line by its function, and how often it was run before.
 const firstLine = (name) => meta.source.findIndex((text) => text.startsWith(`def ${name}(`));
