@@ -2,8 +2,8 @@
 
     python -m tests.pictures
 
-It rewrites `examples/images/view-*.png`; `recording.py` makes the recording. It needs chromium and `pip install ".[plots]" --group browser`. Look at the
-pictures before you commit them.
+It rewrites `examples/images/view-*.png`; `recording.py` makes the recording. It needs chromium and
+`pip install ".[plots]" --group browser`. Look at the pictures before you commit them.
 """
 
 from __future__ import annotations

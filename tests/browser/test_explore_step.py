@@ -216,6 +216,17 @@ def test_lines_are_clicked_and_arrows_step(page: Live) -> None:
     assert line(page).startswith("weights = ")
 
 
+def test_a_layer_is_chosen_and_the_chosen_token_is_marked(live: Live, model: Any) -> None:
+    live.explore({"m": model}, TEXT, at="view=neurons&layer=1&from=3")
+    live.click(live.one(".tabs [data-view=step]"))
+    live.until(lambda: live.all(".code .on"))
+    live.choose("Layer", 1)
+    assert live.text(".path").startswith("layer 1 ")
+    live.until(lambda: live.texts(".numbers .on th") == ["3 good"])
+    press(live, "p")
+    assert live.js("return document.querySelector('select[aria-label=Layer]').selectedOptions[0].text") == "0"
+
+
 def test_the_decisive_head_is_one_click_away(page: Live, model: Any) -> None:
     name = page.text(".answer [data-head]")
     page.click(next(each for each in page.all(".buttons button") if "decides most" in each.text))

@@ -170,6 +170,7 @@ const buttons = el(
   button("into", "\u2192 Into", "Into the function that the line calls (s)"),
   button("out", "\u2190 Out", "Out of this function (o)"),
   button("layer", "Next layer", "The next layer (l)"),
+  el("label", { class: "field" }, el("span", {}, "Layer"), layerHere),
   headsHere,
   back,
   change,
@@ -186,6 +187,7 @@ function draw() {
   live.place = placeOf(at);
   say("");
   drawHeads();
+  drawLayers();
   drawCode();
   drawPath();
   drawMade();

@@ -87,6 +87,9 @@ function columnText({ counts, picked }, c) {
   return tokens ? shown(tokens[picked[2][c]]) : String(picked[2][c]);
 }
 
+// Whether a row is of the token that was chosen on another tab.
+const isPlace = ({ counts, picked }, r) => tokensFor(counts[1]) === meta.tokens && String(picked[1][r]) === place.token;
+
 function numbersOf(part) {
   const [, rows, columns] = part.picked;
   const some = columns.slice(0, TABLE[1]);
@@ -98,7 +101,7 @@ function numbersOf(part) {
       "tbody",
       {},
       ...rows.slice(0, TABLE[0]).map((_, r) =>
-        el("tr", {}, el("th", { scope: "row" }, ...rowName(part, r)), ...some.map((_, c) => el("td", {}, fixed(numberAt(part, r, c))))),
+        el("tr", { class: isPlace(part, r) ? "on" : null }, el("th", { scope: "row" }, ...rowName(part, r)), ...some.map((_, c) => el("td", {}, fixed(numberAt(part, r, c))))),
       ),
     ),
   );

@@ -32,6 +32,21 @@ function stepAt(place) {
 // The steps at which layers begin; an encoder's come before a decoder's.
 const layerSteps = () => [...steps().keys()].filter((i) => meta.loops.includes(steps()[i][LINE]));
 
+// A choice of the layer, each by the function that runs it and its number.
+const layerHere = el("select", { "aria-label": "Layer", onchange: () => go(Number(layerHere.value)) });
+function drawLayers() {
+  const begins = layerSteps();
+  const several = new Set(begins.map((i) => frameOf(i)[0])).size > 1;
+  const counts = {};
+  const listed = begins.map((i) => {
+    const name = frameOf(i)[0];
+    counts[name] = (counts[name] ?? -1) + 1;
+    return el("option", { value: i }, `${several ? `${name} ` : ""}${counts[name]}`);
+  });
+  layerHere.replaceChildren(el("option", { value: "", disabled: true }, "\u2013"), ...listed);
+  layerHere.value = begins.filter((i) => i <= at).at(-1) ?? "";
+}
+
 // The first step that makes the weights of a layer's attention; `attention` is 1 for the second kind in a layer.
 function weightsOf({ attention, layer, head }) {
   const begins = layerSteps();
