@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from tests.browser.live import Live
 from tests.browser.test_explore import SIZES, TEXT, after, expected
 from tests.support import tiny
 from tests.support.explorer_client import state
+
+BACKSPACE = "\ue003"
 
 
 @pytest.mark.parametrize(("width", "dark"), SIZES)
@@ -43,6 +47,45 @@ def test_a_cut_text_is_said_on_the_page(live: Live, model: Any) -> None:
     assert f"the model reads {model.config.max_length} of them" in live.text(".notice")
     live.type(TEXT)
     assert not live.one(".notice").is_displayed()
+
+
+@pytest.mark.parametrize("kind", ["step", "ablation"])
+def test_an_empty_text_asks_for_one_and_shows_no_answer(live: Live, model: Any, kind: str) -> None:
+    live.explore({"m": model}, "I", at=f"view={kind}")
+    live.act(lambda: live.one("textarea").send_keys(BACKSPACE))
+    assert live.text(".problem") == live.text(".missing") == "Type a text: there is nothing to read yet."
+    assert not live.one(".answer").is_displayed()
+    live.type(TEXT)
+    assert live.outcomes() == expected(model, TEXT)
+    assert not live.one(".problem").is_displayed()
+
+
+def test_a_page_of_another_site_gets_nothing(live: Live, model: Any, tmp_path: Path) -> None:
+    """It knows the whole address, as from a screenshot; the browser and the server keep it from asking."""
+    live.explore({"m": model}, TEXT)
+    assert live.explorer is not None
+    computed, own = live.explorer.computed, live.js("return location.href")
+    site = tmp_path / "site.html"
+    site.write_text("<!doctype html><title>site</title><link rel=icon href='data:,'>")
+    live.driver.get(site.as_uri())
+    ask = """const [url, body, done] = arguments;
+        const json = { "Content-Type": "application/json" };
+        const tries = [
+            fetch(url), fetch(url, { mode: "no-cors" }), fetch(url + "parts", { method: "POST", headers: json, body }),
+            fetch(url + "parts", { method: "POST", mode: "no-cors", headers: json, body }),
+            new Promise((yes, no) => {
+                const socket = new WebSocket(url.replace("http", "ws"));
+                socket.onopen = yes;
+                socket.onerror = () => no();
+            }),
+        ];
+        Promise.allSettled(tries).then((all) => done(all.map(({ value }) => (value?.ok ? "read" : "nothing"))));"""
+    body = json.dumps({"page": "x", "number": 1, "state": state(TEXT), "parts": ["answer"]})
+    assert live.driver.execute_async_script(ask, live.url, body) == ["nothing"] * 5
+    assert live.explorer.computed == computed
+    assert live.driver.get_log("browser")  # the browser notes what it has refused
+    live.driver.get(own)
+    live.settle()
 
 
 def test_a_changed_line_is_of_the_page_only(live: Live, model: Any) -> None:

@@ -9,7 +9,7 @@ const live = {
   coming: new Map(), // name -> the promise of a part that was asked for
   running: new AbortController(),
 };
-const TYPING = 150; // milliseconds after the last letter until the page follows
+const TYPING = 80; // milliseconds after the last letter until the page follows
 const SLOW = 300; // milliseconds until the page says that it computes
 
 // ---- Asking ------------------------------------------------------------------------------------------------------
@@ -78,6 +78,7 @@ function take(name, part) {
     complain(part.error ?? "");
     drawNotes(part.notes ?? []);
   }
+  if (name === "answer" && part.error) doc.answers[0] = null; // not that of another text
   if ((name === "answer" || name === "reasons") && !part.error)
     doc.answers[0] = part.answer && { ...part.answer, before: live.parts.get("answer").before };
 }
