@@ -154,3 +154,10 @@ def test_a_chosen_token_is_chosen_on_other_tabs_and_own_choices_stay(live: Live,
     tab(live, "lens")
     tab(live, "neurons")
     assert "head=3&from=3" in live.js("return location.hash")
+
+
+def test_where_no_single_head_turns_the_answer_several_can_be_removed(live: Live, model: Any) -> None:
+    live.explore({"m": model}, TEXT, at="view=ablation")
+    assert live.text(".about").endswith("No single head turns it. Remove several.")
+    live.click(live.one(".about button"))
+    live.until(lambda: live.js("return document.body.dataset.view") == "change")

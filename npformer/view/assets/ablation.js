@@ -41,7 +41,8 @@ function draw() {
 const turns = ({ y, head }) => meta.outcomes[y][head][0][0] !== meta.answer;
 function turning() {
   const found = cells.filter(turns);
-  if (!found.length) return ["No single head turns it."];
+  const several = () => el("button", { type: "button", class: "part-name", onclick: () => page.open("change", {}) }, "Remove several");
+  if (!found.length) return ["No single head turns it. ", ...(page.has("change") ? [several(), "."] : [])];
   const links = found.map((each) => el("button", { type: "button", class: "part-name", onclick: () => choose(each) }, nameOf(each)));
   return ["It turns without ", ...links.flatMap((link, i) => (i ? [" or without ", link] : [link])), "."];
 }
