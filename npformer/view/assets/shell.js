@@ -104,12 +104,11 @@ function share() {
   if (!SHARES.includes(now.view)) return;
   const [before, after] = [inside.place ?? {}, placeIn(inside.read())];
   const differs = (...names) => names.some((name) => (before[name] ?? null) !== after[name]);
+  const [isHead, isToken] = [differs("attention", "layer", "head"), differs("token")];
   inside.place = after;
-  if (differs("attention", "layer", "head")) {
-    const { attention, layer, head } = after;
-    Object.assign(place, { attention, layer, head });
-  } else if (!differs("token")) return;
-  if (differs("token")) place.token = after.token;
+  if (!isHead && !isToken) return;
+  const { token, ...head } = after;
+  Object.assign(place, isHead ? head : {}, isToken ? { token } : {});
   place.version += 1;
   inside.version = place.version;
 }
@@ -168,7 +167,7 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   keys.replaceChildren(...inside.keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]));
   const wanted = choices ?? taken(view, inside, fresh);
   if (wanted || fresh) await inside.apply(wanted ?? {});
-  if (choices && SHARES.includes(view) && Object.keys(placeIn(choices)).some((name) => placeIn(choices)[name] !== null)) share();
+  if (choices && Object.values(placeIn(choices)).some(Boolean)) share();
   inside.place = placeIn(inside.read());
   note(step);
 }
