@@ -20,7 +20,7 @@ from tests.browser.chromium import chromium
 from tests.browser.live import Live
 from tests.pictures import IMAGES
 
-SIZE = {"width": 1040, "height": 700}
+SIZE = {"width": 1040, "height": 780}
 TEXT = "The plot is thin"
 TYPED = (", but", " the acting", " is wonderful")
 OLD, NEW = "scores = q @ k.mT / math.sqrt(q.shape[-1])", "scores = q @ k.mT / q.shape[-1]"
