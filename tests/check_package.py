@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ try:
     print("loaded", npformer.load(sys.argv[1]).folder)
 except npformer.NpformerError as error:
     print(error)
+"""
+EXPLORER = """
+import json, urllib.request, npformer
+with npformer.view.explore(npformer.load("distilbert-sst2"), "I love ice cream") as explorer:
+    page = urllib.request.urlopen(explorer.url).read().decode()
+    state = {"texts": [["I love ice cream"]]}
+    body = json.dumps({"page": "p", "number": 1, "state": state, "parts": ["answer", "step"]}).encode()
+    request = urllib.request.Request(explorer.url + "parts", body, {"Content-Type": "application/json"})
+    found = json.load(urllib.request.urlopen(request))
+print("VIEWS.step" in page, found["answer"]["answer"]["outcomes"][0][0], len(found["step"]["view"]["source"]) > 80)
 """
 CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NPFORMER_DEMO")}
 
@@ -43,7 +54,16 @@ def build(folder: Path) -> Path:
     run(sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT)
     (wheel,), (source,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, source)
+    check_assets(wheel)
     return wheel
+
+
+def check_assets(wheel: Path) -> None:
+    """Checks that the wheel has every file of which pages are made, those of the explorer among them."""
+    assets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "npformer" / "view" / "assets").iterdir()}
+    assert "npformer/view/assets/step_edit.js" in assets
+    missing = sorted(assets - set(zipfile.ZipFile(wheel).namelist()))
+    assert not missing, f"the wheel has no {missing}"
 
 
 def check_wheel(folder: Path, wheel: Path) -> None:
@@ -53,6 +73,7 @@ def check_wheel(folder: Path, wheel: Path) -> None:
     python = environment(folder / "user", wheel, "mypy")
     run(python.with_name("npformer"), "classify", "I love ice cream", cwd=folder)
     run(python.with_name("npformer"), "info", cwd=folder)
+    expect(output(python, folder, "-c", EXPLORER), "True POSITIVE True")
     shutil.copy(ROOT / "tests" / "support" / "user_program.py", folder)
     run(python, "user_program.py", cwd=folder)
     run(python, "-m", "mypy", "--strict", "user_program.py", cwd=folder)
@@ -87,8 +108,12 @@ def environment(folder: Path, *packages: str | Path, cwd: Path = ROOT, **variabl
 
 def load(python: Path, name: str, cwd: Path) -> str:
     """Returns the output of a program that runs in this folder and loads the model of this name."""
-    command = [python, "-c", PROGRAM, name]
-    return subprocess.run(command, cwd=cwd, env=CLEAN, check=True, capture_output=True, text=True).stdout
+    return output(python, cwd, "-c", PROGRAM, name)
+
+
+def output(python: Path, cwd: Path, *arguments: str) -> str:
+    """Returns the output of a program that runs in this folder."""
+    return subprocess.run([python, *arguments], cwd=cwd, env=CLEAN, check=True, capture_output=True, text=True).stdout
 
 
 def run_for_json(*command: str | Path, cwd: Path) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     python -m tests.pictures
 
-It rewrites `examples/images/view-*.png`. It needs chromium and `pip install ".[plots]" --group browser`. Look at the
-pictures before you commit them.
+It rewrites `examples/images/view-*.png`; `recording.py` makes the recording. It needs chromium and
+`pip install ".[plots]" --group browser`. Look at the pictures before you commit them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
             page = Page(browser, Path(folder))
             for name, (model, text, choices, height) in PICTURES.items():
                 shown = view.page(npformer.load(model), text).save(page.folder / "view.html")
-                page.show(shown, WIDTH, height)
+                page.show(shown, width=WIDTH, height=height)
                 page.driver.get(f"{shown.as_uri()}#{choices}")
                 page.driver.refresh()
                 page.until_ready()

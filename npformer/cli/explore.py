@@ -7,8 +7,9 @@ import argparse
 import signal
 import webbrowser
 from contextlib import suppress
+from importlib import import_module
+from threading import Thread
 
-from npformer import view
 from npformer.cli.arguments import LOADING, PAIR, add_options, loading
 from npformer.cli.texts import paired
 from npformer.common.errors import NpformerError
@@ -38,8 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.pair is not None and args.text is None:
         raise NpformerError("--pair: expected TEXT, the first text, too")
+    Thread(target=import_module, args=("npformer.view.explorer.server",)).start()  # while the weights are read
     models = {name: load(name, **loading(args)) for name in args.model or [MODEL]}
     text = None if args.text is None else paired(args.text, args.pair)
+    view = import_module("npformer.view")
     with view.explore(models, text, port=args.port) as explorer:
         print(explorer.url, flush=True)
         note("Ctrl-C ends the page")
@@ -47,4 +50,5 @@ def run(args: argparse.Namespace) -> None:
             webbrowser.open(explorer.url)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGINT may be ignored: a job of a script
         with suppress(KeyboardInterrupt):
+            explorer.prepare()  # while the browser loads the page
             explorer.wait()

@@ -197,6 +197,8 @@ def selected(patterns: str | Iterable[str], names: Sequence[str], fired: Sequenc
     library that `resolve` knows. `fired` are the stages that have fired so far, by default `names`.
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
+    if "*" in given:
+        return list(names)  # without the names of other libraries, for which all families are imported
     wanted = [each for pattern in given for each in (pattern, *known_as(pattern, fired or names))]
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
 

@@ -105,7 +105,7 @@ class AblationView(View):
         ran = int(np.isfinite(self.found.changes).sum())
         lines = [
             "Numbers: the change in the answer's probability in percentage points when the head's output is zero.",
-            "Blue: the answer becomes less probable, so the head supports it; orange: more probable.",
+            "Orange: the head supports the answer, which is less probable without it; blue: the head is against it.",
         ]
         if ran < sum(counts):
             lines.append(
@@ -129,8 +129,8 @@ class AblationView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The table of changes, with coloured cells."""
+        """The table of changes, with coloured cells, orange for heads that support the answer."""
         sheet = Sheet(self.title)
         sheet.text(0, 12, f"{self.heading}: {shortened(self.found.answer, 60)} {self.found.before:.2%}", bold=True)
-        draw_effects(sheet, self._effects(), 36, decimals=2)
+        draw_effects(sheet, self._effects(), 36, decimals=2, sign=-1)
         return sheet.render()

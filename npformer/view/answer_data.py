@@ -31,7 +31,7 @@ def with_measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
     Estimates have the wrong sign for some heads. For a translation, an effect is the change in the words' mean
     probability, in percentage points, without a head of cross-attention.
     """
-    mean = answer.about == TRANSLATION
+    mean, what = answer.about == TRANSLATION, _named(answer, found.answer)
     estimated = {effect.attention for effect in answer.effects} or set(found.attentions)
     after = found.before + found.changes
     changes = 100 * found.changes if mean else _log_odds(after) - _log_odds(np.array(found.before))
@@ -40,8 +40,13 @@ def with_measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
         for row, head in np.argwhere(np.isfinite(changes)).tolist()
         if found.attentions[row] in estimated
     ]
-    metric = "the words' mean probability in percentage points" if mean else f"the log-odds of {found.answer}"
+    metric = "the words' mean probability in percentage points" if mean else f"the log-odds of {what}"
     return replace(answer, metric=metric, effects=tuple(sorted(effects, key=lambda effect: -abs(effect.change))))
+
+
+def _named(answer: ModelAnswer, outcome: str) -> str:
+    """An outcome in a sentence: a label as it is, a word in quotes."""
+    return f"'{outcome}' as the {answer.about}" if answer.about in ("next token", "masked word") else outcome
 
 
 def _log_odds(shares: np.ndarray) -> np.ndarray:

@@ -135,7 +135,9 @@ class LogitView(View):
 
 
 def _logit_meta(found: LogitAttribution) -> dict[str, Any]:
-    about = f"The parts sum to {found.total:z.4f}; {found.what} is {found.logit:z.4f}, read at token {found.position}."
+    where = f"token {found.position}"
+    read = "" if found.what.endswith(f" {where}") else f", read at {where}"
+    about = f"The parts sum to {found.total:z.4f}; {found.what} is {found.logit:z.4f}{read}."
     return {
         "layers": _table(found.by_layer()),
         "words": _table(replace(found, tokens=piece_names(found.tokens)).by_word()),

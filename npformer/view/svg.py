@@ -107,13 +107,16 @@ def _table(stops: Sequence[str]) -> np.ndarray:
     return np.array([ramp(tuple(stops), i / 255) for i in range(256)], np.uint8)
 
 
-def draw_effects(sheet: Sheet, effects: Effects, top: float, decimals: int) -> float:
-    """Draws a table of numbers on coloured cells, with column names at `top`. Returns the y of its lower edge."""
+def draw_effects(sheet: Sheet, effects: Effects, top: float, decimals: int, sign: int = 1) -> float:
+    """Draws a table of numbers on coloured cells, with column names at `top`. Returns the y of its lower edge.
+
+    sign: -1 gives negative numbers the colour of positive ones.
+    """
     left = max(text_width(row, 11) for row in effects.rows) + 10
     wide, high = 52.0, 20.0
     coloured = np.array([column not in effects.plain for column in effects.columns])
     limit = float(np.nanmax(np.abs(effects.values[:, coloured]), initial=0.0))
-    cells = signed_cells(effects.values, limit)
+    cells = signed_cells(sign * effects.values, limit)
     for place, column in enumerate(effects.columns):
         sheet.text(left + wide * place + wide - 4, top, column, "end", 11, MUTED)
     for number, (row, values) in enumerate(zip(effects.rows, effects.values, strict=True)):

@@ -130,11 +130,30 @@ def test_a_click_on_a_head_switches_it_off(page: Page, effects: HeadEffects) -> 
     assert page.text(".panel h2") == "With all heads"
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_head_for_the_answer_has_one_colour_in_the_table_its_bar_and_above_the_views(
+    page: Page, effects: HeadEffects, dark: bool
+) -> None:
+    """Orange is for the answer, which is less probable without the head; blue is against it."""
+    page.show(view.ablation(effects), dark=dark)
+    warm = """[...arguments[0]].map((node) => {
+        const [r, , b] = getComputedStyle(node).backgroundColor.match(/\\d+/g).map(Number);
+        return r > b })"""
+    cells = page.all(".grid .part:not(.zero)")
+    falls = [float(cell.text) < 0 for cell in cells]
+    assert set(falls) == {True, False}
+    assert page.js(f"return {warm}", cells) == falls
+    bars = page.js(f"return {warm}", page.all(".panel .bar i"))
+    assert bars == [number.startswith("-") for number in page.texts(".panel .parts output")]
+
+
 def test_a_change_of_the_answer_is_said(page: Page, effects: HeadEffects) -> None:
     first, second = (name for name, _ in effects.whole)
     turned = (((second, 0.75), (first, 0.25)), *effects.outcomes[0][1:])
     page.show(view.ablation(HeadEffects(first, 0.5, effects.attentions, effects.changes, (turned,) * 2, effects.whole)))
-    page.click(page.one("[data-at='0 0']"))
+    assert page.text(".about").endswith("It turns without layer 0, head 0 or without layer 1, head 0.")
+    assert [each.get_attribute("data-at") for each in page.all(".turns button")] == ["0 0", "1 0"]
+    page.click(page.one(".about button"))
     assert page.text(".verdict") == f"The answer changes to {second}."
     page.click(page.one("[data-at='0 1']"))
     assert page.text(".verdict") == f"The answer stays {first}."

@@ -83,7 +83,10 @@ def test_heads_that_differ_most_open_their_lines(live: Live, models: dict[str, A
 
 def test_without_anything_to_compare_the_tab_says_how(live: Live, models: dict[str, Any]) -> None:
     live.explore({"base": models["base"]}, TEXT, at="view=compare")
-    assert "Change the model or a word" in live.text(".compared")
+    assert "Type text B, change the model or a word" in live.text(".compared")
+    live.type(OTHER, "1 0")
+    assert answers(live, 1) == expected(models["base"], OTHER)
+    assert live.js("return document.activeElement.dataset.text") == "1 0"
 
 
 def test_a_cell_of_a_notebook_shows_the_page(live: Live, models: dict[str, Any], tmp_path: Any) -> None:

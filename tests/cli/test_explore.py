@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from npformer import Pair, load, view
 from npformer.cli.main import main
 from tests.support import tiny
 from tests.support.cli_runner import command
+from tests.support.explorer_client import Client, state
 from tests.support.service import Server
 
 STARTED = r"(http://127\.0\.0\.1:\d+/\S+/)\n"
@@ -41,6 +45,35 @@ def test_the_browser_opens_the_address(folder: Path, monkeypatch: pytest.MonkeyP
     assert main(["explore", "-m", str(folder), "-m", str(folder)]) == 0
     signal.signal(signal.SIGTERM, before)
     assert opened == [capsys.readouterr().out.strip()]
+
+
+def test_what_the_page_asks_for_first_is_computed_while_the_browser_loads_it(folder: Path) -> None:
+    with view.explore(load(folder), Pair("I love", "ice cream")) as explorer:
+        explorer.prepare()
+        parts = explorer._server.parts
+        kept = [name for _, name in parts._kept]
+        assert kept == ["answer", "heads"]
+        client = Client(explorer)
+        usual = {id(part) for part in parts._kept.values()}
+        assert client.parts(state(["I love", "ice cream"]), "answer", "heads")["answer"]["answer"]
+        assert {
+            id(part) for part in parts._kept.values()
+        } == usual  # the state of the page is the one that was computed
+
+
+def test_the_first_answer_imports_no_other_families(folder: Path) -> None:
+    """They would be a quarter of the time from the command to a usable page."""
+    program = (
+        "import sys, npformer\n"
+        f"with npformer.view.explore(npformer.load({str(folder)!r}), 'I love ice cream') as explorer:\n"
+        "    explorer.prepare()\n"
+        "    assert explorer._server.parts._kept\n"
+        "print([name for name in sys.modules if name.startswith('npformer.families.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "npformer.families.bert'" in done.stdout
+    assert "npformer.families.bloom" not in done.stdout
+    assert "npformer.families.deberta" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def test_a_long_text_is_refused_or_cut_quickly(client: Client) -> None:
 
 def test_a_stage_of_another_model_or_a_long_text_ends_in_the_limit_of_tokens(tmp_path: Any) -> None:
     parts = Parts({"m": npformer.load(tiny.folder(tmp_path / "model", "llama", "causal-lm", max_length=4096))})
-    assert "expected at most 512 tokens" in parts.part(read_state(state("a " * 1000)), "answer")["error"]
+    assert "shows at most 512: shorten it" in parts.part(read_state(state("a " * 1000)), "answer")["error"]
 
 
 def test_a_newer_state_replaces_older_ones_that_wait(model: Model) -> None:

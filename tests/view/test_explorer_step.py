@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from npformer.view.explorer.page_program import PageProgram, page_program
 from npformer.view.explorer.parts import Parts
 from npformer.view.explorer.recorder import first_lines, picture, record
 from npformer.view.explorer.state import read_state
-from npformer.view.explorer.step_part import stepped
+from npformer.view.explorer.step_part import page_answer, stepped
 from tests.support import tiny
 from tests.support.explorer_client import state
 
@@ -182,18 +183,54 @@ def test_a_change_of_another_statement_than_was_seen_is_refused(text: str) -> No
     ],
 )
 def test_a_changed_line_that_fails_says_where(to: str, message: str, parts: Parts, text: str) -> None:
-    found = parts.part(read_state(state(TEXT, edits=[changed(text, SCORES, to)])), "step")
-    assert "error" in found
-    with pytest.raises(NpformerError, match=message):
-        raise NpformerError(found["error"])
-    assert "view" in parts.part(read_state(state(TEXT)), "step")
+    found = refused(parts, text, changed(text, SCORES, to))
+    assert re.search(message, found["reason"])
+    assert found["to"] == to
+
+
+def refused(parts: Parts, text: str, change: dict[str, Any]) -> dict[str, str]:
+    """What the page says of a change that is refused. The page itself and its arrays are those without the change."""
+    asked = read_state(state(TEXT, edits=[change]))
+    view, usual = parts.part(asked, "step")["view"], parts.part(read_state(state(TEXT)), "step")["view"]
+    assert {name: view[name] for name in ("source", "steps", "outcomes", "before")} == {
+        name: usual[name] for name in ("source", "steps", "outcomes", "before")
+    }
+    assert parts.part(asked, "value:0") == parts.part(read_state(state(TEXT)), "value:0")
+    return view["refused"][change["line"]]
+
+
+@pytest.mark.parametrize("to", ["scores = q @@ k", "scores =", "scores = open('x')", "x y"])
+def test_a_refused_line_comes_with_the_page_and_the_reason(to: str, parts: Parts, text: str) -> None:
+    change = changed(text, SCORES, to)
+    assert refused(parts, text, change)["reason"].startswith(f"line {change['line']}: ")
+
+
+def test_other_changed_lines_run_beside_a_refused_one(parts: Parts, text: str) -> None:
+    """The check finds the wrong line among several; a line that fails in the run is the one that was changed last."""
+    good = changed(text, SCORES, "scores = q @ k.mT / q.shape[-1]")
+    alone = parts.part(read_state(state(TEXT, edits=[good])), "step")["view"]
+    for wrong in ("weights = masked_softmax(", "weights = masked_softmax(scores, mask) + np.ones(3)"):
+        bad = changed(text, "weights = masked_softmax(scores, mask)", wrong)
+        edits = [bad, good] if wrong.endswith("(") else [good, bad]
+        view = parts.part(read_state(state(TEXT, edits=edits)), "step")["view"]
+        assert list(view["refused"]) == [bad["line"]]
+        assert (view["outcomes"], view["before"]) == (alone["outcomes"], alone["before"])
+
+
+def test_a_state_as_python_has_the_changed_lines(parts: Parts, text: str, capsys: Any) -> None:
+    folder = str(parts.models[0].folder)
+    asked = read_state(state(TEXT, edits=[changed(text, SCORES, "scores = q @ k.mT / q.shape[-1]")]))
+    exec(Parts({folder: parts.models[0]}).part(asked, "python")["text"], {})
+    assert str(parts.stepped(asked).answer) in capsys.readouterr().out
+    with pytest.raises(NpformerError, match="never closed"):
+        page_answer(parts.models[0], TEXT, [ChangeLine(line_of(text, SCORES), SCORES, "scores = (")])
 
 
 @pytest.mark.slow
 def test_a_changed_line_without_an_end_is_stopped(parts: Parts, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_worker, "PATIENCE", 5)
-    found = parts.part(read_state(state(TEXT, edits=[changed(text, SCORES, "scores = 9**9**9 + q")])), "step")
-    assert "without an end" in found["error"]
+    found = refused(parts, text, changed(text, SCORES, "scores = 9**9**9 + q"))
+    assert "without an end" in found["reason"]
 
 
 def test_the_process_of_a_changed_page_can_write_no_file_and_its_output_is_no_pickle(tmp_path: Any) -> None:
@@ -211,5 +248,5 @@ def test_a_statement_of_several_lines_is_one_step() -> None:
 
 
 def test_a_long_text_is_not_stepped_through(parts: Parts) -> None:
-    with pytest.raises(NpformerError, match="expected at most 128 tokens, got 129"):
+    with pytest.raises(NpformerError, match="at most 128 tokens; this one has 129"):
         stepped(parts.models[0], list(range(129)), [])

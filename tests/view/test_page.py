@@ -191,6 +191,24 @@ def test_the_logit_view_prints_and_draws_its_parts() -> None:
     assert view.logit(found).html() == shown.html()
 
 
+@pytest.mark.parametrize("head", ["sequence-classification", "causal-lm"])
+def test_the_token_of_a_logit_is_said_once(head: str) -> None:
+    shown = view.logit(tiny.model("bert" if head.startswith("s") else "gpt2", head), TEXT)
+    assert shown._meta()["logits"][0]["about"].count("token") == 1
+
+
+def test_a_head_for_the_answer_is_orange_in_a_drawing() -> None:
+    """Its removal makes the answer less probable: the change is negative."""
+    found = head_effects(tiny.model(), TEXT)
+    assert found is not None
+    changes = np.full_like(found.changes, 0.25)
+    changes[0, 0] = -0.5
+    drawn = view.ablation(replace(found, changes=changes)).svg()
+    colours = re.findall(r'<rect[^>]*fill="#(..)..(..)"', drawn)
+    warm = [int(red, 16) > int(blue, 16) for red, blue in colours][-changes.size :]
+    assert warm == (changes < 0).ravel().tolist()
+
+
 def test_the_logit_view_of_hostile_tokens_is_only_text() -> None:
     found = logit_attribution(tiny.model(), TEXT)
     tokens = (*HOSTILE[: len(found.tokens) - 1], "w" * 300)[: len(found.tokens)]

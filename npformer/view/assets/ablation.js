@@ -17,7 +17,8 @@ function draw() {
   about.replaceChildren(
     "Click a head to switch it off. With all heads: ",
     el("bdi", {}, shown(meta.answer)),
-    ` ${percent(meta.before)}.`,
+    ` ${percent(meta.before)}. `,
+    ...turning(),
   );
   grid.replaceChildren(
     el(
@@ -36,15 +37,25 @@ function draw() {
   panel.replaceChildren(...comparison(), ...largest());
 }
 
+// The heads without which the answer is another one.
+const turns = ({ y, head }) => meta.outcomes[y][head][0][0] !== meta.answer;
+function turning() {
+  const found = cells.filter(turns);
+  const several = () => el("button", { type: "button", class: "part-name", onclick: () => page.open("change", {}) }, "Remove several");
+  if (!found.length) return ["No single head turns it. ", ...(page.has("change") ? [several(), "."] : [])];
+  const links = found.map((each) => el("button", { type: "button", class: "part-name", onclick: () => choose(each) }, nameOf(each)));
+  return ["It turns without ", ...links.flatMap((link, i) => (i ? [" or without ", link] : [link])), "."];
+}
+
 function cell(y, head, change) {
   if (change === null) return el("td", {});
-  const rgb = signedColour(change, limit);
+  const rgb = signedColour(-change, limit); // orange is for the answer, as above the views
   const text = Number(points(change)) === 0 ? "0" : points(change);
   const pressed = off?.y === y && off.head === head;
-  const label = `${nameOf({ y, head })}: ${text} percentage points without it`;
+  const label = `${nameOf({ y, head })}: ${text} percentage points without it${turns({ y, head }) ? ", and the answer turns" : ""}`;
   return el(
     "td",
-    { class: text === "0" ? "part zero" : "part", "--c": css(rgb), "--ink": ink(rgb) },
+    { class: `${text === "0" ? "part zero" : "part"}${turns({ y, head }) ? " turns" : ""}`, "--c": css(rgb), "--ink": ink(rgb) },
     el(
       "button",
       {
@@ -102,7 +113,7 @@ function outcome(name, before, after) {
 
 function largest() {
   const parts = cells.map((each) => ({ name: [nameOf(each)], value: 100 * each.change, go: () => choose(each) }));
-  return largestParts("Largest changes, in points", parts, 2);
+  return largestParts("Largest changes, in points", parts, 2, -1);
 }
 
 function choose(head) {

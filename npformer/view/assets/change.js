@@ -85,8 +85,20 @@ grid.addEventListener("click", (event) => {
   chosen = { edit, name };
   scaleTo(edit, factor ?? (factorOf(edit) === 1 ? 0 : 1));
   draw();
+  page.changed();
 });
 arrowsMove(grid);
+
+// The place of a head, as other tabs name it: the kind of attention in order of computation, the layer, the head.
+const kinds = [...new Set(meta.rows.map(({ attention }) => attention.replace(/\.\d+\./, ".")))];
+const isAt = (row, attention, layer) => {
+  const at = placeOf(headOf(row, 0));
+  return at.layer === String(layer) && at.attention === (Number(attention) || null);
+};
+function placeOf({ attention, head }) {
+  const layer = /\.(\d+)\./.exec(attention)[1];
+  return { attention: kinds.indexOf(attention.replace(/\.\d+\./, ".")) || null, layer, head: String(head) };
+}
 
 // ---- The slider --------------------------------------------------------------------------------------------------
 
@@ -145,8 +157,11 @@ return {
     ["← → ↑ ↓", "next head or layer; the slider scales the last one"],
     ["Enter", "remove a head, or put it back"],
   ],
-  read: () => ({}),
-  async apply() {
+  read: () => (chosen?.edit.kind === "head" ? placeOf(chosen.edit) : {}),
+  async apply({ attention, layer, head }) {
+    const row = meta.rows.find((each) => isAt(each, attention, layer));
+    const isHead = row && /^\d+$/.test(head ?? "") && Number(head) < row.heads;
+    if (isHead) chosen = { edit: headOf(row, Number(head)), name: `${row.title}, head ${head}` };
     draw();
   },
   renew(next) {

@@ -2,20 +2,12 @@
 
 const patches = el("table", { class: "grid patches" });
 const rowsHere = el("section", {}, el("h3", {}, "Text B"));
-const otherText = el("textarea", { rows: 1, spellcheck: "false", class: "explore-field", "aria-label": "Text B", "data-text": "1 0", placeholder: "A second text, for its rows and its direction" });
+const otherText = secondField();
 const otherProblem = el("p", { class: "problem" });
 const direction = { layer: null, slider: el("input", { type: "range", min: -4, max: 4, step: 0.25, "aria-label": "Times the direction from text A to text B" }), output: el("output", {}) };
 const directionHere = el("div", { class: "field" });
 const rowsOfOther = el("div", {}, el("p", { class: "about" }, "Click a cell to put the row of text B in the place of the row of text A."), scroller(patches), directionHere);
 rowsHere.append(otherText, otherProblem, rowsOfOther);
-
-const OF_OTHER = ["patch", "direction"]; // changes that read text B
-otherText.addEventListener("input", () => {
-  const [first] = live.state.texts;
-  const text = otherText.value;
-  if (text) return update({ texts: [first, [text]] }, TYPING);
-  return update({ texts: [first], edits: live.state.edits.filter(({ kind }) => !OF_OTHER.includes(kind)) }, TYPING);
-});
 
 function patchCell({ stage, title }, position, at) {
   const edit = { kind: "patch", stage, position };

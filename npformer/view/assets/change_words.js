@@ -52,7 +52,7 @@ function drawWords() {
     draw();
   });
   wordTools.replaceChildren(
-    el("span", {}, "Replace ", el("bdi", {}, shown(word)), " by"),
+    el("span", {}, "Replace \u201c", el("bdi", {}, shown(word)), "\u201d by"),
     entry,
     quiet("Replace", null, () => entry.value.trim() && change(entry.value.trim())),
     ...(meta.masks ? [quiet("Mask", "The model reads a mask token in its place", () => change(null))] : []),

@@ -1,6 +1,7 @@
 // Compare view: this state beside another one: the answers, the first stage that differs, the heads that differ most.
 
 let chosen = 0;
+const secondText = secondField();
 const here = el("div", { class: "compared" });
 const choiceHere = el("div", { class: "controls-row" });
 
@@ -58,7 +59,7 @@ function draw() {
   choiceHere.replaceChildren();
   if (!found.length) {
     here.replaceChildren(
-      el("p", { class: "about" }, "Change the model or a word, give a second text on the tab Change, or start with two models: npformer explore -m ONE -m TWO."),
+      el("p", { class: "about" }, "Type text B, change the model or a word on the tab Change, or start with two models: npformer explore -m ONE -m TWO."),
     );
     return;
   }
@@ -84,11 +85,16 @@ function toFirst() {
 themed.push(draw);
 return {
   controls: [choiceHere],
-  body: [here],
+  body: [secondText, here],
   keys: [["Enter", "show a stage, or the lines of a head"]],
   read: () => ({}),
   async apply() {
     draw();
     toFirst();
+  },
+  renew(next) {
+    meta = next;
+    if (document.activeElement !== secondText) secondText.value = live.state.texts[1]?.[0] ?? "";
+    draw();
   },
 };

@@ -9,14 +9,27 @@ const live = {
   coming: new Map(), // name -> the promise of a part that was asked for
   running: new AbortController(),
 };
-const TYPING = 150; // milliseconds after the last letter until the page follows
+const TYPING = 80; // milliseconds after the last letter until the page follows
+const SLOW = 300; // milliseconds until the page says that it computes
 
 // ---- Asking ------------------------------------------------------------------------------------------------------
+
+// Says that the page computes, after a time in which most answers come.
+const computing = el("p", { class: "computing", role: "status" });
+let open = 0; // requests without a reply
+let slow = 0;
+function count(by) {
+  open += by;
+  clearTimeout(slow);
+  if (!open) computing.replaceChildren();
+  else if (!computing.firstChild) slow = setTimeout(() => computing.replaceChildren("Computing\u2026"), SLOW);
+}
 
 // Sends a request for this state. Returns null if a newer state has come, or after an error, which is shown.
 async function post(route, more) {
   const { number, page, state } = live;
   const body = JSON.stringify({ page, number, state, ...more });
+  count(1);
   try {
     const headers = { "Content-Type": "application/json" };
     const reply = await fetch(route, { method: "POST", headers, body, signal: live.running.signal });
@@ -26,6 +39,8 @@ async function post(route, more) {
     drawChips(live.state.edits.map(({ kind }) => String(kind))); // one of them may be what the server refuses
   } catch (error) {
     if (number === live.number && error.name !== "AbortError") complain("The server has ended. Start it again, and open the address that it prints.");
+  } finally {
+    count(-1);
   }
   return null;
 }
@@ -61,7 +76,9 @@ function take(name, part) {
   if (name === "answer") {
     drawChips(part.changes);
     complain(part.error ?? "");
+    drawNotes(part.notes ?? []);
   }
+  if (name === "answer" && part.error) doc.answers[0] = null; // not that of another text
   if ((name === "answer" || name === "reasons") && !part.error)
     doc.answers[0] = part.answer && { ...part.answer, before: live.parts.get("answer").before };
 }
@@ -111,7 +128,10 @@ async function explain() {
   const { number } = live;
   const found = await load("reasons");
   if (number !== live.number) return;
-  if (found) fillAnswer(doc.answers[0]);
+  if (found) {
+    fillAnswer(doc.answers[0]);
+    shownView()?.explained?.();
+  }
   markHead(now.view === "heads" && shownView() ? shownView().read() : null);
   root.dataset.settled = String(live.number);
 }

@@ -7,6 +7,13 @@ function complain(message) {
   if (message) delete root.dataset.busy;
 }
 
+// What the page says about the texts, such as that one was cut.
+const notesHere = el("p", { class: "notice", role: "status", hidden: true });
+function drawNotes(notes) {
+  notesHere.textContent = notes.join(" ");
+  notesHere.hidden = !notes.length;
+}
+
 // ---- Fields ------------------------------------------------------------------------------------------------------
 
 const fields = el("div", { class: "texts" });
@@ -43,20 +50,51 @@ function field(index, part, label) {
   return area;
 }
 
-// The fields of the first text; a pair has two.
+// The fields of the first text; a pair has two, the second of which may be begun and ended here.
 function drawFields() {
   const [parts] = live.state.texts;
-  if (fields.children.length === parts.length) parts.forEach((text, i) => (fields.children[i].value = text));
-  else fields.replaceChildren(...parts.map((_, part) => field(0, part, parts.length > 1 ? `Text, part ${part + 1}` : "Text")));
+  const areas = [...fields.querySelectorAll("textarea")];
+  if (areas.length === parts.length) return parts.forEach((text, i) => (areas[i].value = text));
+  const isPair = parts.length > 1;
+  fields.replaceChildren(...parts.map((_, part) => field(0, part, isPair ? `Text, part ${part + 1}` : "Text")));
+  if (isPair) fields.append(quiet("One text", "Read the first text alone", () => setParts([parts[0]])));
+  else if (doc.live.pairs) fields.append(quiet("Add the second text of a pair", "The model reads both together, such as a premise and a hypothesis", () => setParts([parts[0], ""], 1)));
+}
+function setParts(parts, focus = 0) {
+  const edits = live.state.edits.filter(({ kind, part = 0 }) => kind !== "word" || part < parts.length);
+  update({ texts: [parts, ...live.state.texts.slice(1)], edits });
+  drawFields();
+  fields.querySelectorAll("textarea")[focus].focus();
+}
+
+// The field of text B, which is compared, or patched from; two tabs have it.
+function secondField() {
+  const area = el("textarea", { rows: 1, spellcheck: "false", class: "explore-field", "aria-label": "Text B", "data-text": "1 0", placeholder: "A second text, to compare, for its rows and for its direction" });
+  area.value = live.state.texts[1]?.[0] ?? "";
+  area.addEventListener("input", () => {
+    const [first] = live.state.texts;
+    if (area.value) return update({ texts: [first, [area.value]] }, TYPING);
+    return update({ texts: [first], edits: live.state.edits.filter(({ kind }) => kind !== "patch" && kind !== "direction") }, TYPING);
+  });
+  return area;
 }
 
 // ---- Chips -------------------------------------------------------------------------------------------------------
 
 const chips = el("ul", { class: "chips", "aria-label": "Changes", hidden: true });
 
+const pageOnly = el(
+  "p",
+  { class: "notice", hidden: true },
+  "A changed line is of the plain page alone; the answer below is the engine's. ",
+  el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "The page's answer"),
+);
+
 function drawChips(labels) {
   chips.hidden = !labels.length;
   const undo = (i) => update({ edits: live.state.edits.filter((_, at) => at !== i) });
+  const isLine = (i) => live.state.edits[i]?.kind === "line";
+  pageOnly.hidden = !labels.some((_, i) => isLine(i));
   chips.replaceChildren(
     ...labels.map((label, i) =>
       el(
@@ -66,6 +104,7 @@ function drawChips(labels) {
           "button",
           { type: "button", class: "change", "aria-label": `Undo: ${label}`, title: "Undo this change", onclick: () => undo(i) },
           el("bdi", {}, shown(label)),
+          isLine(i) ? el("small", {}, "page only") : null,
           el("span", { "aria-hidden": true }, "\u00d7"),
         ),
       ),
@@ -122,7 +161,7 @@ models.hidden = doc.live.models.length < 2;
 models.classList.add("texts-field");
 answerHere.before(models);
 title.replaceWith(fields);
-answerHere.before(problem, chips);
-document.body.append(programHere);
+answerHere.before(problem, notesHere, chips, pageOnly);
+document.body.append(programHere, computing);
 drawFields();
 load("answer", fromAddress().view).then(explain);

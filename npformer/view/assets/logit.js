@@ -67,7 +67,7 @@ async function draw() {
       ),
     ),
   );
-  panel.replaceChildren(...largestParts(by === "words" ? "Words that add most" : "Parts that add most", parts(table)));
+  panel.replaceChildren(...largestParts(by === "words" ? "Largest words" : "Largest parts", parts(table)));
 }
 
 // The largest parts: words with their sums, or otherwise the cells of the table.

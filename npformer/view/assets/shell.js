@@ -17,7 +17,11 @@ function viewOf(text, kind) {
     const first = themed.length;
     const make = meta.error ? missing : VIEWS[kind];
     const inside = make(meta, {
-      changed: () => key === `${now.text} ${now.view}` && note(false),
+      changed: () => {
+        if (key !== `${now.text} ${now.view}`) return;
+        share();
+        note(false);
+      },
       // Listens on the window while this view is shown, except for letters typed into a field.
       on: (type, act, options) => {
         const isHere = ({ target }) => key === `${now.text} ${now.view}` && !target.closest?.("textarea, input[type=text]");
@@ -80,6 +84,52 @@ function fromAddress() {
   return { text: at, view: about(at, view) ? view : doc.texts[at][0].kind, choices };
 }
 
+// ---- What is chosen in all views -----------------------------------------------------------------------------------
+
+// The attention, layer, head and token that were chosen last, in any view; `version` counts the choices.
+const place = { attention: null, layer: null, head: null, token: null, version: 0 };
+
+const single = (value) => (/^\d+$/.test(String(value ?? "")) ? String(value) : null);
+const placeIn = ({ attention, layer, head, from, at }) => ({
+  attention: single(attention),
+  layer: single(layer),
+  head: single(head),
+  token: single(from ?? at),
+});
+
+// Takes over what has changed in the view that is shown; a head is chosen with its layer.
+const SHARES = ["heads", "model", "neurons", "lens", "ablation", "change"];
+function share() {
+  const inside = shownView();
+  if (!SHARES.includes(now.view)) return;
+  const [before, after] = [inside.place ?? {}, placeIn(inside.read())];
+  const differs = (...names) => names.some((name) => (before[name] ?? null) !== after[name]);
+  const [isHead, isToken] = [differs("attention", "layer", "head"), differs("token")];
+  inside.place = after;
+  if (!isHead && !isToken) return;
+  const { token, ...head } = after;
+  Object.assign(place, isHead ? head : {}, isToken ? { token } : {});
+  place.version += 1;
+  inside.version = place.version;
+}
+
+// The selections with which a view shows what was chosen in another one; null for none.
+const ofHead = ({ attention, layer, head }) => (head === null ? {} : { attention: attention ?? undefined, layer, head });
+const ofLayer = ({ layer }) => (layer === null ? {} : { layer });
+const TAKES = {
+  heads: (at) => ({ ...ofLayer(at), ...ofHead(at), ...(at.token === null ? {} : { from: at.token }) }),
+  neurons: (at) => TAKES.heads(at),
+  lens: (at) => ({ ...ofLayer(at), ...(at.token === null ? {} : { at: at.token }) }),
+  ablation: ofHead,
+  change: ofHead,
+};
+function taken(view, inside, fresh) {
+  if (!TAKES[view] || !place.version || inside.version === place.version) return null;
+  inside.version = place.version;
+  const own = fresh ? {} : Object.fromEntries(chosen().map(([name, value]) => [name, String(value)]));
+  return { ...own, ...TAKES[view](place) };
+}
+
 // ---- Showing -----------------------------------------------------------------------------------------------------
 
 const title = el("h1", {});
@@ -111,12 +161,21 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   fillAnswer(doc.answers[text]);
   markTabs();
   chooser.lastChild.value = text;
-  controlsHere.replaceChildren(...inside.controls);
-  main.replaceChildren(...inside.body);
+  putIn(controlsHere, inside.controls);
+  putIn(main, inside.body);
   notes.replaceChildren(...meta.notes.flatMap((line) => [el("span", {}, line), " "]));
   keys.replaceChildren(...inside.keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]));
-  if (choices || fresh) await inside.apply(choices ?? {});
+  const wanted = choices ?? taken(view, inside, fresh);
+  if (wanted || fresh) await inside.apply(wanted ?? {});
+  if (choices && Object.values(placeIn(choices)).some(Boolean)) share();
+  inside.place = placeIn(inside.read());
   note(step);
+}
+
+// Puts nodes into an element, unless they are there: what is put in again forgets how far it was scrolled.
+function putIn(node, children) {
+  const same = node.childNodes.length === children.length && children.every((child, i) => child === node.childNodes[i]);
+  if (!same) node.replaceChildren(...children);
 }
 
 function markTabs() {

@@ -1,8 +1,8 @@
 // Step view: the model's page with a marker at the current line, and beside it what the line made (step_array.js).
+// step_edit.js changes a line, step_place.js finds lines and layers.
 
 let at = 0; // index of the current step
 let picked = null; // the name whose array is shown; else the first that the line made
-let editing = null; // the line that is being changed
 const trail = []; // steps from which a click on a name went away
 
 const code = el("ol", { class: "code", "aria-label": "The model's page" });
@@ -33,6 +33,7 @@ const moves = {
 
 function go(to, name = null) {
   if (to === null || to === undefined || !steps()[to]) return;
+  if (steps()[to][LINE] !== step()[LINE]) editing = null;
   at = to;
   picked = name;
   draw();
@@ -84,12 +85,24 @@ const lineParts = (text) =>
 
 const lineNode = (text, i) => el("li", { "data-line": i + 1 }, el("span", { class: "text" }, text || " "));
 
+// A click on a line goes to it; a second one changes it.
+code.addEventListener("click", ({ target, detail }) => {
+  const node = target.closest("li");
+  if (!node || detail > 1 || target.closest("button, textarea") || getSelection().toString()) return;
+  const to = nearest(startOf(Number(node.dataset.line)));
+  if (to === null) return say(`Line ${node.dataset.line} is not run for this text.`);
+  go(to);
+});
+code.addEventListener("dblclick", ({ target }) => !target.closest("button, textarea") && edit());
+
 function drawCode() {
-  if (code.shown !== meta.source) {
+  const source = meta.source.join("\n");
+  if (code.shown !== source) {
     code.replaceChildren(...meta.source.map(lineNode));
-    code.shown = meta.source;
+    code.shown = source;
     code.marked = [];
   }
+  code.querySelectorAll("li").forEach((node) => node.classList.toggle("refused", node.dataset.line in meta.refused));
   for (const node of code.marked) {
     node.classList.remove("on");
     node.removeAttribute("aria-current");
@@ -103,40 +116,9 @@ function drawCode() {
     node.replaceChildren(el("span", { class: "text" }, ...lineParts(meta.source[node.dataset.line - 1])));
   });
   const [top] = code.marked;
-  if (editing === first) top.replaceChildren(editor(first));
+  if (editing === first || first in meta.refused) top.replaceChildren(...editor(first));
   const edge = top.getBoundingClientRect().top - code.getBoundingClientRect().top + code.scrollTop;
   if (edge < code.scrollTop + 40 || edge > code.scrollTop + code.clientHeight - 80) code.scrollTop = edge - code.clientHeight / 3;
-}
-
-// ---- Changing a line ---------------------------------------------------------------------------------------------
-
-const lineEdit = (line) => live.state.edits.find((edit) => edit.kind === "line" && edit.line === line);
-
-function editor(line) {
-  const old = lineEdit(line)?.old ?? meta.changeable[line];
-  const entry = el("textarea", { class: "explore-field", rows: 1, spellcheck: "false", "aria-label": `Line ${line}` });
-  entry.value = lineEdit(line)?.to ?? old;
-  const close = () => {
-    editing = null;
-    draw();
-    code.focus();
-  };
-  entry.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") close();
-    if (event.key !== "Enter") return;
-    event.preventDefault();
-    const to = entry.value.trim();
-    close();
-    if (to === old) drop({ kind: "line", line });
-    else put({ kind: "line", line, old, to });
-  });
-  setTimeout(() => entry.focus());
-  return entry;
-}
-function edit() {
-  if (!(step()[LINE] in meta.changeable)) return;
-  editing = step()[LINE];
-  drawCode();
 }
 
 // ---- What the line made ------------------------------------------------------------------------------------------
@@ -172,6 +154,7 @@ function drawOutcomes() {
   const before = new Map(meta.before ?? []);
   const of = ([name, share]) => outcomeOf([name, share, `${fixed(100 * share, 2)}%`], before.get(name));
   outcomesHere.replaceChildren(
+    ...refusals(),
     ...(meta.outcomes ? [el("h3", {}, meta.before ? "The page's answer, before \u2192 after" : "The page's answer"), el("ol", { class: "outcomes" }, ...meta.outcomes.map(of))] : []),
   );
 }
@@ -187,6 +170,8 @@ const buttons = el(
   button("into", "\u2192 Into", "Into the function that the line calls (s)"),
   button("out", "\u2190 Out", "Out of this function (o)"),
   button("layer", "Next layer", "The next layer (l)"),
+  el("label", { class: "field" }, el("span", {}, "Layer"), layerHere),
+  headsHere,
   back,
   change,
 );
@@ -199,6 +184,10 @@ function draw() {
   counter.textContent = `${at + 1} of ${steps().length}`;
   back.hidden = !trail.length;
   change.disabled = !(step()[LINE] in meta.changeable);
+  live.place = placeOf(at);
+  say("");
+  drawHeads();
+  drawLayers();
   drawCode();
   drawPath();
   drawMade();
@@ -206,33 +195,38 @@ function draw() {
 }
 
 page.on("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target === slider) return;
-  const name = { n: "next", j: "next", s: "into", o: "out", p: "back", k: "back", l: "layer" }[event.key];
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, [role=radio]")) return;
+  const arrows = { ArrowDown: "next", ArrowUp: "back", ArrowRight: "into", ArrowLeft: "out" };
+  const name = { n: "next", j: "next", s: "into", o: "out", p: "back", k: "back", l: "layer", ...arrows }[event.key];
   if (name) move(name);
   else if (event.key === "e") edit();
   else return;
   event.preventDefault();
 });
 code.tabIndex = 0;
-code.addEventListener("dblclick", edit);
 
 return {
   controls: [el("div", { class: "controls-row" }, buttons, el("label", { class: "field" }, el("span", {}, "Step"), slider, counter))],
-  body: [el("div", { class: "split" }, code, el("div", { class: "side" }, path, made_, arrayHere, outcomesHere))],
+  body: [el("div", { class: "split" }, code, el("div", { class: "side" }, path, said, outcomesHere, made_, arrayHere))],
   keys: [
-    ["n p", "next, previous line"],
-    ["s o", "into a function, out of it"],
+    ["n ↓, p ↑", "next, previous line"],
+    ["s →, o ←", "into a function, out of it"],
     ["l", "next layer"],
-    ["e", "change the line"],
+    ["e", "change the line; Enter applies, Escape leaves"],
   ],
   read: () => ({ step: at || null }),
   async apply(choices) {
-    at = /^\d+$/.test(choices.step ?? "") ? Math.min(Number(choices.step), steps().length - 1) : 0;
+    const refused = Object.keys(meta.refused)[0];
+    if (/^\d+$/.test(choices.step ?? "")) at = Math.min(Number(choices.step), steps().length - 1);
+    else at = (refused && nearest(Number(refused))) ?? stepAt(live.place) ?? 0;
     draw();
   },
+  explained: drawHeads,
   renew(next) {
     meta = next;
+    at = stepAt(live.place) ?? 0;
     trail.length = 0;
+    if (!(editing in meta.refused)) editing = null;
     draw();
   },
 };

@@ -34,14 +34,23 @@ function drawArray(name, part) {
     again();
   };
   const choice = heads.length > 1 ? select("Head", heads.map((h, i) => [i, String(h)]), shownHead, chooseHead) : null; // prettier-ignore
-  const isLong = rows.length < part.counts[1] || columns.length < part.counts[2];
   arrayHere.replaceChildren(
     el("h3", {}, name, " ", el("code", {}, `(${part.shape.join(", ")}${part.shape.length === 1 ? "," : ""})`), " ", el("small", {}, part.dtype)),
-    el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite.", isLong ? ` Shown: ${rows.length} of ${part.counts[1]} rows, ${columns.length} of ${part.counts[2]} columns.` : ""),
+    el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite."),
     ...(choice ? [choice] : []),
     ...(part.shape.length ? [drawPicture(part)] : []),
     scroller(numbersOf(part)),
+    el("p", { class: "about" }, extent(part)),
   );
+}
+
+// How much of an array the picture and the table have, if that is not all.
+const TABLE = [24, 8]; // rows and columns
+function extent({ picked: [, rows, columns], counts }) {
+  const some = (r, c) => [[r, counts[1], "rows"], [c, counts[2], "columns"]].filter(([n, all]) => n < all).map(([n, all, what]) => `${n} of ${all} ${what}`).join(" and "); // prettier-ignore
+  const picture = some(rows.length, columns.length);
+  const table = some(Math.min(rows.length, TABLE[0]), Math.min(columns.length, TABLE[1]));
+  return [picture && `The picture has ${picture}. `, table && `The table has ${table}.`].join("");
 }
 
 const rangeOf = ({ range: [least, most, mean] }) => `From ${fixed(least)} to ${fixed(most)}, mean ${fixed(mean)}.`;
@@ -78,9 +87,12 @@ function columnText({ counts, picked }, c) {
   return tokens ? shown(tokens[picked[2][c]]) : String(picked[2][c]);
 }
 
+// Whether a row is of the token that was chosen on another tab.
+const isPlace = ({ counts, picked }, r) => tokensFor(counts[1]) === meta.tokens && String(picked[1][r]) === place.token;
+
 function numbersOf(part) {
   const [, rows, columns] = part.picked;
-  const some = columns.slice(0, 8);
+  const some = columns.slice(0, TABLE[1]);
   return el(
     "table",
     { class: "numbers" },
@@ -88,8 +100,8 @@ function numbersOf(part) {
     el(
       "tbody",
       {},
-      ...rows.slice(0, 24).map((_, r) =>
-        el("tr", {}, el("th", { scope: "row" }, ...rowName(part, r)), ...some.map((_, c) => el("td", {}, fixed(numberAt(part, r, c))))),
+      ...rows.slice(0, TABLE[0]).map((_, r) =>
+        el("tr", { class: isPlace(part, r) ? "on" : null }, el("th", { scope: "row" }, ...rowName(part, r)), ...some.map((_, c) => el("td", {}, fixed(numberAt(part, r, c))))),
       ),
     ),
   );

@@ -96,14 +96,15 @@ function scroller(...children) {
   return frame;
 }
 
-// The largest of signed parts as a list with bars: [{ name: nodes, value, go }], `go` for a click on the name.
-function largestParts(title, parts, decimals = 3) {
+// The largest of signed parts as a list with bars: [{ name: nodes, value, go }], `go` for a click on the name. With the
+// sign -1, a negative value has the colour of what is for the answer.
+function largestParts(title, parts, decimals = 3, sign = 1) {
   const most = 10;
   const size = ({ value }) => Math.abs(value);
   const sorted = parts.filter((part) => Number(fixed(part.value, decimals))).sort((a, b) => size(b) - size(a));
   const limit = size(sorted[0] ?? { value: 1 });
   const bar = (value) => {
-    const colour = css(signedColour(value, limit));
+    const colour = css(signedColour(sign * value, limit));
     return el("b", { class: value < 0 ? "bar against" : "bar", "--w": Math.abs(value) / limit, "--c": colour }, el("i", {}));
   };
   const listed = sorted.slice(0, most).map(({ name, value, go }) =>

@@ -1,11 +1,11 @@
-// Write view: the next words with bars that the sliders move, a click appends a word; or the beams of a translator.
+// Write view: the next tokens with bars that the sliders move, a click appends one; or the beams of a translator.
 
 const knobs = (live.knobs ??= { temperature: null, k: 0, p: 1, ahead: 0, written: [] }); // stay while one writes
 
 const bars = el("ol", { class: "bars" });
 const status = el("p", { class: "about" });
 
-// The shares of the words after temperature, top-k and top-p, and that of all others; null where a word is left out.
+// The shares of the tokens after temperature, top-k and top-p, and that of all others; null where a token is left out.
 function kept() {
   const step = knobs.temperature;
   const t = meta.temperatures[step];
@@ -42,14 +42,14 @@ function takeBack() {
   drawFields();
 }
 
-// A word by chance, with the shares that are shown; among those that are listed.
+// A token by chance, with the shares that are shown; among those that are listed.
 function sample() {
   const { words } = kept();
   let left = Math.random() * words.reduce((a, share) => a + (share ?? 0), 0);
   const i = words.findIndex((share) => share !== null && (left -= share) <= 0);
   append(Math.max(0, i));
 }
-function writeWords(count) {
+function writeTokens(count) {
   knobs.ahead = count - 1;
   sample();
 }
@@ -73,12 +73,12 @@ function drawKnobs() {
     knob("Temperature", { min: 0, max: meta.temperatures.length - 1, value: knobs.temperature }, () => meta.temperatures[knobs.temperature].toFixed(1), (v) => (knobs.temperature = v)),
     knob("Top-k", { min: 0, max: meta.words.length, value: knobs.k }, () => (knobs.k ? String(knobs.k) : "all"), (v) => (knobs.k = v)),
     knob("Top-p", { min: 0.05, max: 1, step: 0.05, value: knobs.p }, () => knobs.p.toFixed(2), (v) => (knobs.p = v)),
-    quiet("Write a word", "A word by chance, with the shares below", () => writeWords(1)),
-    quiet("Write 10", "Ten words by chance", () => writeWords(10)),
+    quiet("Write a token", "A token by chance, with the shares below: a word, or a piece of one", () => writeTokens(1)),
+    quiet("Write 10", "Ten tokens by chance", () => writeTokens(10)),
     backButton,
   ); // prettier-ignore
 }
-const backButton = quiet("Take back", "Take the last word back", takeBack);
+const backButton = quiet("Take back", "Take the last token back", takeBack);
 
 function draw() {
   const { words, others } = kept();
@@ -91,7 +91,7 @@ function draw() {
       el("output", {}, share === null ? "\u2013" : `${fixed(100 * share, 2)}%`),
     );
   const rows = meta.words.slice(0, 20).map((name, i) => bar(name, words[i], () => append(i)));
-  bars.replaceChildren(...rows, bar("other listed words", words.slice(20).reduce((a, share) => a + (share ?? 0), 0)), bar("all other tokens", others));
+  bars.replaceChildren(...rows, bar("other listed tokens", words.slice(20).reduce((a, share) => a + (share ?? 0), 0)), bar("all other tokens", others));
   const { tokens, token: bytes, what } = meta.cache;
   status.textContent = `Cache: ${tokens} tokens × ${digits(bytes / 1000)} kB (${what}) = ${digits((tokens * bytes) / 1000)} kB.`;
   backButton.hidden = !knobs.written.length;
@@ -110,7 +110,7 @@ function start() {
 return {
   controls: meta.beams ? [] : [knobsHere],
   body: meta.beams ? beamsOf(meta.beams) : [status, bars],
-  keys: meta.beams ? [] : [["Tab", "next slider or word"], ["Enter", "append the word"]],
+  keys: meta.beams ? [] : [["Tab", "next slider or token"], ["Enter", "append the token"]],
   read: () => ({}),
   async apply() {
     start();

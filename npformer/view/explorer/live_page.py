@@ -26,7 +26,7 @@ class LiveView(NamedTuple):
 VIEWS: tuple[Any, ...] = (
     HeadView, ModelView, NeuronView, StageView, AttributionView, LogitView, LensView, AblationView,
     LiveView("change", ("change_words", "change_rows", "change")),
-    LiveView("step", ("step_array", "step")),
+    LiveView("step", ("step_array", "step_place", "step_edit", "step")),
     LiveView("write", ("write_beams", "write")),
     LiveView("compare", ("compare",)),
 )  # fmt: skip
@@ -34,8 +34,11 @@ STYLES = ("explore.css",)
 SCRIPTS = ("explore.js", "explore_changes.js", "explore_text.js")
 
 
-def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], writes: bool) -> str:
-    """Makes the page. It begins with `texts`, unless its address has a state. writes: whether the model writes text."""
+def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], writes: bool, pairs: bool) -> str:
+    """Makes the page. It begins with `texts`, unless its address has a state.
+
+    writes: whether a model writes text. pairs: whether every model reads two texts together.
+    """
     shown = [view for view in VIEWS if writes or view.kind != "write"]
     views = [
         {"kind": view.kind, "heading": "", "title": "npformer", "subtitle": "", "notes": [], "arrays": None}
@@ -44,7 +47,7 @@ def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], writes: boo
     meta = {
         "texts": [views],
         "answers": [None],
-        "live": {"models": models, "state": {"texts": texts, "edits": [], "options": {}}},
+        "live": {"models": models, "pairs": pairs, "state": {"texts": texts, "edits": [], "options": {}}},
     }
     return page_of_views(
         "npformer explore", meta, shown, more_styles=STYLES, more_scripts=SCRIPTS, policy="; connect-src 'self'"

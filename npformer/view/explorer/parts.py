@@ -26,7 +26,8 @@ from npformer.view.document import View, described_view
 from npformer.view.explorer.change_part import change_view
 from npformer.view.explorer.compare_part import compare_view, comparison
 from npformer.view.explorer.program import program
-from npformer.view.explorer.state import TOKENS, State
+from npformer.view.explorer.reading import cut_note, read_given
+from npformer.view.explorer.state import State
 from npformer.view.explorer.step_part import Stepped, names_of, step_view, stepped, value_of
 from npformer.view.explorer.write_part import write_view
 from npformer.view.head_view import heads
@@ -80,19 +81,16 @@ class Parts:
         """Returns the model's reading of the first text, with all changes."""
         if state not in self._seen:
             with self.changed(state):
-                self._seen[state] = self._read(state, 0)
+                self._seen[state] = self._read(state)
             while len(self._seen) > SEEN:
                 self._seen.popitem(last=False)
         self._seen.move_to_end(state)
         return self._seen[state]
 
-    def _read(self, state: State, index: int, changed: bool = True) -> Seen:
+    def _read(self, state: State) -> Seen:
         model = self.models[state.model]
-        given = state.given(index, model, changed)
-        inputs = read_inputs(model, given).inputs[0]
-        count = sum(map(len, inputs)) if isinstance(inputs, tuple) else len(inputs)
-        if count > TOKENS:
-            raise NpformerError(f"text {'AB'[index]}: expected at most {TOKENS} tokens, got {count}")
+        given = state.given(0, model)
+        inputs = read_given(model, given)
         text = inputs if model.config.head == "translation" else given
         recorded, (answers,) = trace_and_answers(model, text)
         return Seen(text, recorded, outcome_of(model, inputs, answers))
@@ -133,8 +131,15 @@ class Parts:
         return {
             "answer": seen.answer and answer_meta(seen.answer, [heads(seen.trace)], words),
             "before": before and before.outcomes,
+            "notes": [each for each in self._cuts(state) if each],
             "tokens": piece_names(seen.trace.tokens),
         }
+
+    def _cuts(self, state: State) -> list[str]:
+        """Sentences about the texts that the model's maximum length has cut."""
+        model = self.models[state.model]
+        names = ("The text", "Text B")[: len(state.texts)]
+        return [cut_note(model, state.given(i, model), name) for i, name in enumerate(names)]
 
     def reasons(self, state: State, check: Callable[[], None]) -> Part:
         """The answer with the words and heads that count most for and against it."""
@@ -185,7 +190,8 @@ class Parts:
     def step(self, state: State, check: Callable[[], None]) -> Part:
         """The tab on which the model's page is run line by line."""
         seen, run = self.seen(state), self.stepped(state)
-        before = self.seen(state.without_stages()).answer if state.lines else None
+        is_changed = len(state.lines) > len(run.refused)
+        before = self.seen(state.without_stages()).answer if is_changed else None
         names = names_of(seen.trace.tokens), names_of(seen.trace.key_tokens)
         return {"view": step_view(run, before, *names, shown_text(state)), "arrays": {}}
 
@@ -253,7 +259,7 @@ def _checking(check: Callable[[], None] | None) -> Iterator[None]:
 
 def shown_text(state: State) -> str:
     """The first text as it was typed."""
-    return " / ".join(state.texts[0])
+    return " / ".join(filter(str.strip, state.texts[0]))
 
 
 def _stages(seen: Seen) -> View:

@@ -10,13 +10,20 @@ from npformer.view.explorer.state import State
 
 
 def program(state: State, name: str, model: Any) -> str:
-    """The lines of Python that compute what a page shows: the edits, a trace of the first text, and its answer."""
+    """The lines of Python that compute what a page shows.
+
+    They are the edits, a trace of the first text with its answer, and the answer of the plain page if it has changed
+    lines.
+    """
     calls = [text for change in state.changes if (text := change.program())]
     reads = [kind for change in state.changes for kind in [type(change)] if kind in (PatchRow, AddDirection)]
     lines = ["import npformer"]
     if calls:
         names = sorted({re.match(r"\w+", call)[0] for call in calls})  # type: ignore[index]
         lines.append(f"from npformer.interpret.edits import {', '.join(names)}")
+    if state.lines:
+        lines.append("from npformer.view.explorer.changes import ChangeLine")
+        lines.append("from npformer.view.explorer.step_part import page_answer")
     lines += ["", f"model = npformer.load({name!r})"]
     if AddDirection in reads:
         lines.append(f"first = npformer.trace(model, {_text(state.given(0, model, changed=False))})")
@@ -27,7 +34,18 @@ def program(state: State, name: str, model: Any) -> str:
         lines += ["edits = [", *(f"    {call}," for call in calls), "]", "with npformer.edit(*edits):", f"    {run}"]
     else:
         lines.append(run)
-    return "\n".join([*lines, _printed(model), ""])
+    return "\n".join([*lines, _printed(model), *_page(state, _text(state.given(0, model))), ""])
+
+
+def _page(state: State, text: str) -> list[str]:
+    """The lines that run the page with its changed lines, if there are any."""
+    if not state.lines:
+        return []
+    changed = [f"    ChangeLine({each.line}, {each.old!r}, {each.to!r})," for each in state.lines]
+    return [
+        "", "# The plain page with its changed lines; the engine above does not read them.",
+        "lines = [", *changed, "]", f"print(page_answer(model, {text}, lines))",
+    ]  # fmt: skip
 
 
 def _text(given: Any) -> str:

@@ -71,12 +71,12 @@ def explore(
     if type(port) is not int or not 0 <= port < 2**16:
         raise NpformerError(f"explore: port: expected a number from 0 to 65535, got {shown(port)}")
     try:
-        writes = any(each.config.head in ("causal-lm", "translation") for each in models.values())
-        page = live_page(list(models), [parts], writes)
+        writes = [each.config.head in ("causal-lm", "translation") for each in models.values()]
+        page = live_page(list(models), [parts], any(writes), not any(writes))
         server = ExplorerServer(Parts(models), page, port)
     except OSError as error:
         raise NpformerError(f"explore: port {port}: {error.strerror or error}; port=0 takes any free one") from None
-    explorer = Explorer(server)
+    explorer = Explorer(server, tuple(parts))
     if browser:
         webbrowser.open(explorer.url)
     return explorer
@@ -85,8 +85,8 @@ def explore(
 class Explorer:
     """See `explore`. The server of a page, which runs until `close` or the end of the process."""
 
-    def __init__(self, server: Any) -> None:
-        self._server = server
+    def __init__(self, server: Any, first: tuple[str, ...]) -> None:
+        self._server, self._first = server, first
         self._thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True, name="npformer explore")
         self._thread.start()
 
@@ -99,6 +99,13 @@ class Explorer:
     def computed(self) -> int:
         """The number of requests that were computed, without those that newer ones replaced."""
         return int(self._server.latest.computed)
+
+    def prepare(self) -> None:
+        """Computes what the page asks for first: the answer to its first text, and the first view."""
+        from npformer.view.explorer.state import State
+
+        parts, state = self._server.parts, State((self._first,))
+        self._server.latest.run("", 0, lambda check: [parts.part(state, name) for name in ("answer", "heads")])
 
     def wait(self) -> None:
         """Waits until the server is closed."""

@@ -11,7 +11,6 @@ from npformer.text.inputs import Pair
 from npformer.view.explorer.changes import ChangeLine, ChangeWord, StateChange, mask_token, read_change, words_changed
 
 CHARACTERS = 20_000  # of a text
-TOKENS = 512  # of a text, because every stage of the model is kept
 CHANGES = 200
 
 
@@ -28,14 +27,14 @@ class State:
     model: int = 0
 
     def given(self, index: int, model: Any, changed: bool = True) -> Any:
-        """A text as a model reads it, with its words changed; a Pair if there are two."""
+        """A text as a model reads it, with its words changed; a Pair if there are two and the second is not empty."""
         words = self.words if changed and index == 0 else ()
         mask = mask_token(model) if any(each.to is None for each in words) else ""
         parts = [
             words_changed(text, [each for each in words if each.part == part], mask)
             for part, text in enumerate(self.texts[index])
         ]
-        return parts[0] if len(parts) == 1 else Pair(*parts)
+        return Pair(*parts) if parts[1:] and parts[1].strip() else parts[0]
 
     @property
     def words(self) -> tuple[ChangeWord, ...]:

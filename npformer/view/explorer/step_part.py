@@ -13,8 +13,9 @@ from npformer.interpret.answer import ModelAnswer, outcome_of
 from npformer.text.words import piece_names
 from npformer.view.explorer.changes import ChangeLine
 from npformer.view.explorer.page_edit import changed_page, statements
-from npformer.view.explorer.page_program import page_program
+from npformer.view.explorer.page_program import PageProgram, page_program
 from npformer.view.explorer.page_worker import run_apart
+from npformer.view.explorer.reading import read_given
 from npformer.view.explorer.recorder import COLUMNS, ROWS, Recording, record
 from npformer.view.pack import pack_floats
 
@@ -25,30 +26,79 @@ NOTES = [
 ]
 
 
+class Refused(NamedTuple):
+    """A changed line that the page runs without, and the reason."""
+
+    line: int
+    to: str
+    reason: str
+
+
 class Stepped(NamedTuple):
-    """A run of the page: its text, the lines that can be changed, its recording and its answer."""
+    """A run of the page: its text, the lines that can be changed, its recording, its answer, and the refused lines."""
 
     text: str
     changeable: dict[int, str]
     recording: Recording
     answer: ModelAnswer | None
+    refused: list[Refused]
 
 
 def stepped(model: Any, inputs: Any, lines: list[ChangeLine]) -> Stepped:
-    """Runs the page of a model for one text, in a process of its own if lines are changed."""
+    """Runs the page of a model for one text, in a process of its own if lines are changed.
+
+    The page runs without the lines that are refused, so that it stays in sight with their reasons.
+    """
     count = sum(map(len, inputs)) if isinstance(inputs, tuple) else len(inputs)
     if count > TOKENS:
-        raise NpformerError(f"step: expected at most {TOKENS} tokens, got {count}")
+        raise NpformerError(
+            f"Step keeps every array of the page, and shows texts of at most {TOKENS} tokens; this one has {count}."
+        )
     program = page_program(model, inputs)
-    if lines:
-        text = changed_page(program.text, lines)
-        answers, recording = run_apart(program._replace(text=text))
-    else:
-        text = program.text
-        with single_blas_thread():  # small products; a second thread would mostly wait
-            answers, recording = record(program)
+    allowed, refused = _checked(program.text, lines)
+    while True:
+        text = changed_page(program.text, allowed)
+        try:
+            answers, recording = _run(program._replace(text=text), apart=bool(allowed))
+            break
+        except NpformerError as error:
+            if not allowed:
+                raise
+            *allowed, last = allowed  # the newest line is the one that failed
+            refused.append(Refused(last.line, last.to, str(error)))
     found = outcome_of(model, inputs, {name: np.asarray(each) for name, each in answers.items()})
-    return Stepped(text, statements(program.text), recording, found)
+    return Stepped(text, statements(program.text), recording, found, refused)
+
+
+def page_answer(model: Any, text: Any, lines: list[ChangeLine]) -> ModelAnswer | None:
+    """The answer of a model's page with changed lines, in a process with limits.
+
+    Raises NpformerError for a line that is refused, or a text that is too long.
+    """
+    run = stepped(model, read_given(model, text), lines)
+    if run.refused:
+        raise NpformerError(run.refused[0].reason)
+    return run.answer
+
+
+def _checked(text: str, lines: list[ChangeLine]) -> tuple[list[ChangeLine], list[Refused]]:
+    """The lines that may run, and the others with the reasons."""
+    allowed, refused = [], []
+    for each in lines:
+        try:
+            changed_page(text, [each])
+            allowed.append(each)
+        except NpformerError as error:
+            refused.append(Refused(each.line, each.to, str(error)))
+    return allowed, refused
+
+
+def _run(program: PageProgram, apart: bool) -> tuple[Any, Recording]:
+    """The answers of a page and the recording of its lines."""
+    if apart:
+        return run_apart(program)
+    with single_blas_thread():  # small products; a second thread would mostly wait
+        return record(program)
 
 
 def step_view(
@@ -62,6 +112,7 @@ def step_view(
         "loops": loops(run.text), "frames": recording.frames, "steps": recording.steps,
         "outcomes": run.answer and run.answer.outcomes, "before": before and before.outcomes,
         "tokens": tokens, "sources": sources,
+        "refused": {each.line: {"to": each.to, "reason": each.reason} for each in run.refused},
     }  # fmt: skip
 
 

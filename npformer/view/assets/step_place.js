@@ -1,0 +1,84 @@
+// Step view, places: the step of a line that is clicked, of a place in another run, and of the scores of a head.
+
+const said = el("p", { class: "about", role: "status" });
+const say = (text) => said.replaceChildren(text);
+
+// The first line of the statement to which a line belongs.
+const startOf = (line) => Object.keys(meta.changeable).map(Number).filter((first) => first <= line && endOf(first) >= line).at(-1) ?? line;
+
+// The step at a line: of this call if it has the line, else the next one, else the last before; null if it is not run.
+function nearest(line) {
+  const isHere = (s) => s[LINE] === line && s[FRAME] === step()[FRAME];
+  const isThere = (s) => s[LINE] === line;
+  return find(at - 1, 1, isHere) ?? find(at, -1, isHere) ?? find(at, 1, isThere) ?? find(at, -1, isThere);
+}
+
+// A place that other runs have too: the line by its function, and how often it was run before.
+const firstLine = (name) => meta.source.findIndex((text) => text.startsWith(`def ${name}(`));
+function placeOf(i) {
+  const line = steps()[i][LINE];
+  const name = frameOf(i)[0];
+  return { name, line: line - firstLine(name), before: steps().slice(0, i).filter((s) => s[LINE] === line).length };
+}
+function stepAt(place) {
+  if (!place || firstLine(place.name) < 0) return null;
+  const line = firstLine(place.name) + place.line;
+  const found = [...steps().keys()].filter((i) => steps()[i][LINE] === line);
+  return found[Math.min(place.before, found.length - 1)] ?? null;
+}
+
+// ---- The scores of a head ----------------------------------------------------------------------------------------
+
+// The steps at which layers begin; an encoder's come before a decoder's.
+const layerSteps = () => [...steps().keys()].filter((i) => meta.loops.includes(steps()[i][LINE]));
+
+// A choice of the layer, each by the function that runs it and its number.
+const layerHere = el("select", { "aria-label": "Layer", onchange: () => go(Number(layerHere.value)) });
+function drawLayers() {
+  const begins = layerSteps();
+  const several = new Set(begins.map((i) => frameOf(i)[0])).size > 1;
+  const counts = {};
+  const listed = begins.map((i) => {
+    const name = frameOf(i)[0];
+    counts[name] = (counts[name] ?? -1) + 1;
+    return el("option", { value: i }, `${several ? `${name} ` : ""}${counts[name]}`);
+  });
+  layerHere.replaceChildren(el("option", { value: "", disabled: true }, "\u2013"), ...listed);
+  layerHere.value = begins.filter((i) => i <= at).at(-1) ?? "";
+}
+
+// The first step that makes the weights of a layer's attention; `attention` is 1 for the second kind in a layer.
+function weightsOf({ attention, layer, head }) {
+  const begins = layerSteps();
+  const loops = [...new Set(begins.map((i) => steps()[i][LINE]))];
+  const kind = Number(attention ?? 0);
+  const own = begins.filter((i) => steps()[i][LINE] === loops[Math.min(kind, loops.length - 1)]);
+  const from = own[Number(layer)];
+  if (from === undefined) return null;
+  const end = begins.find((i) => i > from) ?? steps().length;
+  const found = [...steps().keys()].filter((i) => i >= from && i < end && "weights" in steps()[i][MADE] && typeof steps()[i][MADE].weights === "number");
+  const to = found[loops.length > 1 && kind === 2 ? 1 : 0] ?? null;
+  return to === null ? null : { to, head: Number(head) };
+}
+
+// Buttons that lead to the head on which the answer depends most, and to the head chosen on another tab.
+const headsHere = el("span", { class: "to-heads" });
+function drawHeads() {
+  const [decisive] = [...(doc.answers[0]?.heads ?? []).flat()].map(([head]) => head);
+  const chosen = place.layer !== null && place.head !== null ? place : null;
+  const listed = [
+    [decisive, "decides most", "The weights of the head whose removal changes the answer most"],
+    [chosen, "chosen", "The weights of the head that was chosen on another tab"],
+  ];
+  const same = chosen && decisive && String(decisive.layer) === chosen.layer && String(decisive.head) === chosen.head;
+  headsHere.replaceChildren(
+    ...listed.slice(0, same ? 1 : 2).flatMap(([head, what, title]) => {
+      const found = head && weightsOf(head);
+      const go_ = () => {
+        shownHead = found.head;
+        go(found.to, "weights");
+      };
+      return found ? [quiet(`Layer ${head.layer}, head ${head.head}: ${what}`, title, go_)] : [];
+    }),
+  );
+}

@@ -1,0 +1,48 @@
+"""Reads a text of a state as the model does, and says on the page if it is empty, too long, or cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npformer.common.errors import NpformerError
+from npformer.interpret.study_inputs import read_inputs
+from npformer.text.encoding import Encoder
+from npformer.text.tokenizer import longest_text
+
+TOKENS = 512  # of a text, because every stage of the model is kept
+EMPTY = "Type a text: there is nothing to read yet."
+
+
+def read_given(model: Any, given: Any) -> Any:
+    """The input of the model for a text or a Pair. Raises NpformerError with a sentence for the page."""
+    if not "".join([given] if isinstance(given, str) else given).strip():
+        raise NpformerError(EMPTY)
+    inputs = read_inputs(model, given).inputs[0]
+    if not _count(inputs):
+        raise NpformerError("The tokenizer makes no token of this text. Type something else.")
+    if _count(inputs) > TOKENS:
+        raise NpformerError(
+            f"The text has {_count(inputs):,} tokens, and this page shows at most {TOKENS}: shorten it."
+        )
+    return inputs
+
+
+def cut_note(model: Any, given: Any, name: str) -> str:
+    """A sentence about a text that the model's maximum length has cut; "" for a text that is read whole."""
+    if model.config.head == "translation" or not _may_be_cut(model, given):
+        return ""
+    (encoded,) = Encoder(model).read([given])
+    if not encoded.truncated:
+        return ""
+    kept = len(encoded.texts[0])
+    return f"{name} has {encoded.n_tokens:,} tokens, and the model reads {kept:,} of them: the rest is cut off."
+
+
+def _may_be_cut(model: Any, given: Any) -> bool:
+    """Whether a text may have more tokens than the model reads: at most one a byte, and special tokens."""
+    size = sum(len(each.encode(errors="replace")) for each in ([given] if isinstance(given, str) else given))
+    return size + 8 > longest_text(model.folder, model.config)
+
+
+def _count(inputs: Any) -> int:
+    return sum(map(len, inputs)) if isinstance(inputs, tuple) else len(inputs)
