@@ -44,8 +44,9 @@ class Program:
         in_place: Sequence[int] = (),
     ) -> None:
         self.inputs, self._caches, self.tried = list(inputs), recorder.caches, recorder.tried
-        kept = recorder.placed(dict(answers))
-        last = [place.memory for place in kept.values() if type(place) is Place]
+        places: list[Place] = []
+        kept = recorder.placed(dict(answers), places)
+        last = [place.memory for place in places]
         calls = without_copies(recorder.calls, recorder.sizes, [*last, *in_place])
         firsts, size = _layout(calls, last, [0 if i in in_place else each for i, each in enumerate(recorder.sizes)])
         memory = np.empty(size + ALIGNED, np.uint8)
@@ -55,7 +56,7 @@ class Program:
         self._moving = [
             (index, call)
             for index, call in enumerate(calls)
-            if any(place.memory in self._in_place for place in call.places())
+            if any(place.memory in self._in_place for place in call.places)
         ]
         moving = {index for index, _ in self._moving}
         bind = _Binder(self._memories)
@@ -107,7 +108,7 @@ def _layout(calls: Sequence[Call | InParts], answers: Sequence[int], sizes: Sequ
     last = [-1] * len(sizes)
     begun, ended = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     for index, call in enumerate(calls):
-        for place in call.places():
+        for place in call.places:
             if last[place.memory] < 0:
                 begun[index].append(place.memory)
             last[place.memory] = index

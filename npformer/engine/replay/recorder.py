@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,17 +24,15 @@ class Place(NamedTuple):
 class Call(NamedTuple):
     """function(*args, **kwargs, out=out), with a `Place` for each array of the pass.
 
-    Without `out`, the function overwrites one of its arguments, or raises `Changed`.
+    Without `out`, the function overwrites one of its arguments, or raises `Changed`. places: those that the call reads
+    or writes.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    out: tuple[Place, ...] = ()
-
-    def places(self) -> Iterator[Place]:
-        """The places that the call reads or writes."""
-        return _places_in((self.args, self.kwargs, self.out))
+    out: tuple[Place, ...]
+    places: Sequence[Place]
 
 
 class InParts(NamedTuple):
@@ -42,20 +40,10 @@ class InParts(NamedTuple):
 
     parts: list[list[Call]]
 
-    def places(self) -> Iterator[Place]:
+    @property
+    def places(self) -> Sequence[Place]:
         """The places that the parts read or write."""
-        return (place for part in self.parts for call in part for place in call.places())
-
-
-def _places_in(value: Any) -> Iterator[Place]:
-    kind = type(value)
-    if kind is Place:
-        yield value
-    elif kind in (tuple, list):
-        for each in value:
-            yield from _places_in(each)
-    elif kind is dict:
-        yield from _places_in(list(value.values()))
+        return [place for part in self.parts for call in part for place in call.places]
 
 
 def owner(array: np.ndarray) -> np.ndarray:
@@ -96,14 +84,16 @@ class Recorder:
         self.tried = False
         self.caches = CachesOfNow()
         self._noted: list[Any] = self.calls
-        self._numbers: dict[int, tuple[int, int, weakref.ref[np.ndarray]]] = {}  # by the identity of the owner
+        self._numbers: dict[int, tuple[int, weakref.ref[np.ndarray]]] = {}  # by the identity of the owner
         self._given: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     # --- what recorded arrays report ---
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any = {}, out: Sequence[np.ndarray] = ()) -> None:  # noqa: B006
         """Notes a call that was made."""
-        self._noted.append(Call(function, *map(self.placed, (tuple(args), dict(kwargs), tuple(out)))))
+        places: list[Place] = []
+        given, options, outs = [self.placed(each, places) for each in (tuple(args), dict(kwargs), tuple(out))]
+        self._noted.append(Call(function, given, options, outs, places))
 
     def made(self, function: Callable[..., Any], args: Any, kwargs: Any, out: bool) -> np.ndarray:
         """The new array function(*args, **kwargs), and notes the call. out: the function has a parameter `out`."""
@@ -127,8 +117,7 @@ class Recorder:
         """Registers memory that the pass made, and returns its array."""
         memory = owner(array)
         key = id(memory)
-        reference = weakref.ref(memory, lambda _: self._numbers.pop(key, None))
-        self._numbers[key] = len(self.sizes), address(memory), reference
+        self._numbers[key] = len(self.sizes), weakref.ref(memory, lambda _: self._numbers.pop(key, None))
         self.sizes.append(memory.nbytes)
         return array
 
@@ -137,19 +126,23 @@ class Recorder:
         self.new(array)
         return len(self.sizes) - 1
 
-    def placed(self, value: Any) -> Any:
-        """The value with a `Place` for each array in memory that the pass made."""
+    def placed(self, value: Any, places: list[Place]) -> Any:
+        """The value with a `Place` for each array in memory that the pass made. Adds them to `places`."""
         kind = type(value)
         if kind is np.ndarray:
             memory = owner(value)
-            if id(memory) not in self._numbers:
+            number, _ = self._numbers.get(id(memory), (None, None))
+            if number is None:
                 return value
-            number, first, _ = self._numbers[id(memory)]
-            return Place(number, address(value) - first, value.shape, value.dtype, value.strides)
+            whole = value.nbytes == memory.nbytes and min(value.strides, default=0) >= 0
+            offset = 0 if whole else address(value) - address(memory)
+            place = Place(number, offset, value.shape, value.dtype, value.strides)
+            places.append(place)
+            return place
         if kind is tuple or kind is list:
-            return kind([self.placed(each) for each in value])
+            return kind([self.placed(each, places) for each in value])
         if kind is dict:
-            return {name: self.placed(each) for name, each in value.items()}
+            return {name: self.placed(each, places) for name, each in value.items()}
         return value
 
     # --- what the runtime asks ---

@@ -13,7 +13,7 @@ from npformer.engine.runtime.recording import Changed
 if TYPE_CHECKING:
     from npformer.engine.replay.program import Program
 
-PASSES = 8  # before a program: making it takes as long as a few passes
+PASSES = 12  # before a program, because making and testing it takes about as long
 REPLAYS = 64  # of a first program that depends on trials; then it is made again, as another way may be faster now
 MOST_REPLAYS = 4096
 SHAPES = 512  # shapes whose passes are counted

@@ -24,7 +24,7 @@ def without_copies(calls: Sequence[Call | InParts], sizes: Sequence[int], kept: 
     uses = defaultdict[int, list[int]](list)
     views = defaultdict[int, set[Place]](set)
     for index, call in enumerate(calls):
-        for place in call.places():
+        for place in call.places:
             views[place.memory].add(place)
             if not uses[place.memory] or uses[place.memory][-1] != index:
                 uses[place.memory].append(index)
@@ -76,22 +76,21 @@ def _is_contiguous(place: Place) -> bool:
     return True
 
 
-def _moved(call: Call | InParts, moved: Mapping[int, tuple[Place, Place]]) -> Call | InParts:
+def _moved(call: Any, moved: Mapping[int, tuple[Place, Place]]) -> Any:
+    """The call with each place in moved memory where that memory is now."""
     if isinstance(call, InParts):
-        return InParts([[_placed(each, moved) for each in part] for part in call.parts])
-    found: Call = _placed(call, moved)
-    return found
+        return InParts([[_moved(each, moved) for each in part] for part in call.parts])
+    if not any(place.memory in moved for place in call.places):
+        return call
+    return Call(call.function, *[_placed(each, moved) for each in call[1:]])
 
 
 def _placed(value: Any, moved: Mapping[int, tuple[Place, Place]]) -> Any:
-    """The value with each place in moved memory where that memory is now."""
     kind = type(value)
     if kind is Place:
         while value.memory in moved:
             value = _there(value, *moved[value.memory])
         return value
-    if kind is Call:
-        return Call(value.function, *[_placed(each, moved) for each in value[1:]])
     if kind is tuple or kind is list:
         return kind([_placed(each, moved) for each in value])
     if kind is dict:
