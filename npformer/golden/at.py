@@ -67,8 +67,8 @@ class At:
     def __call__(self, name: str) -> np.ndarray:
         """Returns the earlier stage with this name from the same layer, or otherwise from the same stack or the model.
 
-        In a decoder's layer, "attention..." means cross-attention if cross-attention or the FFN reads it, and "input"
-        means the rows after self-attention if cross-attention reads it.
+        In a decoder layer, if the reader is cross-attention or the FFN, "attention..." names cross-attention. If the
+        reader is cross-attention, "input" names the rows after self-attention.
         """
         names = (self._here + self._led_to(name), self.stack + name, name)
         for read in (self._run.kept_array, self._run.given_array):

@@ -52,7 +52,7 @@ class Comparison:
     missing: list[str]  # stages of the golden file that the other program lacks
     golden: Golden  # the file, or the part of it with which the arrays were compared
     dtype: str = "float32"  # the precision that sets the budgets
-    evaluated: Comparison | None = None  # for a torch model that diverged in training mode: the comparison after eval()
+    evaluated: Comparison | None = None  # the comparison repeated after eval(), if a model in training mode diverged
     alternative: Comparison | None = None  # with the other right scale, if the same stage diverges first
 
     @property

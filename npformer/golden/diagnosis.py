@@ -57,7 +57,7 @@ def together(fits: list[Fit]) -> list[Fit]:
 
 
 def nearest(certain: list[tuple[Fit, Port]]) -> list[tuple[Fit, Port]]:
-    """Returns the causes that leave only a rounding difference, except those that leave far more than another cause."""
+    """Drops each cause that leaves more than a rounding difference and far more than the best cause does."""
     least = min((fit.budgets for fit, wrong in certain if wrong.dtype == "float32"), default=0.0)
     most = max(ROUNDED, FARTHER * least)
     return [(fit, wrong) for fit, wrong in certain if fit.budgets <= most or wrong.dtype != "float32"]

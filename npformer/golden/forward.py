@@ -117,7 +117,7 @@ class Run(Arrays):
 
     @cached_property
     def _whole(self) -> bool:
-        """Whether to run from the token ids: needed for all stages, or for rows of padding that only the port has."""
+        """Whether to run from the token ids: to compute every stage, or if the port has padding that the file lacks."""
         port = self.port
         texts, lengths = (*port.texts, *port.sources), (*port.lengths, *port.source_lengths)
         return not self.until or any(len(text) != length for text, length in zip(texts, lengths, strict=True))
@@ -172,7 +172,7 @@ class Run(Arrays):
             return array
         pieces = cut(array)
         unchanged = self._unchanged(name)
-        if self.noise is None and not self._has_rules(name):  # most stages: no loop over the ports' rules
+        if self.noise is None and not self._has_rules(name):  # fast path: most stages have no rules
             self.made.setdefault(name, []).extend(pieces)
             if not unchanged:
                 pieces = [self._replaced(name, i, piece) for i, piece in enumerate(pieces, first)]

@@ -67,7 +67,7 @@ class Port:
     stored: Mapping[str, np.ndarray] = field(default_factory=dict)  # the weights without any mistake
 
     def ruling(self, rules: Rules) -> Port:
-        """Returns the port with rules: pattern of stages -> change."""
+        """Returns a copy of the port with more rules, a dict from a stage pattern to a change."""
         return replace(self, rules=(*self.rules, *rules.items()), touched=self.touched | set(rules))
 
     def rereading(self, rules: Rules, *touched: str) -> Port:

@@ -219,7 +219,7 @@ def _moved(name: str, theirs: np.ndarray, own: np.ndarray, linear: bool, width: 
 
 
 def _moved_or_copied(order: np.ndarray) -> str:
-    """Returns the cause of this order of rows, columns or numbers: some are copies of others, or all are moved."""
+    """Returns the cause that an order of rows, columns or numbers indicates: some are copied, or all are permuted."""
     return "heads or columns missing" if len(set(order.tolist())) < len(order) else "in the wrong order"
 
 

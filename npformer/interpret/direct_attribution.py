@@ -177,8 +177,8 @@ def logit_attribution(
     position : int, optional
         For a head that computes a row for each token, the token whose logit is explained: by default the masked word,
         if there is one, and for causal-lm the last token, which precedes the predicted word. For a translation, the
-        token of the decoder's input before the word: by default the one before the least probable word, which is then
-        also the label.
+        decoder input token just before the word to explain. By default that word is the least probable one, and it is
+        also used as the label.
     against : str or int, optional
         A second label, whose logit is subtracted. If the model has two labels, the difference is the log-odds.
 

@@ -35,7 +35,7 @@ from npformer.model import Model
 
 METHODS = ("gradient", "integrated")
 STEPS = 50  # points of the integral
-MOST = 4_096  # default limit on the tokens of all points together, for a model like BERT-base: 20 s on two cores
+MOST = 4_096  # default limit on the total number of tokens over all points: about 20 s on two cores for BERT-base
 LEAST = 8
 TOKENS = 1024  # tokens per forward and backward pass; larger batches take more memory and are not faster
 FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # special tokens around a text, which a baseline keeps

@@ -122,7 +122,7 @@ def _positions(model: BaseModel, recorded: Trace, asked: Sequence[int] | None) -
     if asked is not None:
         found = [position_of(each, count, "logit_lens") for each in np.atleast_1d(np.asarray(asked)).tolist()]
         if not found:
-            raise NpformerError("logit_lens: positions: expected at least one token's number")
+            raise NpformerError("logit_lens: positions: expected at least one token index")
         return found
     if config.head != "masked-lm":
         return [count - 1] if config.head == "causal-lm" else list(range(count))

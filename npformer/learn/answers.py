@@ -38,7 +38,7 @@ class Outcome:
 
 
 def raised(error: BaseException) -> Outcome:
-    """Returns the result of a call that raised an exception."""
+    """Returns the result to report for a call that raised an exception."""
     try:
         message = str(error)[:MESSAGE]
     except Exception:  # the exception of a learner's file may have no message
@@ -154,7 +154,7 @@ def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outc
 
 
 def determined(function: Function, args: tuple[Any, ...]) -> bool:
-    """Returns whether rounding changes a program's answer by little, so that an answer near it is evidence."""
+    """Returns whether the answer is stable under rounding, so that a close match counts as evidence."""
     true = truth(function, args)
     values = dict(leaves(true.outcome.answer))
     return all(budget <= NEARLY * _largest(values[path]) + 2 * FACTOR * TINY for path, budget in true.budgets.items())

@@ -91,7 +91,7 @@ def _curl(path: str, request: Any) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[Row]) -> str:
-    """Returns a table. On a narrow screen, where it has no head, values and defaults show their column's name."""
+    """Returns a table. On a narrow screen it has no header row, so values and defaults show their column's name."""
     names = list(head)
     titles = "".join(f"<th>{name}" for name in names)
     marks = [f" class={name} title={name}" if name in ("values", "default") else "" for name in names]

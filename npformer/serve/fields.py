@@ -325,7 +325,7 @@ BOOLEAN = Kind({"type": "boolean"}, _boolean)
 
 
 def read_json(body: bytes | bytearray) -> Any:
-    """Parses a request's body. Raises Refusal for invalid JSON; the message has the place but no text."""
+    """Parses a request's body. Raises Refusal for invalid JSON, with a message that does not quote the body."""
     if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
         raise too_large(f"body: more than {MOST_PARTS} lists and objects")
     try:

@@ -195,8 +195,8 @@ def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[str, Any]:
     """Returns the name and Task of the model with this name, or of the first model that has the task.
 
-    Raises Refusal for an unknown name, or if the task is missing from the named model or, without a name, from every
-    model.
+    Raises Refusal if the name is unknown or the named model lacks the task, or, without a name, if no model has the
+    task.
     """
     some = candidates(models, name)
     for each in some:

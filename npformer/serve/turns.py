@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from npformer.engine.runtime.steps import Steps
 
 PIECE = 64  # tokens per core, in about twice the time of one short text; more are somewhat faster per token
-ALONE = 512  # tokens per core that a batch of a lone request has at most; more would not be faster
+ALONE = 512  # maximum tokens per core in a batch that serves a single request; larger batches are no faster
 LONG = 4  # a request with this many times the tokens of a PIECE is computed in steps too
 PATIENCE = 16  # batches of a lone request after which its pieces double
 JOBS = 8  # batches that are generated token by token at the same time; each holds its cached keys and values

@@ -34,7 +34,7 @@ FILE = "chat_template.jinja"
 ROLES = ("system", "query", "document")
 SECONDS, MEMORY = 20, 2**30  # maximum time for rendering, and maximum bytes of memory on Unix
 MOST = 2**20  # maximum characters of a template, and of the rendered texts
-JINJA2 = (3, 1, 6)  # templates can leave the sandbox of older versions (CVE-2025-27516)
+JINJA2 = (3, 1, 6)  # in older versions, templates can escape the sandbox (CVE-2025-27516)
 PACKAGES = ("jinja2", "markupsafe")  # which the process imports
 #: Variables of the environment that the process gets: Python may need them to start, and the date depends on TZ.
 KEPT = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "TZ")
@@ -157,7 +157,7 @@ def render(
 
 
 def start_ahead(count: int) -> None:
-    """Starts processes for later renderings until `count` of them wait.
+    """Starts processes for later renderings until `count` are idle.
 
     A rendering then takes less than half of the time. Each process still renders only once.
     """
@@ -174,7 +174,7 @@ def end_waiting() -> None:
 
 
 def _waiting_process() -> subprocess.Popen[str] | None:
-    """Returns a process that waits, or None. Drops processes that have ended."""
+    """Returns an idle process, or None if there is none. Drops processes that have ended."""
     with suppress(IndexError):
         while True:
             process = WAITING.popleft()
@@ -201,7 +201,7 @@ def _check_jinja2(where: str) -> None:
     found = _version("jinja2")
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < JINJA2:
         newer = (
-            f"jinja2 {'.'.join(map(str, JINJA2))} or newer, because templates can leave the sandbox of older versions"
+            f"jinja2 {'.'.join(map(str, JINJA2))} or newer, because templates can escape the sandbox of older versions"
         )
         raise lacks(f"{where}: a chat template", f"{newer}; got {found}", "chat")
 

@@ -44,7 +44,7 @@ CONTINUED = re.compile(rb'"##[^"]')  # a piece of WordPiece that continues a wor
 LONGER = 8  # maximum length of a normalized text, in multiples of the limit `characters`
 BLOCK = 1024  # characters that are normalized at once to measure their length
 AT_ONCE = 16_384  # characters that are tokenized in a few milliseconds
-LONGEST = 4096  # characters of the longest trial
+LONGEST = 4096  # length in characters of the longest trial text
 SECONDS = 0.1  # maximum CPU time of a trial, which usually takes 0.005 s
 TRIES = 3  # trials that must all take longer, because a virtual machine may count time in which it does not run
 

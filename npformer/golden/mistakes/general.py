@@ -80,7 +80,7 @@ def names_of(port: Port) -> list[str]:
 
 
 def said_of(found: Mapping[str, list[str]]) -> str:
-    """Describes which stage each stage really is, such as two exchanged stages or layers off by one."""
+    """Describes which stage each exported stage really holds, for example if the layers are off by one."""
     steps = {parted(stage)[1] - parted(names[0])[1] for stage, names in found.items()}
     pairs = [f"{stage} is {' or '.join(names[:2])}" for stage, names in found.items()]
     said = f"{', '.join(pairs[:4])}{', ...' if len(pairs) > 4 else ''}"

@@ -43,7 +43,7 @@ def is_single(port: Port) -> bool:
 
 
 def changing(port: Port, stage: str, rule: Rule) -> Port:
-    """Returns the port with a rule for a stage that it computes, or for a given stage's values where they are read."""
+    """Returns a copy of the port with a new rule: on the stage if the port computes it, or else on its readers."""
     if stage in port.span:
         return port.ruling({in_all_layers(stage): rule})
     return port.rereading({in_all_layers(stage): rule}, port.stage)

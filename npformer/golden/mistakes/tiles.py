@@ -30,7 +30,7 @@ Count = Callable[[int], int]  # number of inputs or columns -> how many of them 
 
 
 def _weights(at: At) -> tuple[np.ndarray, np.ndarray | None] | None:
-    """The weight and bias of a linear stage; None for another stage."""
+    """The weight and bias of a linear stage; None for any other stage."""
     group = at.name if at.weight(at.name) is not None else "head.output"
     weight = at.weight(group)
     return None if weight is None or weight.ndim != 2 else (weight, at.weight(group, "bias"))
@@ -190,7 +190,7 @@ RESCALED: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray | float,
 
 
 def online_softmax(port: Port) -> Ways:
-    """Context and sum of earlier tiles are not rescaled when a later tile has a larger maximum."""
+    """The context and the sum of earlier tiles are not rescaled when a later tile has a larger maximum."""
     for tile in _sizes(port) if _has(port, "attention.context") else ():
         for said, factors in RESCALED.items():
 

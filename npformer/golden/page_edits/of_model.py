@@ -83,7 +83,7 @@ def _run(config: Any, tree: Any, text: Any, module: ModuleType) -> None:
 
 
 def _own(bound: Any, module: ModuleType) -> partial[Any]:
-    """A function of `npformer.plain` as that of the module, with its functions as arguments."""
+    """Rebinds a call of a `npformer.plain` function to the module's functions, including functions as arguments."""
     given = {
         name: vars(module).get(value.__name__, value) if isinstance(value, FunctionType) else value
         for name, value in bound.keywords.items()

@@ -203,7 +203,7 @@ def _of_name(name: str, scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _wrapped(node: ast.expr, wrappers: list[ast.Call], scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """A call of the function around a value that it does not hold, such as rotated values."""
+    """Wraps a value in a call that the function makes elsewhere, such as a rotation of the values too."""
     if isinstance(node, ast.Name) and not is_float_array(scope.get(node.id, "")):
         return
     if not isinstance(node, ast.Call | ast.Name):

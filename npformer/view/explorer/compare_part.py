@@ -12,7 +12,7 @@ from npformer.interpret.traces import Trace
 from npformer.view.explorer.changes import place
 
 MOST = 12  # heads that are listed
-BUDGET = 1e-6  # the relative difference of two stages that rounding explains
+BUDGET = 1e-6  # the largest relative difference between two stages that rounding can explain
 
 
 def compare_view(found: list[dict[str, Any]], text: str) -> dict[str, Any]:

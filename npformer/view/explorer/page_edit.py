@@ -122,7 +122,7 @@ def _check(node: ast.AST, where: str, names: set[str], defined: set[str]) -> Non
         of = node.value.id if isinstance(node.value, ast.Name) else ""
         allowed = {"np": NUMPY, "math": MATH}.get(of, OF_ARRAYS)
         if node.attr not in allowed or not isinstance(node.ctx, ast.Load):
-            raise NpformerError(f"{where}: {shown(node.attr)}: expected an attribute of arrays or a function of NumPy")
+            raise NpformerError(f"{where}: {shown(node.attr)}: expected an array attribute or a NumPy function")
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
         raise NpformerError(f"{where}: expected an assignment to a variable, because arrays of others must not change")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Name | ast.Attribute):

@@ -79,6 +79,6 @@ def _argument(value: Any, text: str) -> Any:
 
 
 def _name(function: Any, text: str) -> str:
-    """The name of a function in the text, where two pages' functions of one name have the page before it."""
+    """The function's name in the text, prefixed with its page if two pages define the same name."""
     longer = f"{function.__module__.removeprefix(PACKAGE)}_{function.__name__}"
     return longer if re.search(rf"^def {longer}\(", text, re.M) else str(function.__name__)

@@ -95,7 +95,7 @@ class _Recorder:
         line = self.first.get(frame.f_lineno, frame.f_lineno)
         steps = self.recording.steps
         if last >= 0 and steps[last][1] == line and line != frame.f_lineno:
-            return  # a further line of one statement
+            return  # a continuation line of a statement
         ids = self._finish(frame)
         if len(steps) >= STEPS:
             raise TooLong

@@ -149,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
         request = self._request()
         names = request.get("parts")
         if not isinstance(names, list) or not 1 <= len(names) <= len(PARTS) or not all(map(_is_part, names)):
-            raise NpformerError(f"parts: expected names out of {', '.join(PARTS)}, got {shown(names)}")
+            raise NpformerError(f"parts: expected names from {', '.join(PARTS)}, got {shown(names)}")
         parts, state = self.server.parts, read_state(request.get("state"), len(self.server.parts.models))
 
         def work(check: Any) -> dict[str, Any]:

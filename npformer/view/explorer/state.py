@@ -55,7 +55,7 @@ class State:
         return replace(self, changes=())
 
     def of_model(self, model: int) -> State:
-        """The same texts and changed words in another model, which is not changed."""
+        """The same texts, with the same word changes, in another model without edits."""
         return replace(self, changes=self.words, model=model)
 
     def of_second(self) -> State:

@@ -128,7 +128,7 @@ def _half_of(columns: slice) -> Formula:
     return formula
 
 
-MOST_AHEAD = 16  # the longest prompt after which a restart of the positions at 0 is tried
+MOST_AHEAD = 16  # restarting the positions at 0 is tried only for prompts up to this length
 
 
 def _other_positions(port: Any) -> Ways:
