@@ -161,7 +161,7 @@ class At:
         return self._layers.attentions[max(self.layer, 0)].mechanisms
 
     def heads(self, name: str) -> np.ndarray:
-        """The heads of "query", "key" or "value" (H, T, K), repeated where several heads share one."""
+        """The heads of "query", "key" or "value" (H, T, K), with shared heads repeated."""
         return repeat_heads(self(f"attention.{name}_heads"), self.n_heads)
 
     @property

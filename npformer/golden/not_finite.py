@@ -40,7 +40,7 @@ def overflow(theirs: list[np.ndarray], scores: Mapping[str, list[np.ndarray]]) -
 
 
 def not_finite_rows(theirs: list[np.ndarray]) -> list[np.ndarray]:
-    """Which rows (of each head, if the stage has heads) have a number that is not finite."""
+    """Returns which rows (of each head, if the stage has heads) contain a number that is not finite."""
     return [~np.isfinite(array).all(-1) for array in theirs]
 
 

@@ -112,7 +112,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
 
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts another program's weights to (in, out). Square weights are taken to have the layout of the others."""
+    """Converts another program's weights to (in, out). Square weights are assumed to have the layout of the others."""
     ours, known = layout.flat_arrays(model.weights), parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
     equal = [

@@ -112,7 +112,7 @@ def permuted(port: Port) -> Ways:
 
 
 def head_width_in(port: Port) -> int:
-    """The width of a head's columns in the stage; 0 if its columns are not those of heads."""
+    """The number of columns of each head in the stage; 0 if the columns are not split into heads."""
     return port.d_head if parted(port.stage)[2].endswith((*QKV, "combined", "_rotated")) else 0
 
 

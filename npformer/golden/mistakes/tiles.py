@@ -131,7 +131,7 @@ def _columns_twice(port: Port) -> Ways:
 
 
 def _sizes(port: Port) -> list[int]:
-    """Numbers of keys in a tile that leave a part of some text to a second tile."""
+    """Tile sizes, in keys, for which some text needs a second tile."""
     longest = max(map(len, (*port.texts, *port.sources)))
     return [tile for tile in (1, 2, *TILES) if tile < longest]
 
@@ -304,7 +304,7 @@ def norms(port: Port) -> Ways:
 
 
 def _padded_norm(extra: int, mean: int, deviation: int) -> Rule:
-    """A norm over rows with padding lanes of 0. mean, deviation: 1 if the lanes are counted in what is divided by."""
+    """A norm over rows with padding lanes of 0. mean, deviation: 1 if the divisor counts the lanes."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         x = at.source

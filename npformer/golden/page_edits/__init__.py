@@ -1,4 +1,4 @@
-"""Causes that no list has: edits of a page's source that give another program's values of its first wrong stage.
+"""Causes beyond the known mistakes: edits of a page's source that give another program's first wrong stage.
 
 `operators`, `roundings`, `elsewhere`, `chunks` and `solved` make the edits. `stages` records a page's stages, and
 `instrumented` runs its calls again. `case` judges an edit, `fitting` searches, `causes` prints what fits, and

@@ -27,7 +27,7 @@ def standard(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def of_norms(rule: Rule) -> Rules:
-    """Rules for every norm: of rows, and of queries and keys, whose rows (T, H K) are (T, H, K) for a weight (K,)."""
+    """Rules for every norm. Norms of queries and keys with a weight (K,) read rows (T, H K) as (T, H, K)."""
     return {"*norm": rule, "*_normed": lambda y, at: np.reshape(rule(at.grouped.split(y), at.grouped), y.shape)}
 
 

@@ -154,7 +154,7 @@ def _other_positions(port: Any) -> Ways:
         yield f"from 0 again at token {n}, as in steps after a prompt", at_positions(restarted)
 
 
-#: Steps that a port computes in 16 bits -> whether these are positions, frequencies, angles, and cosines and sines.
+#: Steps that a port computes in 16 bits -> for (positions, frequencies, angles, cosines and sines), True if included.
 IN_HALF = {
     "positions": (True, False, False, False),
     "angles": (False, False, True, False),
