@@ -1,7 +1,7 @@
-"""Checks a changed line of a page: arithmetic with the page's own names and a list of NumPy's functions, nothing else.
+"""Checks a changed line of a page: only arithmetic with the page's own names and listed NumPy functions is allowed.
 
-The text is parsed, not searched: what is not listed here is refused. The worker (`page_worker.py`) runs the changed
-page in a process with limits all the same.
+The line is parsed, and any syntax or name that is not listed here is refused. In addition, the worker
+(`page_worker.py`) runs the changed page in a process with limits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NODES = (
 def changed_page(text: str, changes: Sequence[ChangeLine]) -> str:
     """The text with lines changed. Raises NpformerError for a line that is not arithmetic with the page's names.
 
-    A change names the first line of a statement, and replaces the whole statement by another one.
+    A change gives the first line of a statement, and replaces the whole statement with another one.
     """
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     for change in sorted(changes, key=lambda each: -each.line):
@@ -57,7 +57,7 @@ def changed_page(text: str, changes: Sequence[ChangeLine]) -> str:
 
 
 def statements(text: str) -> dict[int, str]:
-    """The statements of functions that can be changed, by their first line."""
+    """The changeable statements of the page's functions, by first line."""
     tree = ast.parse(text)
     found = {}
     for function in tree.body:

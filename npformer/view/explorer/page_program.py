@@ -13,7 +13,7 @@ from npformer.plain.source import contents, one_file
 
 
 class OfPage(NamedTuple):
-    """A function of the text, given as an argument: its name there."""
+    """The name of a function of the text that is passed as an argument."""
 
     name: str
 
@@ -58,7 +58,7 @@ def run_calls(program: PageProgram, namespace: Mapping[str, Any]) -> dict[str, A
 
 
 def brief(text: str) -> str:
-    """The text with the first line of each docstring, the formula, alone."""
+    """The text with each docstring reduced to its first line, the formula."""
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     documented: list[ast.Module | ast.FunctionDef] = [tree]
     documented += [each for each in tree.body if isinstance(each, ast.FunctionDef)]

@@ -1,7 +1,7 @@
 """Runs a changed page in a process of its own, with limits of time and memory.
 
 The parent writes the program as a pickle to the standard input of `python -m npformer.view.explorer.page_worker`. The
-process executes a text that a user has changed, so what it writes is read as JSON and plain numbers, never as a pickle.
+process executes a text that a user has changed, so its output is read as JSON and plain numbers, never as a pickle.
 """
 
 from __future__ import annotations

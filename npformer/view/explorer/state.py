@@ -16,7 +16,7 @@ CHANGES = 200
 
 @dataclass(frozen=True)
 class State:
-    """What a page shows. The first text is shown; a second one is compared, patched from, or the end of a direction.
+    """The state of a page. It shows the first text; a second one is for comparison, patching or a direction.
 
     texts: one or two texts, each a tuple of one text, or of two that a model reads together.
     changes: in the order in which they were made. model: index of the model that is shown.
@@ -38,12 +38,12 @@ class State:
 
     @property
     def words(self) -> tuple[ChangeWord, ...]:
-        """The changes of the first text's words."""
+        """The changes to words of the first text."""
         return tuple(each for each in self.changes if isinstance(each, ChangeWord))
 
     @property
     def lines(self) -> list[ChangeLine]:
-        """The changes of the page's lines."""
+        """The changes to lines of the page."""
         return [each for each in self.changes if isinstance(each, ChangeLine)]
 
     def without_stages(self) -> State:
