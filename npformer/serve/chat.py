@@ -131,7 +131,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
 
 
 def _nth(options: Any, i: int) -> Any:
-    """Returns the options of answer i. If the request gives a seed, each answer gets a different seed."""
+    """Returns the options of answer i. If the request has a seed, each answer gets a different seed."""
     seed = options.settings.get("seed")
     return options if seed is None else replace(options, settings={**options.settings, "seed": (seed + i) % 2**63})
 
