@@ -4,8 +4,8 @@ A right solution may add in a different order or compute in float64. The last bi
 amount that depends on the function. The right answer is therefore computed in float64, then in float32, and DRAWS
 times in float32 after the numbers in the arguments are changed at random by up to one unit in the last place. The
 budget is FACTOR times the largest difference from float64, plus FACTOR times EPS times the answer's largest number.
-tests/learn/test_exercises.py checks right solutions against it. Numbers that a seed changes are not tried beforehand
-and may be sensitive to rounding, so their budget is wider: they only show answers that are copied into a file.
+tests/learn/test_exercises.py checks right solutions against this budget. Numbers drawn with a seed are not tested
+beforehand and may be sensitive to rounding. Their budget is wider, because they only detect hard-coded answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.learn.exercise import seeded_by
 FACTOR = 8
 DRAWS = 4
 NEARLY = 1e-3  # with a seed, the budget is at least this fraction of the answer's largest number
-MESSAGE = 2000  # characters of an exception's message to keep
+MESSAGE = 2000  # maximum characters to keep of an exception's message
 EPS = float(np.finfo(np.float32).eps)
 TINY = float(np.finfo(np.float32).tiny)  # float32 stores smaller numbers less precisely
 
@@ -161,7 +161,7 @@ def determined(function: Function, args: tuple[Any, ...]) -> bool:
 
 
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:
-    """Returns the paths at which a program with a known mistake returns the learner's values."""
+    """Returns the paths of the values that a program with a known mistake shares with the learner's answer."""
     true, answer = truth(function, args), dict(leaves(outcome.answer))
     if true.outcome.raised:
         return set()
@@ -206,7 +206,7 @@ def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def in_form_of(answer: Any, right: Any) -> Any:
-    """Splits an array of the answer into a list if the right answer has a list or tuple there, such as a cache."""
+    """Splits an array of the answer into a list where the right answer has a list or tuple, such as a cache."""
     if isinstance(right, list | tuple):
         if isinstance(answer, np.ndarray) and answer.shape[:1] == (len(right),):
             answer = list(answer)
