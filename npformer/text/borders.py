@@ -23,9 +23,9 @@ class Borders:
 
     They are the spaces between words, and for BERT also the places between two punctuation marks or ideographs.
 
-    No normal form combines characters across a space, and every supported pre-tokenizer starts a new word there. The
-    model of the tokenizer reads one word at a time. Only an added token could cross a border, so added tokens are
-    checked too.
+    Unicode normalization never combines characters across a space, and every supported pre-tokenizer starts a new word
+    there. The model of the tokenizer reads one word at a time. Only an added token could cross a border, so added
+    tokens are checked too.
     """
 
     def __init__(self, tokenizer: Any) -> None:

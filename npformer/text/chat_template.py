@@ -1,7 +1,7 @@
 """Reads and renders the chat template in a folder. `PairTemplate` is a template for a query and a text, for rerankers.
 
 A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory. In
-case it leaves the sandbox, the process has no variables of the environment, no open files, and cannot open any.
+case the template escapes the sandbox, the process has an almost empty environment, no open files, and cannot open any.
 For pairs, the template is rendered in advance with placeholders, and `PairTemplate` inserts the texts of each pair.
 `chat.py` renders conversations.
 """
@@ -167,7 +167,7 @@ def start_ahead(count: int) -> None:
 
 
 def end_waiting() -> None:
-    """Ends the processes that wait."""
+    """Ends the idle processes."""
     while WAITING:
         with WAITING.pop() as process:
             process.kill()
@@ -195,7 +195,7 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _check_jinja2(where: str) -> None:
-    """Raises NpformerError if jinja2 is not installed, or is a version with a hole in its sandbox."""
+    """Raises NpformerError if jinja2 is not installed, or is a version that templates can escape from."""
     if find_spec("jinja2") is None:
         raise lacks(f"{where}: a chat template", "jinja2", "chat")
     found = _version("jinja2")
