@@ -16,11 +16,11 @@ where it was written:
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
 and the walk continues with r, down to the embeddings. Each part of a model implements its line as `pull`, next to its
-forward pass. In a decoder's layer (BART), cross-attention precedes the FFN and is split like attention; its heads
-include everything that the encoder adds. A convolution that is added to the first layer (DeBERTa) is split by the rows
-of the embeddings that it reads. In a post-norm layer (BERT), a norm follows each addition, so a layer's output goes
-through the norms of all later layers; in a pre-norm layer (GPT), only the last norm follows. Except for rounding,
-the parts add up to the logit.
+forward pass. In a decoder layer (BART), cross-attention precedes the FFN and is split like attention; its heads
+include everything that the encoder contributes. A convolution that is added to the first layer (DeBERTa) is split by
+the embedding rows that it reads. In a post-norm layer (BERT), a norm follows each addition, so a layer's output goes
+through the norms of all later layers. In a pre-norm layer (GPT), it goes only through the last norm. Except for
+rounding, the parts add up to the logit.
 
 Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", describes the decomposition; nostalgebraist,
 2020, "interpreting GPT: the logit lens", the lens.
@@ -81,8 +81,8 @@ class LogitAttribution:
     def words(self) -> np.ndarray:
         """The contribution of each token, without biases, (n_layers + 1, T): through the embeddings, then each layer.
 
-        The contribution of a layer's heads is split among the tokens that they read; that of its FFN counts for token
-        `position`. The tokens of a convolution count towards the first layer.
+        The contribution of a layer's heads is split among the tokens that they read. The contribution of its FFN counts
+        for token `position`. The tokens of a convolution count towards the first layer.
         """
         rows = np.concatenate([np.zeros((1, len(self.tokens))), self.heads.sum(axis=1)])
         rows[:, self.position] += [sum(self.embeddings.values()), *self.ffn]

@@ -25,8 +25,8 @@ class LogitLens:
     """The result of `logit_lens`: the largest logits after the embeddings and after each layer.
 
     `rows` names the embeddings and the layers. `tokens` and `positions` describe the tokens that were read. `numbers`,
-    `logits` and `probabilities` (rows, positions, most) describe the outputs with the largest logits, the largest
-    first.
+    `logits` and `probabilities` (rows, positions, most) describe the outputs with the largest logits, in descending
+    order.
     """
 
     rows: tuple[str, ...]
