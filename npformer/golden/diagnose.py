@@ -358,7 +358,7 @@ class _Case:
         return [name for name in near if name in self.given and name in self.everywhere(wrong)]
 
     def takes_back(self, wrong: Port, base: Port) -> bool:
-        """Returns whether the rules of a cause only undo those of an earlier cause, and change nothing on their own."""
+        """Returns whether a cause's rules only undo an earlier cause's rules, and change nothing on their own."""
         added, count = wrong.rules[len(base.rules) :], len(self.right.rules)
         if len(base.rules) == count or not added or wrong.rules[: len(base.rules)] != base.rules:
             return False

@@ -51,7 +51,7 @@ def where_not_finite(theirs: list[np.ndarray]) -> str:
 
 
 def scores_of(stage: str, made: Mapping[str, list[np.ndarray]], causal: bool) -> dict[str, list[np.ndarray]]:
-    """The correct scores of the stage's layer, without those of keys that a causal mask hides."""
+    """The correct scores of the stage's layer, without keys that a causal mask hides."""
     stack, layer, _ = parted(stage)
     found = {}
     for name, arrays in made.items():

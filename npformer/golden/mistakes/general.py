@@ -68,7 +68,7 @@ def other_stage(port: Port) -> Ways:
 
 
 def names_of(port: Port) -> list[str]:
-    """Returns the stages whose correct values match the port's stage far better than its own correct values do."""
+    """Returns the stages with correct values that match the port's stage far better than the stage's own values."""
     own = largest_error(port.theirs, port.truth[port.stage])
     return [
         name

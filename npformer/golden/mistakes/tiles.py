@@ -21,7 +21,7 @@ from npformer.golden.mistakes.rows import product_twice, wrong_rows
 from npformer.golden.port import Port, made_by
 
 TILES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
-ENDS = (1, 2, 4, 8, 16, 32, 64)  # inputs or columns of the last tile, besides the remainders of a width
+ENDS = (1, 2, 4, 8, 16, 32, 64)  # inputs or columns in the last tile, in addition to the remainders of a width
 LANES = (8, 16, 32, 64, 128, 256, 512, 1024)  # a row is padded to a multiple
 
 # --- products --------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def _padded_norm(extra: int, mean: int, deviation: int) -> Rule:
 
 
 def _short_norm(n: int, fewer: int) -> Rule:
-    """A norm whose sums leave out the last n columns, and are divided by D - fewer."""
+    """A norm with sums that omit the last n columns and are divided by D - fewer."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         x = at.source

@@ -102,7 +102,7 @@ class Case:
         frames = [each for each in found if each is not None]
         return frames if len(frames) == len(found) else None
 
-    # --- what an edit makes ---
+    # --- running an edit ---
 
     def outcome(self, places: Sequence[Place], frames: Sequence[Frame]) -> Outcome:
         """Runs the texts with edits, up to the first text that they do not fit."""

@@ -40,7 +40,7 @@ def _is_hidden_state(name: str) -> bool:
 
 
 def stacks(frame: Frame | None) -> dict[str, Any]:
-    """The lists of layers among the arguments of a call and of those above it, by name."""
+    """The lists of layers among the arguments of a call and of its callers, by name."""
     found: dict[str, Any] = {}
     while frame is not None:
         for name, value in frame.arguments.items():

@@ -29,7 +29,7 @@ PAIRED = 400  # pairs of edits to try: those with effects that add up best to th
 #: Kinds of edits that a port may make in some calls of a function and not in others.
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
 BASES = 16  # edits that are tried together with every other one
-LARGEST = 1 << 14  # numbers of a stage whose effects are added up
+LARGEST = 1 << 14  # maximum numbers in a stage for which effects of edits are added up
 
 
 def explain(
@@ -97,7 +97,7 @@ def first_wrong(
 
 
 Try = tuple[Place, list[Frame]]
-Effect = tuple[Place, list[Frame], np.ndarray]  # an edit, the calls to run again, and what it changes in a text
+Effect = tuple[Place, list[Frame], np.ndarray]  # an edit, the calls to run again, and the change in a text
 
 
 class _Search:
@@ -188,7 +188,7 @@ class _Search:
         for at in np.argsort(left, axis=None)[:PAIRED]:
             i, k = divmod(int(at), len(some))
             self._try_two(some[i], some[k])
-        for i in np.argsort(alone)[:BASES]:  # effects that do not add up, such as those of factors
+        for i in np.argsort(alone)[:BASES]:  # effects that do not add up, such as effects of factors
             for other in some:
                 if self.cut or any(cause.second for cause, _ in self.found):
                     return
@@ -212,7 +212,7 @@ class _Search:
                 kept.append((cause, made))
         return [cause for cause, _ in kept]
 
-    # --- what is shown ---
+    # --- the printed causes ---
 
     def _keep(self, places: Sequence[Place], outcome: Outcome) -> None:
         first, *others = (

@@ -46,8 +46,8 @@ REVERSED: dict[type[ast.cmpop], tuple[str, ...]] = {
 EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
 #: Bases of rotary frequencies.
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 160000.0, 1000.0)
-#: Columns in another order: halves and pairs exchanged, pairs for halves, reversed, those of the first head for all,
-#: and numbers read in another order without being moved.
+#: Wrong orders: columns with halves exchanged, pairs as halves, or halves as pairs; heads reversed, or the first head
+#: for all; and numbers transposed but read in the old shape.
 COLUMNS = (
     "np.concatenate(np.split({x}, 2, axis=-1)[::-1], axis=-1)",
     "np.concatenate([{x}[..., ::2], {x}[..., 1::2]], axis=-1)",

@@ -1,4 +1,4 @@
-"""Rules for the mistakes that ports make in norms of any kind: other formulas, in all norms or in those of one kind."""
+"""Rules for mistakes that ports make in norms of any kind: wrong formulas, in all norms or in norms of one kind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None
 
 
 def in_groups(formula: Callable[[np.ndarray, float], np.ndarray]) -> Callable[[Any], Ways]:
-    """Ways to normalize groups of a row's columns, such as those of each head, with a formula of x and eps."""
+    """Ways to normalize groups of a row's columns, such as each head's columns, with a formula of x and eps."""
 
     def ways(port: Any) -> Ways:
         for count in dict.fromkeys((port.n_heads, 2, 4, 8, 16)):
