@@ -77,7 +77,7 @@ class Answers:
 
 
 class Answer(StreamingResponse):  # type: ignore[misc, unused-ignore]
-    """A response whose bytes count until the client has read them.
+    """A response that counts its bytes as unread until the client has read them.
 
     content: the bytes, or an iterator over pieces, which holds `size` bytes until its end.
     """

@@ -110,7 +110,7 @@ def _role(role: str) -> str:
 
 
 def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
-    """Returns the task's options, overridden by those of a request."""
+    """Returns the task's options, overridden by the request's options."""
     temperature = given["temperature"]
     settings = {name: given[name] for name in ("top_p", "top_k", "repetition_penalty", "seed", *MORE_LIMITS)}
     length = "max_tokens" if given["max_completion_tokens"] is None else "max_completion_tokens"

@@ -222,7 +222,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 class Supervisor:
-    """Starts workers, replaces those that die, and passes signals on."""
+    """Starts workers, replaces workers that die, and passes signals on."""
 
     def __init__(self, settings: ServerSettings, listening: socket.socket) -> None:
         self.listening = listening
