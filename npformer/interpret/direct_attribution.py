@@ -1,6 +1,6 @@
 """Direct logit attribution: a logit as the sum of parts from embeddings, heads, feed-forward networks and biases.
 
-The head of a model reads one row of the last layer, that of token p. This row is the sum of everything that the
+The head of a model reads one row of the last layer, the row of token p. This row is the sum of everything that the
 embeddings and each layer's attention and FFN have written to it. Everything after such an addition is linear in it once
 three things are held at their values on this text: the mean and the standard deviation of each layer norm, and the
 factor act(h) / h in the head's activation. A logit w . f + b is therefore pulled back, step by step, to the places

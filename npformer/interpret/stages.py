@@ -248,7 +248,7 @@ HINTS = {
         "a block reads the stage before it: blocks.*.hook_resid_pre or blocks.*.hook_resid_mid, or their norm",
     ),
 }
-#: More TransformerLens hooks: those of HookedTransformer, and second names of an array.
+#: More TransformerLens hooks: HookedTransformer's own hooks, and second names of an array.
 _HOOKS = {
     "hook_embed": "embeddings.token",
     "hook_pos_embed": "embeddings.position",
