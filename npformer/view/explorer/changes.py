@@ -23,9 +23,9 @@ from npformer.interpret.traces import Trace
 Edits = dict[str, StageChange]
 Traces = Callable[[int], Trace]  # the index of a text -> the trace of the unchanged model
 STAGE = re.compile(r"[a-z_]+(\.[a-z_]+|\.\d+){0,8}")
-LARGEST = 100.0  # factor
+LARGEST = 100.0  # maximum factor
 TIMES = "\N{MULTIPLICATION SIGN}"
-LONGEST = 200  # characters of a word
+LONGEST = 200  # maximum characters of a word
 
 
 @dataclass(frozen=True)

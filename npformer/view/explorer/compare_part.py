@@ -11,7 +11,7 @@ from npformer.interpret.answer import ModelAnswer
 from npformer.interpret.traces import Trace
 from npformer.view.explorer.changes import place
 
-MOST = 12  # heads that are listed
+MOST = 12  # maximum number of heads to list
 BUDGET = 1e-6  # the largest relative difference between two stages that rounding can explain
 
 

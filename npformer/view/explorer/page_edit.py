@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 from npformer.view.explorer.changes import ChangeLine
 
 words = str.split
-LONGEST = 400  # characters of a statement
+LONGEST = 400  # maximum characters of a statement
 NUMPY = frozenset(
     words(
         "abs add arange argmax argsort array broadcast_to ceil clip concatenate cos cosh cumsum diag divide dot "

@@ -9,7 +9,7 @@ from npformer.interpret.study_inputs import read_inputs
 from npformer.text.encoding import Encoder
 from npformer.text.tokenizer import longest_text
 
-TOKENS = 512  # of a text, because every stage of the model is kept
+TOKENS = 512  # maximum tokens of a text, because every stage of the model is kept
 EMPTY = "Type a text: there is nothing to read yet."
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from npformer.view.explorer.page_program import PageProgram, run_calls
 
 FILE = "<page>"
-STEPS = 50_000  # lines of a run
+STEPS = 50_000  # maximum lines of a run
 HEADS, ROWS, COLUMNS = 32, 64, 64  # maximum numbers to keep of each array
 #: Built-in names of Python that the text may not use.
 WITHOUT = ("breakpoint", "compile", "eval", "exec", "input", "open")

@@ -27,9 +27,9 @@ from npformer.view.explorer.parts import PARTS, Parts
 from npformer.view.explorer.state import read_state
 
 HOST = "127.0.0.1"
-BODY = 200_000  # bytes of a request
-CONNECTIONS = 32  # at once; a browser opens at most 6
-SECONDS = 30  # until an idle connection is closed
+BODY = 200_000  # maximum bytes of a request
+CONNECTIONS = 32  # maximum open connections; a browser opens at most 6
+SECONDS = 30  # idle time after which a connection is closed
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",  # the address has the token

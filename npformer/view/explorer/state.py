@@ -10,7 +10,7 @@ from npformer.common.errors import NpformerError
 from npformer.text.inputs import Pair
 from npformer.view.explorer.changes import ChangeLine, ChangeWord, StateChange, mask_token, read_change, words_changed
 
-CHARACTERS = 20_000  # of a text
+CHARACTERS = 20_000  # maximum length of a text
 CHANGES = 200
 
 

@@ -19,7 +19,7 @@ from npformer.view.explorer.reading import read_given
 from npformer.view.explorer.recorder import COLUMNS, ROWS, Recording, record
 from npformer.view.pack import pack_floats
 
-TOKENS = 128  # of a text, because every array of the page is kept while it runs
+TOKENS = 128  # maximum tokens of a text, because every array of the page is kept while it runs
 NOTES = [
     "The page reads the words as they are changed; changes of heads, blocks and rows are the engine's alone.",
     f"Large arrays are shown with evenly spaced rows and columns, at most {ROWS} and {COLUMNS}.",
