@@ -196,7 +196,7 @@ def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def check_storage(arrays: Mapping[str, Array | NarrowWeight]) -> None:
-    """Checks that arrays have in total at most as many bytes as the files and arrays of which they are views.
+    """Checks that the arrays' total size does not exceed that of the files and arrays that they view.
 
     Otherwise a file of a few bytes could describe many large arrays, with strides of 0 or overlapping bytes. An array
     that occurs several times, even transposed, counts once.

@@ -26,7 +26,7 @@ _AXES = {("log_softmax", "x"): 1, ("cross_entropy", "logits"): 1}
 
 
 def scalar(value: Any) -> Any:
-    """Converts NumPy's form of one number to Python's, which does not widen float32. Returns other values unchanged."""
+    """Converts a NumPy scalar to a Python number, which does not promote float32 arrays. Keeps other values."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
 
 

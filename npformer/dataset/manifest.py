@@ -123,7 +123,7 @@ def _encoded(line: dict[str, Any]) -> bytes:
 
 
 def _fixed(header: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a header that must not change, with the input files by name."""
+    """Returns the part of a header that must not change, with the input files in a dict by name."""
     files = {each["name"]: each for each in header["input"]}
     return {name: value for name, value in header.items() if name not in LOOSE} | {"input": files}
 

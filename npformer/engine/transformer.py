@@ -77,8 +77,8 @@ def backward(
 ) -> dict[str, Any]:
     """Backward of `forward`: the gradients, in a tree with the structure of `weights`, tables as `SparseRows`.
 
-    grads: the gradients of the answers by name. stages: the recording of the forward pass. If the token table is also
-    the projection to the vocabulary, "head" has the gradient of the projection, and "embeddings" that of the lookup.
+    grads: the gradients of the answers by name. stages: the recording of the forward pass. If the token table is tied
+    to the output projection, the projection's gradient is under "head" and the lookup's is under "embeddings".
     """
     if parts.decoder:
         return reread_backward(grads, stages, weights, parts, batch)
@@ -168,9 +168,8 @@ def transformer_backward(
 ) -> dict[str, Any]:
     """Backward of `transformer`: the gradients, in a tree with the structure of `weights`, tables as `SparseRows`.
 
-    grads: the gradient of the logits. stages: the recording of the forward pass. If a token table is also the
-    projection to the vocabulary, "head" has the gradient of the projection, and the stack of the table has that of the
-    lookup.
+    grads: the gradient of the logits. stages: the recording of the forward pass. If a token table is tied to the output
+    projection, the projection's gradient is under "head" and the lookup's is under the stack that owns the table.
     """
     x = last_decoded(stages, parts)
     grad, _, tree = parts.head.backward(grads, stages, x, x, weights)

@@ -67,8 +67,8 @@ class At:
     def __call__(self, name: str) -> np.ndarray:
         """Returns the earlier stage with this name from the same layer, or otherwise from the same stack or the model.
 
-        In a decoder's layer, "attention..." means cross-attention if cross-attention or the FFN reads it, and "input"
-        means the rows after self-attention if cross-attention reads it.
+        In a decoder layer, if the reader is cross-attention or the FFN, "attention..." names cross-attention. If the
+        reader is cross-attention, "input" names the rows after self-attention.
         """
         names = (self._here + self._led_to(name), self.stack + name, name)
         for read in (self._run.kept_array, self._run.given_array):
@@ -161,7 +161,7 @@ class At:
         return self._layers.attentions[max(self.layer, 0)].mechanisms
 
     def heads(self, name: str) -> np.ndarray:
-        """The heads of "query", "key" or "value" (H, T, K), repeated where several heads share one."""
+        """The heads of "query", "key" or "value" (H, T, K), with shared heads repeated."""
         return repeat_heads(self(f"attention.{name}_heads"), self.n_heads)
 
     @property

@@ -56,7 +56,7 @@ def largest_error(arrays: list[np.ndarray], truth: list[np.ndarray]) -> float:
 
 
 def in_float64(model: Model | Seq2Seq) -> Model | Seq2Seq:
-    """Returns the same model with weights in float64; its stages are the truth."""
+    """Returns the same model with weights in float64; its stages serve as the reference."""
     flat = {name: array.astype(np.float64) for name, array in layout.flatten(dict(model.weights)).items()}
     return type(model)(model.config, layout.unflatten(flat), model.folder, model.threads, model.same_bits, model.limits)
 

@@ -52,8 +52,8 @@ class Comparison:
     missing: list[str]  # stages of the golden file that the other program lacks
     golden: Golden  # the file, or the part of it with which the arrays were compared
     dtype: str = "float32"  # the precision that sets the budgets
-    evaluated: Comparison | None = None  # for a torch model that diverged in training mode: the comparison after eval()
-    alternative: Comparison | None = None  # with the other right scale, if the same stage diverges first
+    evaluated: Comparison | None = None  # the comparison repeated after eval(), if a model in training mode diverged
+    alternative: Comparison | None = None  # with the other correct scale, if the same stage diverges first
 
     @property
     def first(self) -> StageError | None:
@@ -66,7 +66,7 @@ class Comparison:
 
     @property
     def unanswered(self) -> list[str]:
-        """The model's final stages that were compared neither as logits nor as probabilities, if any stage was."""
+        """The final stages missing from the comparison, also as probabilities; [] if no stage was compared."""
         compared = {row.stage for row in self.rows}
         absent = [name for name in self.golden.answers if name in self.missing] if self.rows else []
         return [name for name in absent if name.replace("logits", "probabilities") not in compared]
@@ -81,7 +81,7 @@ class Comparison:
         return self.ok and not self.unanswered
 
     def is_only_layout(self, row: StageError) -> bool:
-        """Returns whether a stage that cannot be read is right, because a stage computed from it is right."""
+        """Returns whether an unreadable stage must be correct, because a stage computed from it is correct."""
         config = self.golden.config
         after = made_from(parents(config, parameters(config)), row.stage)
         return any(each.stage in after and not each.diverges for each in self.rows)
@@ -207,7 +207,7 @@ def _compare(
 
 
 def _place(comparison: Comparison) -> int:
-    """The place of the first stage that diverges in the order of the stages."""
+    """The index, in firing order, of the first stage that diverges; the number of stages if none does."""
     order = list(comparison.golden.stages)
     return order.index(comparison.first.stage) if comparison.first else len(order)
 
@@ -215,7 +215,7 @@ def _place(comparison: Comparison) -> int:
 def _of_either_scale(
     golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None, dtype: str | None
 ) -> Comparison:
-    """Compares with sqrt(d_model) rounded as the checkpoint says, or not rounded if that agrees further."""
+    """Compares with sqrt(d_model) rounded as the checkpoint says, or unrounded if more stages then agree."""
     comparison = _of_either_padding(golden, arrays, names, dtype)
     other = None if comparison.ok else golden.with_unrounded_scale
     if other is None:
@@ -231,9 +231,9 @@ def _of_either_scale(
 def _of_either_padding(
     golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None, dtype: str | None
 ) -> Comparison:
-    """Compares texts padded on the right, or on the left if the embeddings are right there.
+    """Compares texts as padded on the right, or on the left if that makes the embeddings correct.
 
-    Padding on the left is a mistake if it shifts the positions; `diagnose` names it from texts padded on the right.
+    Left padding that shifts the positions is a mistake, which `diagnose` finds in texts read as padded on the right.
     """
     comparison = _compared(golden, read(golden, arrays, names), dtype)
     if comparison.ok or not has_padding(golden, comparison.theirs):

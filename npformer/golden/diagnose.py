@@ -163,7 +163,7 @@ class _Case:
         )  # fmt: skip
 
     def untransposed(self) -> Theirs:
-        """Returns the other program's arrays; scores and weights transposed after an earlier fault are turned back."""
+        """Returns the other program's arrays, with scores and weights transposed back even after an earlier fault."""
         theirs, stages = self.comparison.theirs, maps(self.golden, self.comparison.theirs)
         if not any(row.diverges and row.stage in stages for row in self.comparison.rows):
             return theirs
@@ -236,7 +236,7 @@ class _Case:
             return None
         of = parents(self.right.config, self.right.weights)
         if all(set(of.get(stage, ())) & set(names) for stage, names in found.items()):
-            return None  # every stage has the values of one of its parents: the names are correct, a step was left out
+            return None  # each stage equals one of its parents, so a step was left out, and the names are correct
         first = diverging[0]
         each, certain = self.explain(first, self.right)
         others = [fit for fit, port in certain if all(self.explained(name, [port]) for name in self.given)]
@@ -259,7 +259,7 @@ class _Case:
         return False
 
     def lacks(self, base: Port, stage: str) -> bool:
-        """Returns whether a model with the causes found so far has no such stage, such as one of another mechanism."""
+        """Returns whether the model with the causes found so far lacks a stage, for example of another mechanism."""
         return stage not in (self.everywhere(base) or [stage])
 
     def everywhere(self, base: Port, seed: int | None = None) -> dict[str, list[np.ndarray]]:
@@ -342,8 +342,8 @@ class _Case:
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
         """Returns the other stages that a cause must explain: the rest of the block, or all layers for a head.
 
-        If the cause has a rule for the stage itself, these are only the stage's children and the single stages that the
-        cause's other rules change.
+        If the cause has a rule for the stage itself, these are only the stage's children, and stages of a single layer
+        that the cause's other rules change.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
@@ -358,7 +358,7 @@ class _Case:
         return [name for name in near if name in self.given and name in self.everywhere(wrong)]
 
     def takes_back(self, wrong: Port, base: Port) -> bool:
-        """Returns whether the rules of a cause only undo those of an earlier cause, and change nothing on their own."""
+        """Returns whether a cause's rules only undo an earlier cause's rules, and change nothing on their own."""
         added, count = wrong.rules[len(base.rules) :], len(self.right.rules)
         if len(base.rules) == count or not added or wrong.rules[: len(base.rules)] != base.rules:
             return False
@@ -421,7 +421,7 @@ class _Case:
             )
             if certain or explained >= EXPLAINED:
                 found.append((Fit(mistake, way, distance / allowed, explained, certain), wrong))
-        order = {id(each[4]): i for i, each in enumerate(tried)}  # of two that fit, the commoner comes first
+        order = {id(each[4]): i for i, each in enumerate(tried)}  # of equal fits, the more common is first
         return sorted(found, key=lambda each: (max(each[0].budgets, ROUNDED), order[id(each[1])]))
 
     def looked_at(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -444,6 +444,6 @@ class _Case:
         return cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs, port)
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
-        """Returns the error budget of a stage with a mistake, whose values may be larger than the correct ones."""
+        """Returns the error budget of a stage with a mistake; its values may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)

@@ -57,7 +57,7 @@ def together(fits: list[Fit]) -> list[Fit]:
 
 
 def nearest(certain: list[tuple[Fit, Port]]) -> list[tuple[Fit, Port]]:
-    """Returns the causes that leave only a rounding difference, except those that leave far more than another cause."""
+    """Drops each cause that leaves more than a rounding difference and far more than the best cause does."""
     least = min((fit.budgets for fit, wrong in certain if wrong.dtype == "float32"), default=0.0)
     most = max(ROUNDED, FARTHER * least)
     return [(fit, wrong) for fit, wrong in certain if fit.budgets <= most or wrong.dtype != "float32"]
@@ -99,18 +99,18 @@ class Diagnosis:
 
     @cached_property
     def edits(self) -> Causes | None:
-        """The edits of the model's page that give the port's values, searched for when first read; None without any."""
+        """The edits of the model's page that give the port's values, or None. Searched for on first access."""
         found = self.search() if self.search else None
         return found if found and found.stage == self.stage else None
 
     def searching(self, model: Any, golden: Golden, port: Port) -> Diagnosis:
-        """Returns the diagnosis of the first stage with the search for edits; a known mistake needs only the best."""
+        """Returns the diagnosis with its search for edits, which stops at the first fit if a mistake is certain."""
         if self.weights or self.lies_earlier or not self.stage:
             return self
         alone = not any(fit.certain for fit in self.fits)
 
         def search() -> Causes:
-            from npformer.golden.page_edits import edits_of_model  # the pages, which a comparison alone does not need
+            from npformer.golden.page_edits import edits_of_model  # a comparison alone needs no pages
 
             return edits_of_model(model, golden.inputs, port.given, port.budgets, self.stage, all_of_them=alone)
 
@@ -173,7 +173,7 @@ class Diagnosis:
 
 
 def _shortened(names: tuple[str, ...]) -> str:
-    """Lists stages, at most eight, spread evenly over them."""
+    """Lists at most eight of the stages, spread evenly."""
     places = sorted({round(i * (len(names) - 1) / 7) for i in range(8)}) if len(names) > 8 else range(len(names))
     return ", ".join(names[i] for i in places)
 

@@ -42,7 +42,7 @@ class Golden:
     sources: list[Text] = field(default_factory=list)  # for a translation model, whose `texts` are the decoder's input
     source_tokens: list[list[str]] = field(default_factory=list)
     #: The truth without rounding sqrt(d_model) to the checkpoint's dtype; {} if that changes nothing. Transformers
-    #: rounds it if it runs in that dtype, and does not if it runs in float32: both are right.
+    #: rounds it if it runs in that dtype, but not if it runs in float32, so both are correct.
     unrounded: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
 
     @property

@@ -117,7 +117,7 @@ class Run(Arrays):
 
     @cached_property
     def _whole(self) -> bool:
-        """Whether to run from the token ids: needed for all stages, or for rows of padding that only the port has."""
+        """Whether to run from the token ids: to compute every stage, or if the port has padding that the file lacks."""
         port = self.port
         texts, lengths = (*port.texts, *port.sources), (*port.lengths, *port.source_lengths)
         return not self.until or any(len(text) != length for text, length in zip(texts, lengths, strict=True))
@@ -172,7 +172,7 @@ class Run(Arrays):
             return array
         pieces = cut(array)
         unchanged = self._unchanged(name)
-        if self.noise is None and not self._has_rules(name):  # most stages: no loop over the ports' rules
+        if self.noise is None and not self._has_rules(name):  # fast path: most stages have no rules
             self.made.setdefault(name, []).extend(pieces)
             if not unchanged:
                 pieces = [self._replaced(name, i, piece) for i, piece in enumerate(pieces, first)]
@@ -197,7 +197,7 @@ class Run(Arrays):
         return self.noise is None and name not in self.given and not self._has_rules(name)
 
     def _untouched(self, name: str) -> bool:
-        """Whether a stage is neither changed nor requested, as is true of most stages in most runs."""
+        """Whether a stage is neither changed nor requested, which holds for most stages in most runs."""
         if self.until in ("", name) or name in self._embedded or name in self._after:
             return False
         return self._unchanged(name)
@@ -241,7 +241,7 @@ class Run(Arrays):
         return made.astype(array.dtype, copy=False)
 
     def _kept(self, name: str, row: int, made: np.ndarray) -> np.ndarray:
-        """The array that later stages read: the other program's, changed by the rules on what they read."""
+        """The array that later stages read: the other program's array, changed by the rules for readers."""
         made = self._replaced(name, row, made)
         self.kept[name, row] = made = self._ruled(name, row, made, self.ports[row % len(self.ports)].reads)
         return made

@@ -1,4 +1,4 @@
-"""Splits fused layers of another program, query, key and value or gate and up: weights, biases and outputs."""
+"""Splits the weights, biases and outputs of another program's fused layers: query, key and value, or gate and up."""
 
 from __future__ import annotations
 

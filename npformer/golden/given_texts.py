@@ -16,7 +16,7 @@ Names = Mapping[str, str] | None
 
 
 def choices(golden: Golden, arrays: Mapping[str, Any], names: Names) -> list[tuple[int, ...]]:
-    """Returns the numbers of the texts that the arrays belong to, in each possible way.
+    """Returns each possible choice of the texts that the arrays belong to, as numbers of texts.
 
     Raises NpformerError if no array is recognized, or the arrays belong to other token ids.
     """
@@ -48,7 +48,7 @@ def _alone(golden: Golden, arrays: Mapping[str, Any], names: Names) -> list[tupl
 
 
 def renumbered(arrays: Mapping[str, Any], texts: tuple[int, ...]) -> dict[str, Any]:
-    """Returns the arrays with the numbers of texts in their names replaced by their places among `texts`."""
+    """Renames arrays i/STAGE: the number of a text becomes its index in `texts`."""
     named = {name: (*numbered(name), array) for name, array in by_text(arrays).items()}
     return {
         f"{texts.index(number)}/{rest}" if number in texts else name: array

@@ -1,6 +1,6 @@
 """`Mistake`: a mistake that ports make in a part of a model. `mistakes/` has all of them.
 
-`golden.diagnose` makes each mistake in the model and compares the resulting values with those of the port.
+`golden.diagnose` makes each mistake in the model and compares the resulting values with the port's values.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Theirs:
     stages: dict[str, list[np.ndarray]] = field(default_factory=dict)  # one array for each text, without padding
     weights: dict[str, np.ndarray] = field(default_factory=dict)  # by flat name, unchanged
     problems: dict[str, str] = field(default_factory=dict)  # stages that cannot be compared -> the reason
-    other_tokens: set[str] = field(default_factory=set)  # stages with problems in which the numbers of tokens differ
+    other_tokens: set[str] = field(default_factory=set)  # stages with problems because the numbers of tokens differ
     unused: list[str] = field(default_factory=list)  # names that match no stage of the golden file
     notes: list[str] = field(default_factory=list)  # layouts that were read, in words
     widths: list[int] = field(default_factory=list)  # tokens of each text, with the padding of the widest array
@@ -112,8 +112,8 @@ def numbered(name: str) -> tuple[int, str]:
 def stage_names(golden: Golden, arrays: Iterable[str] = ()) -> dict[str, str]:
     """Returns each known name of a stage in the golden file -> the stage, for a program with arrays of these names.
 
-    "pooler" is a stage and, in BERT, a module that outputs the stage "pooled". It means the module if other names are
-    those of modules.
+    "pooler" is a stage and, in BERT, a module that outputs the stage "pooled". It is read as the module if other names
+    are module paths.
     """
     config = golden.config
     modules = _module_names(golden)
@@ -235,7 +235,7 @@ def per_text(
 
 
 def _batch(name: str, array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]) -> np.ndarray | None:
-    """Returns a stage with a batch axis first and all padding; None for the other shapes of `per_text`."""
+    """Returns a stage with a leading batch axis, including padding; None for the other shapes of `per_text`."""
     positions = _is_shared(name)
     array = _with_joined_heads(array, shapes, axes)
     if positions and array.ndim == 2 and len(array) == max(shape[0] for shape in shapes):

@@ -40,7 +40,7 @@ def overflow(theirs: list[np.ndarray], scores: Mapping[str, list[np.ndarray]]) -
 
 
 def not_finite_rows(theirs: list[np.ndarray]) -> list[np.ndarray]:
-    """Which rows (of each head, if the stage has heads) have a number that is not finite."""
+    """Returns which rows (of each head, if the stage has heads) contain a number that is not finite."""
     return [~np.isfinite(array).all(-1) for array in theirs]
 
 
@@ -51,7 +51,7 @@ def where_not_finite(theirs: list[np.ndarray]) -> str:
 
 
 def scores_of(stage: str, made: Mapping[str, list[np.ndarray]], causal: bool) -> dict[str, list[np.ndarray]]:
-    """The correct scores of the stage's layer, without those of keys that a causal mask hides."""
+    """The correct scores of the stage's layer, without keys that a causal mask hides."""
     stack, layer, _ = parted(stage)
     found = {}
     for name, arrays in made.items():

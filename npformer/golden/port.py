@@ -67,7 +67,7 @@ class Port:
     stored: Mapping[str, np.ndarray] = field(default_factory=dict)  # the weights without any mistake
 
     def ruling(self, rules: Rules) -> Port:
-        """Returns the port with rules: pattern of stages -> change."""
+        """Returns a copy of the port with more rules, a dict from a stage pattern to a change."""
         return replace(self, rules=(*self.rules, *rules.items()), touched=self.touched | set(rules))
 
     def rereading(self, rules: Rules, *touched: str) -> Port:
@@ -304,7 +304,7 @@ def group_of_normed(stage: str) -> str:
 
 
 def with_padding(widths: Sequence[int], lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns each text's length with padding; without padding in the arrays, that of a batch of all texts."""
+    """Returns each text's length with padding. If the arrays have none, this is the length of the longest text."""
     if any(width > length for width, length in zip(widths, lengths, strict=True)):
         return tuple(map(max, widths, lengths))
     return (max(lengths, default=0),) * len(lengths)

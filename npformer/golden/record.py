@@ -69,7 +69,7 @@ def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*"
 
 
 def _without_rounded_scale(model: Model | Seq2Seq) -> Model | Seq2Seq | None:
-    """Returns the model with token embeddings scaled by sqrt(d_model) in float32; None if that is what it does."""
+    """Returns the model with token embeddings scaled by sqrt(d_model) in float32; None if it does so already."""
     if not model.config.scale_embedding:
         return None
     other = with_scale(model, "float32")

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Rounded(Mapping[str, np.ndarray]):
-    """Weights, some of which are rounded, each on first use, because a stage needs only a few of a model's weights."""
+    """Weights of which some are rounded on first use, because a stage needs only a few of a model's weights."""
 
     def __init__(
         self, weights: Mapping[str, np.ndarray], rounded: Callable[[np.ndarray], np.ndarray], names: frozenset[str]

@@ -1,8 +1,8 @@
 """Records the stages inside the attention of a Hugging Face model in torch, because no module returns them.
 
-Most families call an eager attention function, so its arguments and results are recorded. MPNet and DeBERTa write
-attention out in their modules: there, the products and the softmax that a module calls are recorded. `torch_model.py`
-records all other stages.
+Most families call an eager attention function, so its arguments and results are recorded. MPNet and DeBERTa compute
+attention in their modules, so the products and the softmax that a module calls are recorded. `torch_model.py` records
+all other stages.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
 
 
 def _reads_last(golden: Golden) -> bool:
-    """Returns whether the head outputs a row for every token, of which the last token's is the answer."""
+    """Returns whether the head outputs a row for every token, and the last token's row is the answer."""
     return golden.config.pooling == "last" and golden.config.head in POOLED_HEADS
 
 

@@ -1,7 +1,7 @@
 """Recognizes scores and attention weights that a port dumps as (keys, queries) instead of (queries, keys).
 
-Such an array has the shape of a correct one, so only its values show the layout: they are correct after a transpose,
-and the next stage is correct as it is. In a port that computes K Q^T for Q K^T the next stage differs.
+Such an array has the shape of a correct one, so only its values show the layout. They are correct after a transpose,
+and the next stage is correct without one. In a port that computes K Q^T instead of Q K^T, the next stage differs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npformer.golden.names import Theirs, token_axes
 def untransposed(
     golden: Golden, theirs: Theirs, ratio: float, right: Mapping[str, list[np.ndarray]] | None = None
 ) -> Theirs:
-    """Returns the port's arrays with transposed scores and weights turned back, in all layers if in one of them.
+    """Returns the port's arrays with transposed scores and weights transposed back, in all layers if one shows it.
 
     ratio: the port's budgets divided by the float32 budgets. right: the correct stages, by default the golden file's
     """

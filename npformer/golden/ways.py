@@ -39,7 +39,7 @@ def computed(
 def _runs(mistakes: Iterable[Mistake], port: Port, most: int, progress: Callable[[str], object]) -> Iterator[list[Way]]:
     """Yields the variants of mistakes, in lists of at most `most` that share a run.
 
-    Ports that differ from `port` only in their rules share a run, because in a small model most time is spent in
+    Ports that differ from `port` only in their rules share a run, because a small model spends most of its time in
     Python itself.
     """
     waiting: list[Way] = []

@@ -112,7 +112,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
 
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts another program's weights to (in, out). Square weights are taken to have the layout of the others."""
+    """Converts another program's weights to (in, out). Square weights are assumed to have the layout of the others."""
     ours, known = layout.flat_arrays(model.weights), parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
     equal = [
@@ -219,7 +219,7 @@ def _moved(name: str, theirs: np.ndarray, own: np.ndarray, linear: bool, width: 
 
 
 def _moved_or_copied(order: np.ndarray) -> str:
-    """Returns the cause of this order of rows, columns or numbers: some are copies of others, or all are moved."""
+    """Returns the cause that an order of rows, columns or numbers indicates: some are copied, or all are permuted."""
     return "heads or columns missing" if len(set(order.tolist())) < len(order) else "in the wrong order"
 
 

@@ -27,13 +27,13 @@ from npformer.text.words import Span, text_words, word_spans, word_text
 
 TOKENS = 4096  # tokens in a batch, after which a progress bar advances; enough to use all cores
 BATCH = 1024  # tokens in an edited forward pass
-MOST = 8_192  # maximum number of tokens to read without grouping words, for a model like BERT-base: 15 s on two cores
+MOST = 8_192  # maximum number of tokens to read without grouping words: about 15 s on two cores for BERT-base
 ODDS = "the log-odds of"
 Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text, each with its word's number, or None between words
 
 
 class NothingLeft(NpformerError):
-    """Raised for a text of which nothing is left when words are left out."""
+    """Raised if leaving words out leaves an empty text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Method:
     scores: np.ndarray
     signed: bool
     places: tuple[int, ...]  # the first token of each word
-    beside: tuple[str, np.ndarray] | None = None  # a second column: its heading and a number for each word
+    beside: tuple[str, np.ndarray] | None = None  # a second column, as its heading and a number for each word
     unit: str = ""
 
     @property
@@ -210,7 +210,7 @@ def together(spans: Sequence[Span], size: int) -> list[Span]:
 
 def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Iterator[np.ndarray]:
     """Yields each input's logits, computed in packed batches. `progress` shows a bar."""
-    words = model.config.head in ("causal-lm", "translation")  # their logits take V numbers per token
+    words = model.config.head in ("causal-lm", "translation")  # these heads compute V logits per token
     tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edits need whole forward passes
     size = max(1, tokens // len(inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]))
     batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))

@@ -28,7 +28,7 @@ Answers = dict[str, np.ndarray]
 def run_copies(
     model: BaseModel, given: Any, changes: Sequence[tuple[str, Change]], progress: bool | None = None
 ) -> list[Answers]:
-    """Returns the answers to one input with each change alone. A change is a stage and its edit, as in `edit`.
+    """Returns the answers to one input, one for each change by itself. A change is a stage and its edit, as in `edit`.
 
     The answers have the same bits as in a separate run for each change. A copy starts at the layer of its change, or in
     an encoder-decoder at the first layer. By default, `progress` shows a bar only on a terminal. Raises NpformerError
@@ -53,7 +53,7 @@ def run_copies(
 def _batches(
     given: Any, changes: Sequence[tuple[str, Change]], resumes: bool
 ) -> Iterator[tuple[int | None, list[int]]]:
-    """Yields the first layer of each batch of copies, None for a whole run, and the indices of its changes."""
+    """Yields the first layer to run for each batch of copies, None for all layers, and the indices of its changes."""
     size = max(1, TOKENS // (sum(map(len, given)) if isinstance(given, tuple) else len(given)))
     of_layer: dict[int | None, list[int]] = {}
     for number, (stage, _) in enumerate(changes):

@@ -8,10 +8,10 @@ BERT_BASE = 85_000_000  # weights in the layers of BERT-base
 
 
 def affordable(model: BaseModel, tokens: float) -> int:
-    """Returns how many tokens a model reads in the time in which BERT-base reads `tokens`, between 0.5 and 2 times
-    `tokens`.
+    """Returns how many tokens a model reads in the time that BERT-base needs for `tokens`, from 0.5 to 2 times as many.
 
-    A token costs two operations per weight. The limit is 2 because small models spend much of their time elsewhere.
+    A token costs two operations per weight. The factor is at most 2 because small models spend much of their time on
+    other work.
     """
     config, decoder = model.config, model.config.decoder
     weights = config.n_layers * (4 * config.d_model + 2 * config.d_ffn) * config.d_model

@@ -1,6 +1,6 @@
 """Direct logit attribution: a logit as the sum of parts from embeddings, heads, feed-forward networks and biases.
 
-The head of a model reads one row of the last layer, that of token p. This row is the sum of everything that the
+The head of a model reads one row of the last layer, the row of token p. This row is the sum of everything that the
 embeddings and each layer's attention and FFN have written to it. Everything after such an addition is linear in it once
 three things are held at their values on this text: the mean and the standard deviation of each layer norm, and the
 factor act(h) / h in the head's activation. A logit w . f + b is therefore pulled back, step by step, to the places
@@ -16,11 +16,11 @@ where it was written:
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
 and the walk continues with r, down to the embeddings. Each part of a model implements its line as `pull`, next to its
-forward pass. In a decoder's layer (BART), cross-attention precedes the FFN and is split like attention; its heads
-include everything that the encoder adds. A convolution that is added to the first layer (DeBERTa) is split by the rows
-of the embeddings that it reads. In a post-norm layer (BERT), a norm follows each addition, so a layer's output goes
-through the norms of all later layers; in a pre-norm layer (GPT), only the last norm follows. Except for rounding,
-the parts add up to the logit.
+forward pass. In a decoder layer (BART), cross-attention precedes the FFN and is split like attention; its heads
+include everything that the encoder contributes. A convolution that is added to the first layer (DeBERTa) is split by
+the embedding rows that it reads. In a post-norm layer (BERT), a norm follows each addition, so a layer's output goes
+through the norms of all later layers. In a pre-norm layer (GPT), it goes only through the last norm. Except for
+rounding, the parts add up to the logit.
 
 Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", describes the decomposition; nostalgebraist,
 2020, "interpreting GPT: the logit lens", the lens.
@@ -81,8 +81,8 @@ class LogitAttribution:
     def words(self) -> np.ndarray:
         """The contribution of each token, without biases, (n_layers + 1, T): through the embeddings, then each layer.
 
-        The contribution of a layer's heads is split among the tokens that they read; that of its FFN counts for token
-        `position`. The tokens of a convolution count towards the first layer.
+        The contribution of a layer's heads is split among the tokens that they read. The contribution of its FFN counts
+        for token `position`. The tokens of a convolution count towards the first layer.
         """
         rows = np.concatenate([np.zeros((1, len(self.tokens))), self.heads.sum(axis=1)])
         rows[:, self.position] += [sum(self.embeddings.values()), *self.ffn]
@@ -177,8 +177,8 @@ def logit_attribution(
     position : int, optional
         For a head that computes a row for each token, the token whose logit is explained: by default the masked word,
         if there is one, and for causal-lm the last token, which precedes the predicted word. For a translation, the
-        token of the decoder's input before the word: by default the one before the least probable word, which is then
-        also the label.
+        decoder input token just before the word to explain. By default that word is the least probable one, and it is
+        also used as the label.
     against : str or int, optional
         A second label, whose logit is subtracted. If the model has two labels, the difference is the log-odds.
 

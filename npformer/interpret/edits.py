@@ -119,7 +119,7 @@ def _check_changes(changes: Any) -> None:
 
 
 def _takes_the_name(change: Change) -> bool:
-    """Returns whether a change is a function with a second argument, the stage's name."""
+    """Returns whether a change is a function that takes the stage's name as a second argument."""
     if not callable(change) or isinstance(change, Differentiable):
         return False
     try:
@@ -220,7 +220,7 @@ def add(name: str, vector: np.ndarray) -> dict[str, Change]:
 
 
 def replace_row(name: str, position: int, row: np.ndarray) -> dict[str, Change]:
-    """Replaces the row of one token by `row` (D,) in the stages that match `name`; the other text may be longer."""
+    """Replaces the row of one token with `row` (D,) in the stages that match `name`."""
 
     def replaced(array: np.ndarray) -> np.ndarray:
         array[place(name, array.shape, position, None)] = row

@@ -1,6 +1,6 @@
 """Gradients of a metric with respect to every stage of a forward pass: `trace(..., grads=metric)`.
 
-The backward pass is that of training, without the gradients of the weights.
+The backward pass is the same as in training, but computes no gradients of the weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def differentiate(
     """Runs a model, and returns each text's answers and the gradients of its metric.
 
     If `metric` is True, the metric is the logit of the model's answer. Stages of one text do not affect another text's
-    metric, so the gradient of the sum contains each text's gradient. Inside `npformer.edit`, gradients are those of the
+    metric, so the gradient of the sum contains each text's gradient. Inside `npformer.edit`, this differentiates the
     edited forward pass, with respect to stages after their edits.
     """
     wanted = None if metric is True else metric

@@ -35,7 +35,7 @@ from npformer.model import Model
 
 METHODS = ("gradient", "integrated")
 STEPS = 50  # points of the integral
-MOST = 4_096  # default limit on the tokens of all points together, for a model like BERT-base: 20 s on two cores
+MOST = 4_096  # default limit on the total number of tokens over all points: about 20 s on two cores for BERT-base
 LEAST = 8
 TOKENS = 1024  # tokens per forward and backward pass; larger batches take more memory and are not faster
 FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # special tokens around a text, which a baseline keeps
@@ -109,7 +109,7 @@ def explained_by_gradients(
     methods: Sequence[str] = METHODS,
     progress: bool | None = None,
 ) -> list[Method]:
-    """Like `by_gradients`, for a given target. For a translation model, text is a pair; only the source gets scores.
+    """Like `by_gradients`, for a given target. For a translation model, text is a pair, and only the source is scored.
 
     The integral is a sum over `steps` points, by default STEPS, or fewer for a long text. `columns` are the tokens that
     the model reads, with a decoder's start token.
@@ -251,12 +251,12 @@ def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
 
 
 def _baseline(model: Any, text: Any, here: Slope, tokens: Sequence[str]) -> tuple[np.ndarray, str]:
-    """Returns the embeddings of a text without information, (L, D), and a name for it.
+    """Returns the embeddings of an uninformative text, (L, D), and a name for it.
 
     The text has [MASK] for all tokens except [CLS] and [SEP], with the same positions and token types. The model was
-    trained to read [MASK] as an unknown word, whereas [PAD], used in Captum's tutorial, was hidden from it. If the
-    tokenizer has no [MASK], the text has [PAD] (<|endoftext|> for GPT-2). If it has neither, the embeddings are zeros,
-    as the paper suggests for texts.
+    trained to read [MASK] as an unknown word, whereas [PAD], used in Captum's tutorial, was masked in training. If the
+    tokenizer has no [MASK], the text has [PAD] (<|endoftext|> for GPT-2). If the tokenizer has neither, the embeddings
+    are zeros, as the paper suggests for texts.
     """
     translates = isinstance(text, tuple)
     read, numbers = text[0] if translates else text, dict[str, Any]()

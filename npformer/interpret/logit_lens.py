@@ -25,8 +25,8 @@ class LogitLens:
     """The result of `logit_lens`: the largest logits after the embeddings and after each layer.
 
     `rows` names the embeddings and the layers. `tokens` and `positions` describe the tokens that were read. `numbers`,
-    `logits` and `probabilities` (rows, positions, most) describe the outputs with the largest logits, the largest
-    first.
+    `logits` and `probabilities` (rows, positions, most) describe the outputs with the largest logits, in descending
+    order.
     """
 
     rows: tuple[str, ...]
@@ -122,7 +122,7 @@ def _positions(model: BaseModel, recorded: Trace, asked: Sequence[int] | None) -
     if asked is not None:
         found = [position_of(each, count, "logit_lens") for each in np.atleast_1d(np.asarray(asked)).tolist()]
         if not found:
-            raise NpformerError("logit_lens: positions: expected at least one token's number")
+            raise NpformerError("logit_lens: positions: expected at least one token index")
         return found
     if config.head != "masked-lm":
         return [count - 1] if config.head == "causal-lm" else list(range(count))

@@ -202,7 +202,7 @@ def _token_number(model: Any, word: str, count: int) -> int | None:
     if (number := tokenizer.token_to_id(word)) is not None:
         return int(number)
     ids = tokenizer.encode(word, add_special_tokens=False).ids
-    is_word = len(ids) == 1 and tokenizer.decode(ids).strip() == word.strip()  # an unknown word decodes to nothing
+    is_word = len(ids) == 1 and tokenizer.decode(ids).strip() == word.strip()  # an unknown word's token decodes to ""
     return int(ids[0]) if is_word else None
 
 

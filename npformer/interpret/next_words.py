@@ -19,7 +19,7 @@ MOST = 10  # number of words
 
 @dataclass(frozen=True, eq=False)
 class NextWords:
-    """The result of `next_words`: the words with the largest logits, and the share of all other words.
+    """The result of `next_words`: the words with the largest logits, and the total for all other words.
 
     `logits` (most,) are the largest, in float64. `others` (temperatures,) is log sum exp(logit / temperature) over all
     other words, which makes the probabilities at each of `temperatures` exact: exp(logit / t - log sum exp(logit / t)),

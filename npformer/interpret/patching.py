@@ -27,8 +27,8 @@ from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
 BY = ("position", "head", "layer")
-MOST = 65_536  # most tokens that patching by position reads: a minute for BERT-base, because copies skip lower layers
-BLOCKS = ("attention", "cross_attention", "ffn")  # how the names of a layer's stages begin, in order
+MOST = 65_536  # maximum tokens to read for patching by position; takes a minute for BERT-base
+BLOCKS = ("attention", "cross_attention", "ffn")  # prefixes of the names of a layer's stages, in order
 
 
 def ablate_heads(
@@ -93,7 +93,7 @@ def ablate_heads(
 def without_each_head(
     model: BaseModel, given: Any, progress: bool | None = None, cells: Sequence[tuple[int, int]] | None = None
 ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-    """Maps (index in `contexts`, head) to an input's answers without this head, for `cells` or for all heads."""
+    """Maps (index in `contexts`, head) to an input's answers without that head, for `cells` or for all heads."""
     counts = [(stage, count) for stage, (_, count) in contexts(model).items()]
     if cells is None:
         cells = [(row, head) for row, (_, count) in enumerate(counts) for head in range(count)]
@@ -291,7 +291,7 @@ def _together(model: Model, stages: int, length: int, asked: int | None) -> int:
 
 
 def _parts(source: Trace, by: str, tokens: Sequence[str], size: int) -> Iterator[_Part]:
-    """Yields the parts of the recorded stages. A decoder's rows are one token behind the encoder's.
+    """Yields the parts of the recorded stages. A decoder reads each token one position later than the encoder.
 
     `tokens` are the tokens that the model reads, with a decoder's start token first.
     """

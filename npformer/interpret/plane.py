@@ -16,8 +16,8 @@ METHODS = ("pca", "tsne")
 def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int = 0) -> np.ndarray:
     """Projects rows (N, D) to points (N, dimensions).
 
-    A trace of N texts has N rows: the first row of each text in the last layer, or the last row for a causal model,
-    whose first row does not depend on later tokens.
+    For a trace of N texts, projects the first row of each text in the last layer. For a causal model, projects the last
+    row, because the first row does not depend on later tokens.
 
     "pca": the coordinates along the directions of largest variance, U S of x - mean(x) = U S V^T (Pearson, 1901), with
     signs that make the largest entry of each direction in V positive. "tsne": van der Maaten and Hinton, 2008, computed

@@ -1,6 +1,6 @@
 """Attribution of a translation's words to the words of its source, by leaving words out and by gradients.
 
-The translation itself is not changed: the log-odds of each of its words are computed given the same preceding words.
+The translation itself is not changed. The log-odds of each of its words are computed given the same preceding words.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from npformer.families.marian import Marian
 def layer_with(kinds: Iterable[type[Any]]) -> Layer:
     """Returns a layer with all these subclasses of `Mechanism`, for look-ups without a model.
 
-    All its sizes are 2, because no name or formula of a stage depends on a size.
+    All its sizes are 2, because names and formulas of stages do not depend on sizes.
     """
     sizes = {kind: [each for each in fields(kind) if each.default is each.default_factory is MISSING] for kind in kinds}
     made = tuple([kind(*[2] * len(of_kind)) for kind, of_kind in sizes.items()])
@@ -248,7 +248,7 @@ HINTS = {
         "a block reads the stage before it: blocks.*.hook_resid_pre or blocks.*.hook_resid_mid, or their norm",
     ),
 }
-#: More TransformerLens hooks: those of HookedTransformer, and second names of an array.
+#: More TransformerLens hooks: HookedTransformer's own hooks, and second names of an array.
 _HOOKS = {
     "hook_embed": "embeddings.token",
     "hook_pos_embed": "embeddings.position",
@@ -291,11 +291,11 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
-    """Returns what `resolve` does, or for the hook of a layer's input, or OPT's module of a layer, the stage it means.
+    """Returns the result of `resolve`, or the stage meant by the hook of a layer's input or by OPT's module of a layer.
 
     `fired` are the stages that have fired so far, in order. A layer ends with the later of its FFN's residual sum and
     norm, so its last stage is known when both have fired. The last stage of the embeddings is known when the first
-    layer has begun; until then it is their norm.
+    layer has begun. Until then, it is assumed to be their norm.
 
     >>> known_as("blocks.1.hook_resid_pre", ["layers.0.ffn_norm", "layers.0.ffn.output", "layers.0.ffn_residual"])
     ('layers.0.ffn_residual',)
@@ -316,12 +316,12 @@ def _ends_of_layer(number: str) -> tuple[str, ...]:
 
 
 def _last_of(ends: tuple[str, ...], fired: Sequence[str]) -> tuple[str, ...]:
-    """The later of a layer's two ends; () until both have fired."""
+    """The one of a layer's two `ends` that fires later; () until both have fired."""
     return tuple([end for each in fired for end in ends if fnmatch.fnmatchcase(each, end)][1:2])
 
 
 def ours_in(known: Sequence[str], name: str) -> str:
-    """Returns the stage that another library's name means, if possible a known one; else the name itself."""
+    """Returns the stage that another library's name refers to, preferably a known one, or else the name itself."""
     found = known_as(name, known)
     return next((each for each in found if each in known), next(iter(found), name))
 

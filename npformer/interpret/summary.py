@@ -38,7 +38,7 @@ class StageSummary:
     shape: str  # the shape for one text; the number of texts if shapes differ
     formula: str
     function: str  # its module and name, without `npformer.`
-    huggingface: str  # the module that outputs it; "" if there is none
+    huggingface: str  # the module that outputs the stage; "" if there is none
     transformerlens: str
     mean: float
     std: float

@@ -143,7 +143,7 @@ def _edges(size: int, most: int) -> list[int]:
 
 
 def _format(shown: np.ndarray) -> tuple[str, int]:
-    """Returns one format for a stage's numbers; as in torch, with an exponent if they are small, large or far apart."""
+    """Returns one format for a stage's numbers. As in torch, tiny, huge or widely spread numbers get an exponent."""
     sizes = np.abs(shown[shown != 0])
     if sizes.size and (sizes.max() > 1000 * sizes.min() or sizes.max() > 1e8 or sizes.min() < 1e-4):
         return ".3e", 10

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 INPUTS = ("ids", "lengths", "read")  # inputs of a forward pass, tapped but not stages
-# these fire once per run of texts of equal length
+#: Stages that fire once per run of texts of equal length.
 RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "uncapped_scores", "scores", "weights", "context")
 OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the source, in a decoder
 PER_TEXT = ("pooler", "pooled")  # one row per text, as in the logits that follow
@@ -25,7 +25,7 @@ def is_input(name: str) -> bool:
 
 
 def has_source_rows(name: str) -> bool:
-    """Returns whether a stage has a row per token of the source: an encoder's stage, or a key or value read from it."""
+    """Returns whether a stage has a row per source token: a stage of the encoder, or cross-attention's key or value."""
     return name.startswith("encoder.") or name.removesuffix("_heads").endswith(OF_SOURCE)
 
 
@@ -88,7 +88,7 @@ class TextParts:
 
 @lru_cache(maxsize=1 << 12)
 def _kinds(name: str) -> tuple[bool, bool, bool]:
-    """Returns whether a name ends in one of `RUNS`, whether in one of `OF_SOURCE`, and whether it is in `OF_EITHER`."""
+    """Returns three flags: a name ends in one of `RUNS`, it ends in one of `OF_SOURCE`, it is in `OF_EITHER`."""
     return name.rpartition(".")[2] in RUNS, name.endswith(OF_SOURCE), name in OF_EITHER
 
 

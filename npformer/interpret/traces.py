@@ -72,7 +72,7 @@ class Trace(Mapping[str, Any]):
         self._fired: dict[str, bool] = {}  # stage, in firing order -> whether the trace keeps it
         self._listening: AbstractContextManager[None] | None = None
         self._grads: Trace | None = None
-        self._key_tokens: list[list[str]] = []  # of an encoder-decoder: what its encoder reads
+        self._key_tokens: list[list[str]] = []  # for an encoder-decoder, the tokens that its encoder reads
         self._key_ids: list[np.ndarray] = []
 
     # --- recording ---------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Trace(Mapping[str, Any]):
         return array
 
     def describe(self, tokens: list[list[str]], token_type_ids: list[np.ndarray]) -> None:
-        """Adds the tokens and token_type_ids of the texts, which no tap records."""
+        """Adds the tokens and token_type_ids of the texts, because no tap records them."""
         self._tokens += tokens
         self._token_type_ids += token_type_ids
 

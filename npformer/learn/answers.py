@@ -4,8 +4,8 @@ A right solution may add in a different order or compute in float64. The last bi
 amount that depends on the function. The right answer is therefore computed in float64, then in float32, and DRAWS
 times in float32 after the numbers in the arguments are changed at random by up to one unit in the last place. The
 budget is FACTOR times the largest difference from float64, plus FACTOR times EPS times the answer's largest number.
-tests/learn/test_exercises.py checks right solutions against it. Numbers that a seed changes are not tried beforehand
-and may be sensitive to rounding, so their budget is wider: they only show answers that are copied into a file.
+tests/learn/test_exercises.py checks right solutions against this budget. Numbers drawn with a seed are not tested
+beforehand and may be sensitive to rounding. Their budget is wider, because they only detect hard-coded answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.learn.exercise import seeded_by
 FACTOR = 8
 DRAWS = 4
 NEARLY = 1e-3  # with a seed, the budget is at least this fraction of the answer's largest number
-MESSAGE = 2000  # characters of an exception's message to keep
+MESSAGE = 2000  # maximum characters to keep of an exception's message
 EPS = float(np.finfo(np.float32).eps)
 TINY = float(np.finfo(np.float32).tiny)  # float32 stores smaller numbers less precisely
 
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def raised(error: BaseException) -> Outcome:
-    """Returns the result of a call that raised an exception."""
+    """Returns the result to report for a call that raised an exception."""
     try:
         message = str(error)[:MESSAGE]
     except Exception:  # the exception of a learner's file may have no message
@@ -154,14 +154,14 @@ def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outc
 
 
 def determined(function: Function, args: tuple[Any, ...]) -> bool:
-    """Returns whether rounding changes a program's answer by little, so that an answer near it is evidence."""
+    """Returns whether the answer is stable under rounding, so that a close match counts as evidence."""
     true = truth(function, args)
     values = dict(leaves(true.outcome.answer))
     return all(budget <= NEARLY * _largest(values[path]) + 2 * FACTOR * TINY for path, budget in true.budgets.items())
 
 
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:
-    """Returns the paths at which a program with a known mistake returns the learner's values."""
+    """Returns the paths of the values that a program with a known mistake shares with the learner's answer."""
     true, answer = truth(function, args), dict(leaves(outcome.answer))
     if true.outcome.raised:
         return set()
@@ -206,7 +206,7 @@ def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def in_form_of(answer: Any, right: Any) -> Any:
-    """Splits an array of the answer into a list if the right answer has a list or tuple there, such as a cache."""
+    """Splits an array of the answer into a list where the right answer has a list or tuple, such as a cache."""
     if isinstance(right, list | tuple):
         if isinstance(answer, np.ndarray) and answer.shape[:1] == (len(right),):
             answer = list(answer)

@@ -1,9 +1,9 @@
 """Names the cause of a wrong answer: finds a program with known mistakes that returns the learner's numbers.
 
 A known mistake is an edit of a page's function. Learners also make a mistake in only one branch of a function, make two
-mistakes at once, or copy the steps of another exercise instead of calling its function, with a mistake in these steps.
-Each of these is a program with other edits. `constants.py` has mistakes with a number, and `changed.py` changes the
-right answer. A program must reproduce the learner's answers in every case, or in every case that its sentence names.
+mistakes at once, or copy the steps of another exercise with a mistake, instead of calling its function. Each of these
+is a program with different edits. `constants.py` has mistakes with a number, and `changed.py` changes the right
+answer. A program must reproduce the learner's answers in every case, or in every case that its sentence names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 
     seconds: processor time for programs other than the table's single mistakes.
     """
-    cases = sorted(cases, key=lambda case: not case.wrong)  # tested first: a wrong answer rules out most programs
+    cases = sorted(cases, key=lambda case: not case.wrong)  # wrong answers first, because they rule out most programs
     ends = time.process_time() + seconds
     for candidates in CANDIDATES:
         for each in candidates(exercise, cases):

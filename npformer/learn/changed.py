@@ -96,7 +96,7 @@ def _transposed(value: Any) -> Any:
 
 
 def _names(exercise: Exercise, case: Case, paths: Sequence[str]) -> Iterator[str]:
-    """Yields the names of the values at these paths, or the name of a group if all its nonzero values are wrong."""
+    """Yields the names of the values at these paths, or the group's name if all nonzero values in it are wrong."""
     right = dict(leaves(case.true.outcome.answer))
     if all(path in paths for path in right) and not exercise.values:
         yield "All numbers"

@@ -94,7 +94,7 @@ def examine(
 
 
 def learners_file(place: str | os.PathLike[str]) -> Path:
-    """Returns the learner's file: in a folder, or by its own path, with or without ".py", or by its module's name.
+    """Returns the learner's file, given its folder, its path with or without ".py", or its module's name.
 
     Raises NpformerError if it does not exist.
     """
@@ -146,7 +146,7 @@ class _Check:
         )  # fmt: skip
 
     def _take(self, ended: Ended) -> None:
-        """Takes the results of a process. The first verdict on a function stays; only its cause is added later."""
+        """Adds the results of a process. The first verdict on a function is kept; only its cause may be added later."""
         began, self.printed = "", ended.printed or self.printed
         for told in ended.told:
             began, self.problem = told.get("began", began), str(told.get("problem", "")) or self.problem
@@ -194,14 +194,14 @@ class _Check:
         return f"It ended the process with {_code(ended.code)}."
 
     def _unchecked(self) -> None:
-        """Gives a verdict to the functions for which no time is left."""
+        """Adds a verdict for each function that could not be checked because the time ran out."""
         problem = f"It was not checked, because the earlier functions took {self.seconds:g} seconds."
         for each in (each for i in self.chapters for each in CHAPTERS[i - 1].exercises):
             self.verdicts.setdefault(each.name, Verdict(each.name, WRONG, "time", problem))
 
 
 def _of(kind: type[Any], given: Any) -> Any:
-    """Returns a dataclass with the fields in a result, or None if the result lacks some or has others."""
+    """Returns a dataclass made from a result, or None if the result has missing or additional fields."""
     if isinstance(given, Mapping) and {each.name for each in fields(kind)} == set(given):
         return kind(**given)
     return None

@@ -15,7 +15,7 @@ from npformer.learn.answers import Case, call, is_numeric, leaves
 from npformer.learn.exercise import Candidate, Exercise, Slip
 
 STEPS = 30
-RANGE = 1e4  # a number this many times larger or smaller than the initial value has another cause, such as a lost term
+RANGE = 1e4  # a number that differs from the initial value by a larger factor has another cause, such as a lost term
 NEAR = 1e-10  # relative; float32 answers determine a number to about 1e-7
 
 
@@ -57,7 +57,7 @@ def _solved(constant: Slip, start: float, cases: list[Case]) -> float | None:
 
 
 def _differences(answer: Any, case: Case) -> np.ndarray | None:
-    """Returns an answer's numbers minus the learner's, or None if their structures differ or one is no number."""
+    """Returns an answer's numbers minus the learner's, or None if structures differ or a value is not a number."""
     ours, theirs = dict(leaves(answer)), dict(leaves(case.outcome.answer))
     if not all(map(is_numeric, [*ours.values(), *theirs.values()])):
         return None

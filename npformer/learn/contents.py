@@ -15,7 +15,7 @@ from npformer.plain.source import contents
 
 Function = Callable[..., Any]
 
-#: Title of a chapter -> the definitions that the learner's file gives, and the functions that the learner writes.
+#: Title of a chapter -> the definitions given in the learner's file, and the functions that the learner writes.
 CONTENTS = {
     "From words to rows": (
         "formulas.erf formulas.embedding",
@@ -62,7 +62,7 @@ LEARNT = [name for _, learnt in CONTENTS.values() for name in names(learnt)]
 
 
 def given_with(name: str) -> list[str]:
-    """The names of the definitions that the learner's file gives in the chapter of a function."""
+    """The names of the definitions given in the learner's file in a function's chapter."""
     return next(names(given) for given, learnt in CONTENTS.values() if name in names(learnt))
 
 

@@ -22,7 +22,7 @@ from npformer.learn.programs import Edit, edited, program
 NUMBER = "{number}"
 TITLE = re.compile(r"(.+?)(?: \[([-\d. e]+)\])?")  # name [1e-6 1.0]
 EDIT = re.compile(r"(.+?) -> ?(.*)")
-_seeds = [0]  # the last one changes the numbers that `drawn` returns, unless it is 0
+_seeds = [0]  # the last seed changes the numbers that `drawn` returns; 0 leaves them unchanged
 
 
 class Slip(NamedTuple):

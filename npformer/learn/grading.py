@@ -1,7 +1,7 @@
 """Checks the files of a class, several at a time, and writes a table.
 
-Each file is checked by a process of its own, `python -m npformer.learn.grading REQUEST`, which starts the processes
-that execute the file. A file that ends its parent process ends only its own check.
+Each file is checked by a separate process, `python -m npformer.learn.grading REQUEST`, which starts the processes that
+execute the file. If the file's code kills its parent process, only its own check ends.
 """
 
 from __future__ import annotations

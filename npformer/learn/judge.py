@@ -36,7 +36,7 @@ from npformer.learn.widening import widening
 
 SECONDS = 1.5  # processor time to search for a cause beyond the exercise's table of mistakes
 LINE, MESSAGE = 150, 300  # characters of a learner's line and of a message to show
-PRINTED = 2**24  # bytes of output in a process; otherwise a loop that prints would fill the disk
+PRINTED = 2**24  # maximum bytes of output of a process, so that a printing loop cannot fill the disk
 NARROW = "Use math.sqrt and float() for numbers, or end with .astype(x.dtype)."
 PASSED, UNWRITTEN, WRONG = "passed", "not yet written", "wrong"
 #: Function -> its parameters in the course of npformer 0.4, where these differ.
@@ -108,7 +108,7 @@ class Judged:
     cases: tuple[Case, ...] = ()
 
     def with_cause(self) -> Verdict:
-        """Returns the verdict with the known mistake that reproduces the learner's answers, if any."""
+        """Returns the verdict with the known mistake, if any, that reproduces the learner's answers."""
         if not self.cases:
             return self.verdict
         name, sentence = cause(self.exercise, self.cases, SECONDS)
@@ -131,7 +131,7 @@ def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file:
         if verdict is not None:
             return Judged(exercise, verdict, _cases(verdict, calls, truths))
     dtypes = (_dtype(exercise.name, each.outcome.answer, true) for each, true in zip(calls, truths, strict=True))
-    found = sorted(filter(None, dtypes), key=lambda verdict: verdict.state == PASSED)  # a wrong one first
+    found = sorted(filter(None, dtypes), key=lambda verdict: verdict.state == PASSED)  # wrong dtypes first
     verdict = next(iter(found), Verdict(exercise.name, PASSED))
     return Judged(exercise, replace(verdict, note=_widened(function, calls)) if verdict.note else verdict)
 
@@ -146,10 +146,10 @@ def _widened(function: Function, calls: Sequence[_Call]) -> str:
 
 
 def _signature_problem(name: str, function: Any, expected: inspect.Signature) -> str:
-    """Returns a sentence if a function cannot be called like the expected one, or has other names for its arguments.
+    """Returns a sentence if a function cannot be called like the expected one, or names its arguments differently.
 
     `*args` may take any of the arguments, as in a decorator. Functions without a signature, such as those of
-    np.vectorize, are called to see.
+    np.vectorize, are checked only when they are called.
     """
     if not callable(function):
         return f"{name} is no longer a function."
@@ -256,7 +256,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """Returns how many times to repeat a call to detect randomness. Two drawn words are often the same by chance."""
+    """Returns how many times to repeat a call to detect randomness. More for words, which are often equal by chance."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 
@@ -272,7 +272,7 @@ def said_of(error: BaseException) -> str:
 
 
 def short(text: str, longest: int = LINE) -> str:
-    """Returns text of a learner's file at a length that a report can show, without characters for terminals."""
+    """Shortens text from a learner's file for a report, and escapes control characters."""
     text = text[: longest + 1]
     text = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
     return text if len(text) <= longest else f"{text[:longest]} ..."

@@ -21,8 +21,8 @@ class Edit(NamedTuple):
 
     Parameters
     ----------
-    old : text that its code has once, or "body" for all of its code
-    new : text in its place
+    old : text that occurs once in the function's code, or "body" for all of the code
+    new : the text that replaces it
     """
 
     old: str
@@ -46,7 +46,7 @@ def edited(name: str, edits: Sequence[Edit]) -> str:
 
 
 def program(name: str, texts: Mapping[str, str], **values: Any) -> Function:
-    """Returns a function of the course, in a copy of the course where some functions have other texts.
+    """Returns a function of the course, from a copy of the course in which some functions have different texts.
 
     values: other names that the texts use
     """
@@ -65,7 +65,7 @@ def parts(name: str) -> tuple[str, ...]:
 
 
 def _read(code: CodeType) -> list[str]:
-    """The names that a program and its functions read."""
+    """The names that a program and the functions inside it read."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return [*code.co_names, *(name for each in inner for name in _read(each))]
 

@@ -28,8 +28,8 @@ def checked(folder: Path, passed: Sequence[str]) -> tuple[dict[str, int], str]:
 def hinted(folder: Path, name: str, most: int) -> tuple[int, str]:
     """Adds one to a function's count of hints, up to `most`.
 
-    Returns the count, and a sentence if it cannot be read or written. The count is then `most`, because it could never
-    grow.
+    Returns the count, and a sentence if it cannot be read or written. In that case the count is `most`, because a count
+    that is not stored cannot grow.
     """
     state, problem = read(folder)
     shown = min(most, int(state["hints"].get(name, 0)) + 1)

@@ -1,8 +1,8 @@
 """Starts the process that runs a learner's file, watches it, and collects its results.
 
-The process limits its own processor time (`worker.py`). The watch ends a process that waits without using any, that is
-stopped by a signal, or that uses up the time of the whole file. It counts the intervals between its looks at the
-process, not the time on a clock, so a machine that is suspended or busy does not use up a learner's time.
+The process limits its own processor time (`worker.py`). The parent ends a process that waits without using processor
+time, is stopped by a signal, or uses up the time for the whole file. It counts polling intervals instead of reading a
+clock, so a suspended or busy machine does not use up a learner's time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LIMIT = 5.0  # seconds of a function; a right function takes milliseconds, or a 
 RUN_LIMIT = 20.0  # seconds of the whole model, which takes less than a second
 WHOLE = 900.0  # seconds for all processes of a file
 PATIENCE = 4  # a step may take this many times its processor time
-SHORTEST = 20.0  # seconds that any step may take
-SLOW = 20  # a process that gets at least this fraction of a processor, 1 / SLOW, is not waiting, but slow
-INTERVAL = 0.05  # seconds between looks at the process
-STOPPED = 20  # looks after which a stopped process is ended
-TAIL = 4000  # characters of the file's output to keep
+SHORTEST = 20.0  # every step may take at least this many seconds
+SLOW = 20  # a process that uses at least 1 / SLOW of a processor counts as slow, not as waiting
+INTERVAL = 0.05  # seconds between polls of the process
+STOPPED = 20  # number of polls after which a stopped process is ended
+TAIL = 4000  # maximum characters to keep of the file's output
 #: The arrays of the exercises are so small that a second BLAS thread only waits, which doubles the processor time.
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 COMPUTED, WAITED, HALTED, OVER = "computed", "waited", "halted", "over"
@@ -91,7 +91,7 @@ def run_worker(file: Path, time: Time | None = None, **request: Any) -> Ended:
 
 
 def _told(results: str) -> Iterator[dict[str, Any]]:
-    """Yields the results. A line that the end of the process cut, or that the learner's file wrote, is left out."""
+    """Yields the results. Omits a line that was cut off when the process ended, or that the learner's file wrote."""
     for line in results.splitlines():
         with suppress(ValueError, RecursionError):
             told = json.loads(line)
@@ -107,7 +107,7 @@ def text_of(path: Path) -> str:
 
 
 def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[int, str, str]:
-    """Returns the exit code of a process, the reason why it was ended, and the end of its output."""
+    """Runs a process. Returns its exit code, the reason why it was ended, and the end of its output."""
     root = str(Path(__file__).parents[2])  # finds the same npformer, wherever the learner's folder is
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as said:
@@ -178,7 +178,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _where(process: subprocess.Popen[bytes]) -> None:
-    """Asks the process for the line that it executes. It writes this line and ends, unless the file prevents that."""
+    """Signals the process to write the line that it is executing and to end. The learner's file may prevent this."""
     if hasattr(signal, "SIGPROF"):
         process.send_signal(signal.SIGPROF)
         any(ended_in(process) for _ in range(STOPPED))

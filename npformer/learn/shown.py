@@ -50,7 +50,7 @@ def value_name(values: Sequence[str], path: str) -> str:
 
 
 def _digits(answer: Any, right: Any) -> int:
-    """Returns the number of digits that distinguishes two answers."""
+    """Returns the number of digits that are needed to distinguish two answers."""
     if not is_numeric(answer) or np.shape(answer) != np.shape(right) or np.array_equal(answer, right):
         return DIGITS
     digits = range(DIGITS, 9)

@@ -1,6 +1,6 @@
-"""Reads and executes a learner's file. A mistake in one place does not hide the functions in other places.
+"""Reads and executes a learner's file, so that a mistake in one place does not hide functions in other places.
 
-A function that is not Python is left out. A statement that raises is reported, and the next statement is executed.
+A function with a syntax error is omitted. A statement that raises is reported, and execution continues with the next.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def source_of(path: Path) -> bytes:
 
 
 def parsed(data: bytes, path: Path) -> tuple[ast.Module | None, str, dict[str, str]]:
-    """Returns the syntax tree without the functions that are not Python, a problem, and a sentence for each of them.
+    """Returns the syntax tree without invalid functions, a problem, and a sentence for each invalid function.
 
     The tree is None if the problem is outside any function.
     """
@@ -147,7 +147,7 @@ def decoded(data: bytes) -> str:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Splits a file that may not be Python into the statements at its top. The first block has the lines before them.
+    """Splits a file, even one with syntax errors, into top-level statements. The first block has the lines before them.
 
     A decorator belongs to the function after it. Empty lines and comments after a statement belong to no block.
     """
@@ -223,7 +223,7 @@ def _guarded(statement: ast.stmt) -> ast.stmt:
 
 
 def _imports(tree: ast.Module) -> list[str]:
-    """Returns the names of the modules that a file imports, in functions too."""
+    """Returns the names of the modules that a file imports, including imports inside functions."""
     names = set[str]()
     for each in ast.walk(tree):
         if isinstance(each, ast.Import):

@@ -65,7 +65,7 @@ def template() -> str:
 
 
 def _spaced(parts: list[str]) -> str:
-    """Joins the parts of a file: two empty lines around functions, and one after the imports."""
+    """Joins the parts of a file, with two empty lines around functions and one after the imports."""
     return "\n\n".join(parts).replace("import numpy as np\n\n\n#", "import numpy as np\n\n#")
 
 

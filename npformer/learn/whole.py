@@ -82,7 +82,7 @@ def learn(module: Any) -> WholeRun:
 
 
 def _named(name: str, function: Function) -> Function:
-    """Returns a function with this name, by which its backward function is found. A lambda has another one."""
+    """Gives a function, which may be a lambda, the name by which its backward function is found."""
 
     def named(x: np.ndarray) -> np.ndarray:
         answer: np.ndarray = function(x)

@@ -1,7 +1,7 @@
 """Finds the expression with which a learner's function widens float32 arrays to float64.
 
-The function is executed again with each of its expressions wrapped in a call that sees the value. The expression is the
-first one with a float64 value after whose conversion to float32 the answer is float32.
+The function is executed again with each of its expressions wrapped in a call that receives the value. The result is the
+first expression with a float64 value that, when converted to float32, makes the answer float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def widening(function: Any, args: tuple[Any, ...]) -> tuple[int, str]:
         for i in range(min(MOST, len(_wide(run, args, found)))):
             if not _float64(run(i, copied(args))):
                 return found[i]
-    except Exception:  # the function may depend on the way in which it is called
+    except Exception:  # the function may depend on how it is called
         return 0, ""
     return 0, ""
 
@@ -43,9 +43,9 @@ def _wide(run: Callable[..., Any], args: tuple[Any, ...], found: list[tuple[int,
 
 
 def _watched(function: Any, found: list[tuple[int, str]]) -> Callable[[int, tuple[Any, ...]], Any]:
-    """Returns a function that calls the learner's, and converts its i-th float64 value to float32.
+    """Returns a function that calls the learner's function with its i-th float64 value converted to float32.
 
-    It fills `found` with the line and the source of each expression that has a float64 value, in order.
+    Each call fills `found` with the line and the source of each expression that has a float64 value, in order.
     """
     lines, first = inspect.getsourcelines(function)
     source = dedent("".join(lines))
@@ -80,7 +80,7 @@ def _watched(function: Any, found: list[tuple[int, str]]) -> Callable[[int, tupl
 
 
 class _Wrapper(ast.NodeTransformer):
-    """Wraps the expressions that compute a value. An operand is seen before the expression that contains it."""
+    """Wraps the expressions that compute a value. Operands come before the expression that contains them."""
 
     def __init__(self, texts: list[tuple[int, str]], source: str, first: int) -> None:
         self.texts, self.source, self.first = texts, source, first
@@ -98,7 +98,7 @@ class _Wrapper(ast.NodeTransformer):
 
 
 def _moved(node: ast.expr, lines: int) -> ast.expr:
-    """Returns a node of the same place with other line numbers."""
+    """Returns a node at the same position, with its line numbers shifted."""
     copy = ast.copy_location(ast.Constant(0), node)
     copy.lineno += lines
     copy.end_lineno = (copy.end_lineno or 0) + lines

@@ -1,8 +1,8 @@
 """The process that runs a learner's file: `python -m npformer.learn.worker REQUEST`.
 
-The file is executed, so its code can do everything that the learner's own programs can. It runs in a separate process,
-which ends when a function exceeds its limit of processor time. `faulthandler` then writes the line being executed, even
-inside NumPy. Each verdict is appended to a file as a line of JSON, so it survives the end of the process.
+The file's code can do anything that the learner's own programs can. It runs in a separate process, which ends when a
+function exceeds its limit of processor time. `faulthandler` then writes the line being executed, even inside NumPy.
+Each verdict is appended to a file as a line of JSON, so it survives the end of the process.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def _complete(module: ModuleType) -> None:
-    """Adds the definitions that the course gives and the file lacks, or has with the parameters of an older version."""
+    """Adds given definitions that the file lacks or has with the parameters of an older version."""
     for name in GIVEN:
         given, ours = getattr(module, name, None), right(name)
         if not inspect.isfunction(ours):
@@ -126,7 +126,7 @@ def _complete(module: ModuleType) -> None:
 def _limited(limit: float, stack: TextIO) -> Iterator[None]:
     """Ends the process when the block has used its seconds of processor time, and writes the line being executed.
 
-    Windows does not limit processor time, so there the block gets as long as one that waits.
+    Windows cannot limit processor time, so the block gets the time limit of a waiting process there.
     """
     if not hasattr(signal, "setitimer"):
         faulthandler.dump_traceback_later(max(SHORTEST, PATIENCE * limit), exit=True, file=stack)
@@ -187,7 +187,7 @@ def _look(request: WorkerRequest, module: ModuleType) -> None:
 
 
 def _judged(request: WorkerRequest, found: Loaded, tell: Tell, within: Within) -> dict[str, str]:
-    """Returns each function's state. A function that is not right is replaced by npformer's in its callers."""
+    """Returns each function's state. Callers of a function that is not right get npformer's function instead."""
     module, expected, states = found.module, signatures(), dict(request.known)
     for number, chapter in enumerate(CHAPTERS, 1):
         for each in chapter.exercises:
@@ -222,7 +222,7 @@ def _judged_function(each: Exercise, found: Loaded, expected: Signature, file: s
 
 
 def _make_room() -> None:
-    """Empties a long output, so that a function that prints a lot leaves room for the output of others."""
+    """Discards long output, so that a function that prints a lot leaves room for the output of others."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         if os.fstat(1).st_size > PRINTED // 4:

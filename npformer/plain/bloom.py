@@ -33,8 +33,8 @@ def geometric(count):
 def alibi_slopes(n_heads):
     """The slope of each head, (H,): 2^(-8 h / H) if H is a power of 2.
 
-    If not, the slopes of the power of 2 below H, then every second slope of the power above. Press et al., 2022,
-    section 3 and its published code.
+    Otherwise, the slopes for the largest power of 2 below H, followed by every second slope for the next power of 2.
+    Press et al., 2022, section 3 and its published code.
     >>> 1 / alibi_slopes(6)
     array([  4.,  16.,  64., 256.,   2.,   8.], dtype=float32)
     """

@@ -123,7 +123,7 @@ def convolve(x, text_positions, mask, activation, weight, bias):
 
 
 def unchanged(table, eps):
-    """The table of distances itself, in models without a norm of it."""
+    """The unmodified table of distances, in models that do not normalize it."""
     return table
 
 

@@ -29,7 +29,7 @@ def gpt2_layer_backward(grad, x, mask, n_heads, activation, eps, attention, atte
 
 
 def gpt2_backward(grad, ids, positions, n_heads, activation, eps, embeddings, layers, norm, head):
-    """The gradients of GPT-2, in the form of its weights, from that of the next tokens' logits (..., L, V)."""
+    """The gradients of GPT-2's weights, nested as the weights are, given the gradient of its logits (..., L, V)."""
     mask = causal_mask(ids.shape[-1], ids.shape[-1])
     xs = [embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"])]
     for layer in layers:

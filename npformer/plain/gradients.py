@@ -159,7 +159,7 @@ def stack_backward(grad, xs, layers, layer_backward, *sizes):
 
 
 def distilbert_backward(grad, ids, positions, mask, n_heads, activation, eps, embeddings, layers, pooler, head):
-    """The gradients of DistilBERT's classifier, in the form of its weights, from that of its logits (..., C)."""
+    """The gradients of the classifier's weights, nested as the weights are, given that of its logits (..., C)."""
     total = embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"])
     xs = [layer_norm(total, **embeddings["norm"], eps=eps)]  # the input of each layer, and the result of the last
     for layer in layers:

@@ -106,7 +106,7 @@ def llama_layer_backward(grad, x, mask, heads, angles, activation, eps, attentio
 def llama_backward(
     grad, ids, positions, heads, frequencies, magnitude, activation, eps, embeddings, layers, norm, head
 ):
-    """The gradients of Llama, in the form of its weights, from that of the next tokens' logits (..., L, V)."""
+    """The gradients of Llama's weights, nested as the weights are, given the gradient of its logits (..., L, V)."""
     angles = rotary_angles(positions, frequencies, magnitude)
     sizes = (causal_mask(ids.shape[-1]), heads, angles, activation, eps)
     xs = [embedding(ids, **embeddings["token"])]

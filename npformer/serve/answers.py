@@ -1,7 +1,7 @@
-"""Sends answers as clients read them, within a limit on the bytes of all answers that are not read yet.
+"""Sends answers as clients read them, within a limit on the total size of all unread answers.
 
-An answer is handed to the connection in small pieces, each after the client has read the one before it. When the unread
-answers take too much memory, the client that makes them wait most is disconnected.
+An answer goes to the connection in small pieces, each after the client has read the previous one. When unread answers
+take too much memory, the client that has kept the most bytes waiting for the longest time is disconnected.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from npformer.serve.fields import Refusal
 from npformer.serve.replies import refused
 from npformer.serve.watch import path_of
 
-PIECE = 16 * 1024  # bytes that wait in a connection
-FRESH = 1.0  # seconds in which any client may read an answer: it is not disconnected for another one
+PIECE = 16 * 1024  # bytes buffered in a connection
+FRESH = 1.0  # seconds for which a client is never disconnected to make room for another answer
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class Unread:
 
 
 class Answers:
-    """The answers that are being sent. An answer above the limit is sent if it is the only one.
+    """The answers that are being sent. A single answer is sent even if it exceeds the limit.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Answers:
         self.unread: set[Unread] = set()
 
     def add(self, size: int) -> Unread:
-        """Counts an answer of this many bytes. Raises Refusal if they do not fit, and no client is slow."""
+        """Adds an answer of this size. Raises Refusal if it does not fit and no slow client can be disconnected."""
         now = asyncio.get_running_loop().time()
         while self.unread and self.held + size > self.most:
             old = [each for each in self.unread if each.size and now - each.since >= FRESH]
@@ -66,7 +66,7 @@ class Answers:
         return made
 
     def sent(self, answer: Unread, size: int) -> None:
-        """Counts bytes that no longer wait for a client."""
+        """Subtracts bytes that the client has read."""
         if answer in self.unread:
             answer.size -= size
             self.held -= size
@@ -77,7 +77,7 @@ class Answers:
 
 
 class Answer(StreamingResponse):  # type: ignore[misc, unused-ignore]
-    """A response whose bytes count until the client has read them.
+    """A response that counts its bytes as unread until the client has read them.
 
     content: the bytes, or an iterator over pieces, which holds `size` bytes until its end.
     """

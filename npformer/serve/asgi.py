@@ -68,7 +68,7 @@ class App:
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Starts the batching thread, and ends it once all accepted requests are answered.
 
-        A batch that is not computed at the end of the grace period is abandoned.
+        A batch that is still running at the end of the grace period is abandoned.
         """
         limits = self.limits
         cores = max(each.model.threads for each in self.models.values())

@@ -1,7 +1,7 @@
 """Dynamic batching: texts of independent requests are computed together.
 
-One thread takes texts from a bounded queue, in the order of `turns.py`, and later texts that need the same computation.
-A text's answer has the same bits in any batch, so batching affects only the time that it takes.
+One thread takes texts from a bounded queue in the order that `turns.py` defines, and adds later texts that need the
+same computation. An answer has the same bits in any batch, so batching affects only the time to compute it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """The number of texts that wait."""
+        """The number of texts in the queue."""
         return self.turns.count
 
     def start(self) -> None:
@@ -187,7 +187,7 @@ class Batcher:
 
 
 def advanced(job: Job) -> list[Any] | None:
-    """Computes the next step of a job. Returns None if it goes on, and no answers if all of its callers have left."""
+    """Computes the next step of a job. Returns None if more steps follow, or [] if all of its callers have left."""
     if not job.is_wanted:
         return []
     if job.steps is None:
@@ -201,7 +201,7 @@ def advanced(job: Job) -> list[Any] | None:
 
 
 def computed(batch: Sequence[Entry]) -> Steps[list[Any]]:
-    """Computes the answers to a batch. If it fails, each text is computed alone, so that only the faulty one fails."""
+    """Computes the answers to a batch. If that fails, computes each text alone, so that only faulty texts fail."""
     work = batch[0].work
     try:
         requests = [entry.request for entry in batch]

@@ -110,7 +110,7 @@ def _role(role: str) -> str:
 
 
 def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
-    """Returns the task's options, overridden by those of a request."""
+    """Returns the task's options, overridden by the request's options."""
     temperature = given["temperature"]
     settings = {name: given[name] for name in ("top_p", "top_k", "repetition_penalty", "seed", *MORE_LIMITS)}
     length = "max_tokens" if given["max_completion_tokens"] is None else "max_completion_tokens"
@@ -131,7 +131,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
 
 
 def _nth(options: Any, i: int) -> Any:
-    """Returns the options of answer i. If the request gives a seed, each answer gets a different seed."""
+    """Returns the options of answer i. If the request has a seed, each answer gets a different seed."""
     seed = options.settings.get("seed")
     return options if seed is None else replace(options, settings={**options.settings, "seed": (seed + i) % 2**63})
 

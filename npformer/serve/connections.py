@@ -39,7 +39,7 @@ class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
             self.reading = self.loop.call_later(HEAD, self._close_unless_answering)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Called for an upgrade, which every connection of Java's HTTP client offers; uvicorn logs two warnings."""
+        """Overridden to log nothing, because Java's HTTP client requests an upgrade on every connection."""
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

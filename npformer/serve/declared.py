@@ -31,7 +31,7 @@ KINDS = {
     whole: f.whole(1, MOST), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), comma_separated: f.short_list(0),
     labels: f.short_list(1),
 }  # fmt: skip
-#: Parameters that clients of the inference API send, and that are not options of the command.
+#: Parameters that clients of the inference API send but that are not options of the command.
 MORE = {
     "token-classification": {
         "stride": Field(f.whole(0), None, "Read a long text in windows that share this many tokens."),

@@ -91,7 +91,7 @@ def _curl(path: str, request: Any) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[Row]) -> str:
-    """Returns a table. On a narrow screen, where it has no head, values and defaults show their column's name."""
+    """Returns a table. On a narrow screen it has no header row, so values and defaults show their column's name."""
     names = list(head)
     titles = "".join(f"<th>{name}" for name in names)
     marks = [f" class={name} title={name}" if name in ("values", "default") else "" for name in names]
@@ -104,7 +104,7 @@ def _table(head: Iterable[str], rows: Iterable[Row]) -> str:
 def _rows(fields: Mapping[str, Any], required: Iterable[str], outer: Sequence[Mapping[str, Any]] = ()) -> Iterator[Row]:
     """Yields a row for each field, followed by rows for the fields of an object or of the objects of a list.
 
-    outer: the fields of the objects around these, to which a field may refer.
+    outer: the fields of the enclosing objects, to which a field may refer.
     """
     for name, described in fields.items():
         default = "required" if name in required else escape(json.dumps(described.get("default", "")).strip('"'))

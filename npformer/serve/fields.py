@@ -21,8 +21,8 @@ MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; each string 
 STOP_LENGTH = 1000  # characters
 MOST_SHORT, SHORT_LENGTH = 1000, 1000  # texts and characters of a parameter, such as labels, which each input repeats
 MOST_PARTS = 100_000  # lists and objects in a body; no other thread runs while json creates them
-#: A string of JSON, up to the end of the body if nothing closes it: a pattern that fails there would be tried again at
-#: each quote, which takes hours, and no other thread runs meanwhile.
+#: A JSON string, up to the end of the body if it is unterminated. A pattern that failed there would be retried at each
+#: quote, which takes hours and blocks all other threads.
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 
 
@@ -267,7 +267,7 @@ def one_of(*names: str) -> Kind:
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """Returns the kind of a field for which other servers have more values, and this server supports only these."""
+    """Returns the kind of a field that accepts only these values here, although other servers accept more."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
@@ -325,11 +325,11 @@ BOOLEAN = Kind({"type": "boolean"}, _boolean)
 
 
 def read_json(body: bytes | bytearray) -> Any:
-    """Parses a request's body. Raises Refusal for invalid JSON; the message has the place but no text."""
+    """Parses a request's body. Raises Refusal for invalid JSON, with a message that does not quote the body."""
     if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
         raise too_large(f"body: more than {MOST_PARTS} lists and objects")
     try:
-        text = body.decode("utf-8-sig")  # given bytes, json accepts UTF-16 too, in which `_openings` counts wrong
+        text = body.decode("utf-8-sig")  # json.loads would also read bytes as UTF-16, in which `_openings` miscounts
         return json.loads(text, parse_constant=_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise wrong("body", f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None

@@ -136,7 +136,7 @@ def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: 
 
 
 def name_of_path(given: str | Path) -> str:
-    """Returns the name of a folder as it is given, which may be that of a link, or a bundled name or hub id itself."""
+    """Returns a folder's name, without resolving links, or a bundled name or hub id unchanged."""
     folder = Path(given).expanduser()
     return Path(os.path.abspath(folder)).name if folder.is_dir() else str(given)
 
@@ -169,7 +169,7 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
 
 
 def _in_service(name: str, task: Task) -> Task:
-    """Returns the task of this name for the model of `task`. If it is `task`, it keeps the options that it changes."""
+    """Returns the named task for the model of `task`. If it is `task` itself, options that were changed are kept."""
     options = SERVED.get(name, {})
     if name != task.name:
         return class_of(name)(task.model, **options)
@@ -195,8 +195,8 @@ def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[str, Any]:
     """Returns the name and Task of the model with this name, or of the first model that has the task.
 
-    Raises Refusal for an unknown name, or if the task is missing from the named model or, without a name, from every
-    model.
+    Raises Refusal if the name is unknown or the named model lacks the task, or, without a name, if no model has the
+    task.
     """
     some = candidates(models, name)
     for each in some:
@@ -207,16 +207,16 @@ def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[s
 
 
 def choose_writer(models: Mapping[str, Served], name: str | None) -> Any:
-    """Returns the task of the first generative model, or of the one with this name, or raises Refusal."""
+    """Returns the task of the named model, or of the first generative model. Raises Refusal if there is none."""
     tasks = [task for each in candidates(models, name) for task in each.tasks.values()]
     found = next((task for task in tasks if isinstance(task, Writing)), None)
     return found or choose(models, name, "text-generation")[1]
 
 
 def portions(items: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
-    """Yields texts or pairs in portions of some characters, each with the index of its first item.
+    """Yields texts or pairs in portions of limited length, each with the index of its first item.
 
-    Requests take turns in the threads that tokenize, by portion.
+    Requests take turns in the tokenizing threads, one portion at a time.
     """
     first = size = 0
     for i, item in enumerate(items):

@@ -43,7 +43,7 @@ class Metrics:
         self.waiting = waiting
 
     def request(self, route: str, status: int, seconds: float, gone: bool) -> None:
-        """Counts a request once its answer begins."""
+        """Counts a request when its answer begins."""
         self.requests.labels(route, status).inc()
         self.seconds.labels(route).observe(seconds)
         self.gone.inc(gone)

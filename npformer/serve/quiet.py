@@ -1,4 +1,4 @@
-"""A log that clients cannot flood: a few lines of each kind are written in a while, with a count of the rest."""
+"""A log that clients cannot flood. It has a few lines of each kind per period, and a count of the others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ KINDS = 100  # kinds of lines to remember
 
 
 class Sparing(logging.Filter):
-    """Passes the first lines of each kind in a period. The next line that passes has the number of suppressed ones.
+    """Passes the first lines of each kind in a period. The next line passed states how many lines were suppressed.
 
-    Warnings and errors from one template, such as uvicorn's line for each malformed request, are of one kind.
+    Warnings and errors with the same message template, such as uvicorn's for malformed requests, are of one kind.
     """
 
     def __init__(self) -> None:

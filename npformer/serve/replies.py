@@ -12,8 +12,8 @@ from npformer.serve.fields import Refusal
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-#: Statuses that close the connection. 413 does not, because a client that is still sending its body would then not
-#: see the error.
+#: Statuses that close the connection. 413 is not one of them, because a client that is still sending its body would
+#: then miss the error.
 ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
 PORTION = 200_000  # bytes of JSON that are made at a time
@@ -26,7 +26,7 @@ def as_json(value: Any) -> bytes:
 def in_parts(value: Any) -> Iterator[bytes]:
     """Yields the JSON of a value in parts. An iterator becomes a list, and its elements are computed one at a time.
 
-    A function stands for the value that it returns. No other Python thread runs while a part is encoded, so large
+    A function is replaced by the value that it returns. No other Python thread runs while a part is encoded, so large
     answers are split into small parts.
     """
     if callable(value):

@@ -57,7 +57,7 @@ class ServiceLimits:
             raise too_large(f"{where}: expected at most {self.texts} texts in a request, got {count}")
 
     def check_characters(self, where: str, count: int) -> None:
-        """Bounds the time to tokenize a text that is read many times, such as the query of a ranking."""
+        """Limits the characters of texts that are read several times, such as the query of a ranking."""
         if count > self.body:
             repeated = "counting a query with each text, and a text with each label"
             raise too_large(f"{where}: expected at most {self.body} characters, {repeated}, got {count}")

@@ -1,6 +1,6 @@
 """The routes that rank texts: TEI's /rerank, and the format of Cohere and Jina, which vLLM and Infinity have too.
 
-A body with `documents` has the second format, on each of the routes.
+A body with `documents` has the second format, whichever route it is sent to.
 
 References
 ----------
@@ -61,7 +61,7 @@ async def rerank_documents(service: Service, given: dict[str, Any]) -> Reply:
 
 
 def _shortened(task: Task, texts: Sequence[str], most: int) -> list[str]:
-    """Truncates texts after a number of tokens."""
+    """Truncates texts to at most this number of tokens."""
     return [text if len(text) <= most else _first_tokens(task, text, most) for text in texts]
 
 

@@ -113,7 +113,7 @@ class Route:
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
     other: Route | None = None  # for bodies in another format
     is_other: Callable[[dict[str, Any]], bool] = lambda given: False
-    sign: str = ""  # by which such a body is recognised, for the documentation
+    sign: str = ""  # how such a body is recognized, for the documentation
 
     def of(self, given: Any) -> Route:
         """Returns the route for a request's parsed body."""

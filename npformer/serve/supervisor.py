@@ -2,7 +2,7 @@
 
 SIGTERM or Ctrl-C stops a server: new requests get 503, accepted requests are answered, and the process exits with 0. A
 second signal ends the server at once, but only if it comes more than APART seconds later, because the command `timeout`
-sends two in a row. A worker that dies is replaced. Workers share the weights of models, which are mapped from files. A
+sends two in a row. A worker that dies is replaced. Workers share the weights, which are memory-mapped from files. A
 model in a format that cannot be mapped is first converted, in a temporary folder.
 """
 
@@ -112,7 +112,7 @@ def _allow_connections() -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to this address, which listens once a server starts."""
+    """Returns a socket bound to this address. It starts to listen when a server starts."""
     whole("port", port, 0, 65535)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -134,7 +134,7 @@ def _announce(settings: ServerSettings, listening: socket.socket) -> None:
 
 
 def cancellable(app: Any) -> Any:
-    """Returns an app that ends quietly if uvicorn cancels it, where uvicorn would log a traceback for each request."""
+    """Returns an app that ends quietly if uvicorn cancels it. Otherwise uvicorn logs a traceback for each request."""
 
     async def quiet(scope: Any, receive: Any, send: Any) -> None:
         with suppress(asyncio.CancelledError):
@@ -182,11 +182,11 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
         self._finishing = asyncio.ensure_future(self._stop_when_idle())
 
     async def _stop_when_idle(self) -> None:
-        """Waits for the accepted requests. What is left of the grace period is for bodies that are still arriving."""
+        """Waits for the accepted requests, and for bodies that arrive within the rest of the grace period."""
         end = self.service.end
         assert end is not None
         await asyncio.sleep(APART)  # new requests get 503 until the exit
-        if not self.is_worker:  # at a second signal the parent kills its workers itself
+        if not self.is_worker:  # at a second signal, the parent kills its workers
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:
@@ -222,7 +222,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 class Supervisor:
-    """Starts workers, replaces those that die, and passes signals on."""
+    """Starts workers, replaces workers that die, and passes signals on."""
 
     def __init__(self, settings: ServerSettings, listening: socket.socket) -> None:
         self.listening = listening

@@ -105,9 +105,9 @@ def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max
 
 
 def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, Any]:
-    """Returns those parameters of a request that have an effect.
+    """Returns the parameters of a request that have an effect.
 
-    Parameters without an effect, and `others`, which only other kinds of models have, must have their default values.
+    All other parameters, and `others`, which only other kinds of models use, must have their default values.
     """
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     for name, each in {**WITHOUT_EFFECT, **others}.items():

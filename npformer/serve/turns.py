@@ -1,7 +1,7 @@
-"""Whose turn it is: the order in which the batching thread computes the texts of several requests.
+"""Schedules the batching thread: the order in which it computes the texts of several requests.
 
-Models take turns, and so do the requests to a model. A turn is a piece of a request: some of its texts, or one step of
-texts that are generated token by token. Thus a small request waits for a piece of a large one, not for all of it.
+Models take turns, and so do the requests to a model. A turn computes a piece of a request: some of its texts, or one
+step of texts that are generated token by token. A small request thus waits only for a piece of a large one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from npformer.engine.runtime.steps import Steps
 
 PIECE = 64  # tokens per core, in about twice the time of one short text; more are somewhat faster per token
-ALONE = 512  # tokens per core that a batch of a lone request has at most; more would not be faster
+ALONE = 512  # maximum tokens per core in a batch that serves a single request; larger batches are no faster
 LONG = 4  # a request with this many times the tokens of a PIECE is computed in steps too
-PATIENCE = 16  # batches of a lone request after which its pieces double
+PATIENCE = 16  # after this many batches without other requests, a large request's pieces double
 JOBS = 8  # batches that are generated token by token at the same time; each holds its cached keys and values
 
 
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(eq=False)
 class Ticket:
-    """A caller's pending answers to its texts, in order, and its texts that wait."""
+    """A caller's request: the pending answers to its texts, in order, and the texts still in the queue."""
 
     done: asyncio.Future[list[Any]]
     answers: list[Any]
@@ -69,7 +69,7 @@ class Ticket:
 
     @property
     def reads(self) -> int:
-        """The number of tokens in the waiting texts."""
+        """The number of tokens in the queued texts."""
         return sum(entry.reads for entry in self.waiting)
 
     def deliver(self, index: int, answer: Any) -> None:
@@ -96,7 +96,7 @@ class Job:
 
 
 class Turns:
-    """The tickets that wait or are being computed. The owner of the lock calls every method.
+    """The tickets that are queued or being computed. All methods must be called with the lock held.
 
     Parameters
     ----------
@@ -107,8 +107,8 @@ class Turns:
     def __init__(self, max_tokens: int, cores: int) -> None:
         self.max_tokens = max_tokens
         self.least, self.most = (min(max_tokens, each * cores) for each in (PIECE, ALONE))
-        self.share = self.most  # tokens of a large request in a batch
-        self.lone = 0  # batches of a lone request since the share has changed
+        self.share = self.most  # maximum tokens of a large request in a batch
+        self.lone = 0  # batches without other requests since the share last changed
         self.tickets: list[Ticket] = []
         self.jobs = 0
         self.count = 0  # waiting texts
@@ -122,24 +122,24 @@ class Turns:
         self.count += len(entries)
 
     def drop(self, ticket: Ticket) -> None:
-        """Removes the waiting texts of a ticket. A batch in which all callers have left ends at its next turn."""
+        """Removes a ticket's queued texts. A batch whose callers have all left ends at its next turn."""
         self.count -= len(ticket.waiting)
         ticket.waiting.clear()
         self._forget_if_done(ticket)
 
     def texts(self) -> Iterator[Entry]:
-        """Yields all waiting texts."""
+        """Yields all queued texts."""
         for ticket in self.tickets:
             yield from ticket.waiting
 
     def next(self) -> Ticket | None:
-        """Returns the ticket whose turn it is: of the model that has waited longest, the ticket that has."""
+        """Returns the ticket whose turn it is: the longest waiting ticket of the longest waiting model."""
         full = self.jobs >= JOBS
         able = [each for each in self.tickets if each.job or not (full and each.waiting[0].work.stepwise)]
         return min(able, key=lambda each: (self._models.get(_model(each), 0), each.last), default=None)
 
     def ended(self, job: Job, done: bool) -> None:
-        """Notes the end of a turn of a job, which may be its last."""
+        """Records the end of a job's turn. done: whether it was the last."""
         if done:
             job.ticket.job = None
             self.jobs -= job.batch[0].work.stepwise
@@ -157,8 +157,8 @@ class Turns:
     def batch(self, ticket: Ticket) -> tuple[list[Entry], bool]:
         """Returns the texts for a turn of a ticket, and whether later texts may still join them.
 
-        The batch has a share of the ticket's texts, and of others with equal work. A small request does not share its
-        batch with a large one, whose other pieces wait anyway.
+        The batch has a piece of the ticket's texts, and of other tickets with equal work. A small request does not
+        share its batch with a large one, whose other pieces have to wait anyway.
         """
         work = ticket.waiting[0].work
         if not work.together:
@@ -178,7 +178,7 @@ class Turns:
         return batch, left > 0 and len(batch) == self.count
 
     def _set_share(self) -> None:
-        """Sets the share of a large request in the next batch: the least if others wait now, later again more."""
+        """Sets a large request's share of the next batch: the minimum while others wait, then growing again."""
         self.lone += 1
         if len(self.tickets) > 1:
             self.share, self.lone = self.least, 0
@@ -209,7 +209,7 @@ def _cost(entries: Sequence[Entry]) -> int:
 
 
 def _some(ticket: Ticket, share: int, room: int, at_least: int = 0) -> list[Entry]:
-    """Returns a ticket's first waiting texts that fit the room, up to a share of tokens, which one text may exceed."""
+    """Returns a ticket's first queued texts that fit in `room`, up to `share` tokens, which one text may exceed."""
     taken: list[Entry] = []
     cost = reads = 0
     for entry in ticket.waiting:

@@ -39,7 +39,7 @@ class PromptedTask(Task):
 
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(model, **options)
-        if self.recipe.max_length is not None:  # it replaces model_max_length of the tokenizer, even a smaller one
+        if self.recipe.max_length is not None:  # overrides the tokenizer's model_max_length, even if that is smaller
             self.encoder.limit = min(self.recipe.max_length, self.model.config.max_length)
 
     @property

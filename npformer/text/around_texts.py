@@ -1,4 +1,4 @@
-"""The special tokens around a text: the template of a family, and the tokens that a decoder's settings ask for."""
+"""The special tokens around a text: the template of a family, and the tokens that a decoder's settings request."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], famil
 
 
 def add_asked(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:
-    """Adds the start and end tokens that add_bos_token and add_eos_token ask for, in the classes with these settings.
+    """Adds the start and end tokens requested by add_bos_token and add_eos_token, in classes with these settings.
 
-    They override the post-processor of a tokenizer.json, as in Transformers 4. Version 5 ignores them. A folder without
-    both settings keeps what its file does, because version 5 writes such folders.
+    These settings override the post-processor of a tokenizer.json, as in Transformers 4. Version 5 ignores them. A
+    folder with neither setting keeps the post-processor of its file, because version 5 writes such folders.
     """
     usual = ASKING.get(decoder_class(path.parent, settings), {})
     asked = {role: settings.get(f"add_{role}_token") for role in usual}
@@ -98,9 +98,9 @@ def _roles(forms: Sequence[str]) -> list[str]:
 def _forms(path: Path, settings: Mapping[str, Any], family: Family) -> tuple[str, str]:
     """The special tokens around a text and around a pair, as in `Family`.
 
-    Without a tokenizer.json, a decoder's tokenizer also adds the start and end tokens that its settings ask for. OPT's
-    published folders name GPT-2's tokenizer, with add_bos_token. A class of no family adds only what a tokenizer.json
-    says: nothing to the texts of a tokenizer that was trained without a template.
+    Without a tokenizer.json, a decoder's tokenizer also adds the start and end tokens that its settings request. OPT's
+    published folders name GPT-2's tokenizer, with add_bos_token. A class without a family adds only the tokens that
+    its tokenizer.json defines: none if the tokenizer was trained without a template.
     """
     if path.name == FILE and class_of(path.parent, settings) in OF_NO_FAMILY:
         return "$A", "$A $B:1"

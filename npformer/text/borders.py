@@ -23,9 +23,9 @@ class Borders:
 
     They are the spaces between words, and for BERT also the places between two punctuation marks or ideographs.
 
-    No normal form combines characters across a space, and every supported pre-tokenizer starts a new word there. The
-    model of the tokenizer reads one word at a time. Only an added token could cross a border, so added tokens are
-    checked too.
+    Unicode normalization never combines characters across a space, and every supported pre-tokenizer starts a new word
+    there. The model of the tokenizer reads one word at a time. Only an added token could cross a border, so added
+    tokens are checked too.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -49,9 +49,8 @@ class Borders:
             and splits["type"] == "BertPreTokenizer"
             and any(each.get("handle_chinese_chars") for each in parts)
         )
-        self.at_marks = (  # each mark is a word for BERT, and no normal form combines two ASCII marks
-            self.at_spaces and splits["type"] == "BertPreTokenizer" and not any(map(_has_marks, added))
-        )
+        # BERT treats each punctuation mark as a word, and Unicode normalization never combines two ASCII marks.
+        self.at_marks = self.at_spaces and splits["type"] == "BertPreTokenizer" and not any(map(_has_marks, added))
 
     def blocks(self, text: str) -> Iterator[tuple[int, int]]:
         """Splits a text at borders into blocks `(first, end)` of about BLOCK characters, or more if necessary."""

@@ -1,8 +1,8 @@
 """`Chat`: converts conversations to tokens with the chat template in the folder of a model.
 
-A message that contains the text of a control token, such as "<|im_end|>", does not get that token, because only the
-template adds control tokens. To distinguish such texts from control tokens, a mark replaces each of them before the
-template is rendered.
+If a message contains the text of a control token, such as "<|im_end|>", the text is tokenized as ordinary text, because
+only the template may add control tokens. To distinguish the two, each such text is replaced with a placeholder before
+the template is rendered.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Chat:
 
 
 class _Marked:
-    """A conversation in which marks replace the texts of control tokens. An answer to be continued ends with a mark."""
+    """A conversation with placeholders for texts of control tokens, and one at the end of an answer to continue."""
 
     def __init__(self, messages: list[dict[str, Any]], control: ControlTexts, in_answers: ControlTexts) -> None:
         self.name = f"@{secrets.token_hex(8)}"  # random, so that no message can contain it
@@ -160,7 +160,7 @@ class _Marked:
         return f"{self.name}{len(self.texts) - 1}@"
 
     def restored(self, rendered: str, control: ControlTexts) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered text with marks replaced by their texts, and the spans of the template's control tokens."""
+        """The rendered text with the texts restored, and the spans of the template's control tokens."""
         if not self.generates:
             rendered = rendered.partition(f"{self.name}end@")[0]
         own, text = list[tuple[int, int]](), ""

@@ -1,7 +1,7 @@
 """Reads and renders the chat template in a folder. `PairTemplate` is a template for a query and a text, for rerankers.
 
 A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory. In
-case it leaves the sandbox, the process has no variables of the environment, no open files, and cannot open any.
+case the template escapes the sandbox, the process has an almost empty environment, no open files, and cannot open any.
 For pairs, the template is rendered in advance with placeholders, and `PairTemplate` inserts the texts of each pair.
 `chat.py` renders conversations.
 """
@@ -34,7 +34,7 @@ FILE = "chat_template.jinja"
 ROLES = ("system", "query", "document")
 SECONDS, MEMORY = 20, 2**30  # maximum time for rendering, and maximum bytes of memory on Unix
 MOST = 2**20  # maximum characters of a template, and of the rendered texts
-JINJA2 = (3, 1, 6)  # templates can leave the sandbox of older versions (CVE-2025-27516)
+JINJA2 = (3, 1, 6)  # in older versions, templates can escape the sandbox (CVE-2025-27516)
 PACKAGES = ("jinja2", "markupsafe")  # which the process imports
 #: Variables of the environment that the process gets: Python may need them to start, and the date depends on TZ.
 KEPT = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "TZ")
@@ -157,7 +157,7 @@ def render(
 
 
 def start_ahead(count: int) -> None:
-    """Starts processes for later renderings until `count` of them wait.
+    """Starts processes for later renderings until `count` are idle.
 
     A rendering then takes less than half of the time. Each process still renders only once.
     """
@@ -167,14 +167,14 @@ def start_ahead(count: int) -> None:
 
 
 def end_waiting() -> None:
-    """Ends the processes that wait."""
+    """Ends the idle processes."""
     while WAITING:
         with WAITING.pop() as process:
             process.kill()
 
 
 def _waiting_process() -> subprocess.Popen[str] | None:
-    """Returns a process that waits, or None. Drops processes that have ended."""
+    """Returns an idle process, or None if there is none. Drops processes that have ended."""
     with suppress(IndexError):
         while True:
             process = WAITING.popleft()
@@ -195,13 +195,13 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _check_jinja2(where: str) -> None:
-    """Raises NpformerError if jinja2 is not installed, or is a version with a hole in its sandbox."""
+    """Raises NpformerError if jinja2 is not installed, or is a version that templates can escape from."""
     if find_spec("jinja2") is None:
         raise lacks(f"{where}: a chat template", "jinja2", "chat")
     found = _version("jinja2")
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < JINJA2:
         newer = (
-            f"jinja2 {'.'.join(map(str, JINJA2))} or newer, because templates can leave the sandbox of older versions"
+            f"jinja2 {'.'.join(map(str, JINJA2))} or newer, because templates can escape the sandbox of older versions"
         )
         raise lacks(f"{where}: a chat template", f"{newer}; got {found}", "chat")
 

@@ -1,7 +1,7 @@
 """`ControlTexts`: finds the texts of control tokens in a text.
 
-A regular expression with an alternative for each token tries thousands of them at every character, and no other thread
-runs meanwhile. Here the tokens are sorted, so that a place in a text needs a binary search.
+A regular expression with an alternative for each token would try thousands of alternatives at every character, and
+block all other threads. Here the tokens are sorted, so a binary search suffices at each position.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 class ControlTexts:
-    """The texts of control tokens. If several begin at one place of a text, the longest counts.
+    """The texts of control tokens. If several begin at the same position of a text, the longest counts.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class ControlTexts:
 
 
 def _shorter(texts: list[str]) -> list[int]:
-    """Returns for each of the sorted texts the index of the longest other with which it begins, or -1."""
+    """Returns, for each of the sorted texts, the index of the longest other text that is its prefix, or -1."""
     found, open_ = list[int](), list[int]()
     for i, text in enumerate(texts):
         while open_ and not text.startswith(texts[open_[-1]]):

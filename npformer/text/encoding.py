@@ -61,7 +61,7 @@ class Encoded:
     def rows(self) -> list[slice]:
         """The rows to use from each piece, so that together they cover the text once. Overlaps are split in the middle.
 
-        Each token thus comes from the piece in which it has more context; [CLS] comes from the first piece and [SEP]
+        Each token thus comes from the piece in which it has more context. [CLS] comes from the first piece and [SEP]
         from the last.
         """
         before = self.pieces[0].special_tokens_mask.index(0) if len(self.pieces) > 1 else 0
@@ -327,9 +327,8 @@ class Encoder:
     def _first_token(self, text: str) -> Encoding:
         """The first token of a text, or an empty Encoding for a text without tokens.
 
-        The token comes from a truncated Encoding, because an Encoding without overflow has no sequence id. The overflow
-        should be short, because the library adds special tokens to all of it; here it repeats the beginning of the
-        text.
+        The token comes from a truncated Encoding, because an Encoding without overflow has no sequence id. The library
+        adds special tokens to the whole overflow, so the overflow is kept short: it repeats the beginning of the text.
         """
         for start, _, block in self._read_blocks(text):
             if end := next((end for _, end in block.offsets if end), 0):

@@ -92,7 +92,7 @@ def describe_deberta(
 def describe_llama(path: Path, file: SentencePiece, limits: Limits) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The tokenizer of Llama 1 and 2, Mistral and Gemma: BPE over characters, with bytes of unknown characters.
 
-    A piece is merged from all pairs of pieces that make it, in the order of the file, as in Transformers.
+    Each pair of pieces that forms another piece is a merge, in the order of the file, as in Transformers.
     """
     symbols = any(piece.type == USER_DEFINED for piece in file.pieces)
     for there, what in (
@@ -126,13 +126,13 @@ def describe_llama(path: Path, file: SentencePiece, limits: Limits) -> tuple[dic
 
 
 def _merges(path: Path, pieces: Sequence[Piece], limits: Limits) -> list[tuple[str, str]]:
-    """The pairs of pieces that make another piece: best score first, then the pair with the shortest first piece.
+    """The pairs of pieces that form another piece: best score first, then the pair with the shortest first piece.
 
     Raises NpformerError for more than MOST_TRIED splits of pieces, or more than MOST_MERGES pairs.
     """
     limits.check("piece", max(len(piece.text) for piece in pieces), f"{path}: characters of a piece")
     known = {piece.text: piece for piece in pieces if piece.type in (NORMAL, USER_DEFINED)}
-    tried = sum(len(text) ** 2 for text in known)  # each split of a piece takes time for all its characters
+    tried = sum(len(text) ** 2 for text in known)  # each split takes time proportional to the piece's length
     if tried > MOST_TRIED:
         raise NpformerError(
             f"{path}: expected at most {MOST_TRIED} characters in the splits of all pieces, got {tried}, because "
@@ -160,7 +160,7 @@ def _never_split(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
 
 
 def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
-    """The part that replaces spaces with a mark. With prefix_space, it also adds a mark before each text.
+    """The component that replaces spaces with ▁. With prefix_space, it also adds ▁ before each text.
 
     otherwise: the prepend_scheme to use without prefix_space.
     """

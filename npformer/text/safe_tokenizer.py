@@ -4,8 +4,8 @@ A file is checked before the library reads it (`tokenizer_checks.py`), and the t
 failures of the library become NpformerErrors, even Rust panics, which are not Exceptions. Rust also prints a panic to
 stderr, which Python cannot prevent. Most panics occur while a model is loaded.
 
-Time cannot be bounded here. A regular expression in a file can take time quadratic in the length of a text, and neither
-a check of the file nor a trial shows for which texts. Read files that you do not trust in a process with a time limit,
+Time cannot be limited here. A regular expression in a file can take time quadratic in the length of a text, and neither
+a check of the file nor a trial shows for which texts. Read untrusted files in a process with a time limit,
 such as `timeout 60 npformer classify -m FOLDER`.
 """
 
@@ -44,9 +44,9 @@ CONTINUED = re.compile(rb'"##[^"]')  # a piece of WordPiece that continues a wor
 LONGER = 8  # maximum length of a normalized text, in multiples of the limit `characters`
 BLOCK = 1024  # characters that are normalized at once to measure their length
 AT_ONCE = 16_384  # characters that are tokenized in a few milliseconds
-LONGEST = 4096  # characters of the longest trial
+LONGEST = 4096  # length in characters of the longest trial text
 SECONDS = 0.1  # maximum CPU time of a trial, which usually takes 0.005 s
-TRIES = 3  # trials that must all take longer, because a virtual machine may count time in which it does not run
+TRIES = 3  # all of these trials must exceed SECONDS, because a virtual machine may count time when it does not run
 
 
 class Uncalled:
@@ -128,8 +128,8 @@ class SafeTokenizer(Uncalled):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Converts ids to a text.
 
-        Whether a token is special is decided by its id. tokenizers 0.23 decides it by the normalized text of the token,
-        and does not find the special tokens of Llama's folders of 2023.
+        The id decides whether a token is special. tokenizers 0.23 uses the normalized text of the token instead, and
+        misses the special tokens of Llama's folders of 2023.
         """
         with safely(f"{self._where}: the tokenizer failed"):
             added = self._added_tokens()
@@ -177,7 +177,7 @@ def strings(texts: Any) -> Iterator[str]:
 
 
 def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, made_of: Callable[[str], int]) -> None:
-    """Refuses texts that would become too long when normalized, because the library holds the whole result in memory.
+    """Refuses texts that would become too long when normalized, because the library keeps the result in memory.
 
     Only texts that could become too long are measured, block by block. A pattern that matches across two blocks is
     missed. growth: maximum ratio of new to old length, not counting Unicode normal forms. made_of: a function that
@@ -206,7 +206,7 @@ def safely(where: str) -> Iterator[None]:
 
 
 class Read(NamedTuple):
-    """A tokenizer, with what its file says about it."""
+    """A tokenizer, with properties that its file defines."""
 
     tokenizer: Tokenizer
     has_regex: bool = False

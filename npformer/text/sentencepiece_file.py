@@ -18,8 +18,8 @@ from npformer.common.limits import LIMITS, Limits
 
 PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # fields of the model
 MODEL_TYPE, BYTE_FALLBACK = 3, 35  # fields of the trainer
-#: Role of a special token -> the trainer's field for its id (negative: no such token), the default, and the same for
-#: its piece.
+#: Role of a special token -> the trainer's field for its id (negative: no such token) and the default id, and the field
+#: for its piece and the default piece.
 ROLES = {
     "unk_token": (40, 0, 45, "<unk>"),
     "bos_token": (41, 1, 46, "<s>"),
@@ -49,7 +49,7 @@ class SentencePiece(NamedTuple):
     charsmap: bytes  # of the normalizer; may be empty
     byte_fallback: bool
     dummy_prefix: bool  # a space is added before a text
-    removes_spaces: bool  # around a text, and of several between words
+    removes_spaces: bool  # around a text, and all but one between words
     special: dict[str, str]  # the special tokens that the model was trained with, by role
 
 

@@ -94,7 +94,7 @@ def _files(folder: Path, settings: Mapping[str, Any]) -> list[Mapping[str, Any]]
 
 
 def _additional(folder: Path, settings: Mapping[str, Any]) -> list[Any]:
-    """The special tokens without a standard role, in every form in which versions of Transformers write them."""
+    """The special tokens without a standard role, in all formats that versions of Transformers write."""
     found: list[Any] = []
     files = _files(folder, settings)
     for each in files:
@@ -107,7 +107,7 @@ def _additional(folder: Path, settings: Mapping[str, Any]) -> list[Any]:
 
 
 def _extra(file: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The special tokens with names of their own, such as image_token."""
+    """The special tokens with custom names, such as image_token."""
     extra = file.get("extra_special_tokens")
     return extra if isinstance(extra, Mapping) else {}
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 CHARACTER = 4  # maximum number of bytes of a character in UTF-8, and thus of its tokens
-PARTIAL = "\ufffd"  # the text of a part of a character
+PARTIAL = "\ufffd"  # the text of an incomplete character
 
 
 class StopStrings:
@@ -35,7 +35,7 @@ class StopStrings:
         return any(text.find(each, max(0, known - len(each) + 1)) >= 0 for each in self.strings)
 
     def _from_a_character(self, ids: list[int]) -> list[int]:
-        """The last tokens, enough for any of the strings, from the beginning of a character if possible.
+        """The last tokens, enough to contain any of the strings, starting at the beginning of a character if possible.
 
         Decoders with a token for each byte turn a run of bytes that begins inside a character into U+FFFD.
         """
@@ -43,7 +43,7 @@ class StopStrings:
         return next((each for each in tails if not self._text(each).startswith(PARTIAL)), ids[-self.longest :])
 
     def _known(self, ids: list[int]) -> int:
-        """The number of characters that are complete before the last token, which may complete one of several."""
+        """The number of characters that are complete before the last token, which may complete another one."""
         known = 0
         for end in range(len(ids) - 1, max(len(ids) - 1 - CHARACTER, -1), -1):
             before = self._text(ids[:end])

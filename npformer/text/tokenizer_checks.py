@@ -32,8 +32,8 @@ TABLES = re.compile(
     + rb"\[(?:\s*+(?:" + STRING + rb"|\[\s*+" + STRING + rb"\s*+,\s*+(?:" + STRING + rb"|" + NUMBER + rb")\s*+\])"
     + rb"\s*+,?)*+\s*+\])"
 )  # fmt: skip
-#: Each string of a table, with its id or an empty text. A pattern that fails for strings without an id would be tried
-#: again at each quote within them.
+#: Each string of a table, with its id or an empty text. A pattern that failed for strings without an id would be
+#: retried at each quote inside them.
 IDS = re.compile(STRING + rb"(?:\s*+:\s*+(\d++))?+")
 
 
@@ -116,7 +116,7 @@ def check_rows(where: str, pieces: int, rows: int) -> None:
 
 
 def check_marks(where: str, pieces: Iterable[str]) -> None:
-    """Refuses WordPiece with the pieces of a SentencePiece file, as in KoBERT's folders, because all words are unknown.
+    """Refuses WordPiece with pieces of a SentencePiece file, as in KoBERT's folders: every word would be unknown.
 
     SentencePiece marks the beginning of a word with ▁, and WordPiece marks the other pieces with ##.
     """

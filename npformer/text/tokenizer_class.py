@@ -1,8 +1,8 @@
 """The class of a tokenizer, named by a folder's settings, and the files that such a class reads.
 
-Transformers reads a file with the class that the folder names. The same vocab.txt gives other pieces with
+Transformers reads a file with the class that the folder names. The same vocab.txt gives different pieces with
 BertJapaneseTokenizer, which splits words with a Japanese dictionary first, or with BertweetTokenizer, which merges
-bytes. A class that npformer does not have is therefore refused.
+bytes. A class that npformer lacks is therefore refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from npformer.common.files import read_json
 from npformer.text.legacy_files import ALBERT, DEBERTA, FAIRSEQ, LLAMA, MERGES
 
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
-FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA, LLAMA)  # in the order in which they are looked for
+FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA, LLAMA)  # in search order
 MERGES_OF_WORDS = "bpe.codes"  # next to the vocab.txt of BertweetTokenizer and PhobertTokenizer
 
 #: Values of tokenizer_class for which Transformers uses a tokenizer.json unchanged.
@@ -43,7 +43,7 @@ IN_PYTHON = (
     "GPTNeoXJapanese", "Luke", "MLuke", "Phobert", "ProphetNet", "RoCBert", "Tapas", "XLM", "XLMProphetNet",
 )  # fmt: skip
 
-#: Setting of BertJapaneseTokenizer that changes how texts are split -> the value that stands for BERT's own way.
+#: Setting of BertJapaneseTokenizer that changes how texts are split -> the value for BERT's own behaviour.
 SPLITTING = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
 
 INSTEAD = "encode texts with that class in transformers, and give the model their token ids"
@@ -112,7 +112,7 @@ def _named(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, str]:
 
 
 def _own_code(settings: Mapping[str, Any]) -> str:
-    """The tokenizer class in the checkpoint's own code, from auto_map, or ""."""
+    """The tokenizer class in the checkpoint's custom code, from auto_map, or ""."""
     named = settings.get("auto_map")
     classes = named.get("AutoTokenizer") if isinstance(named, Mapping) else named
     several: Collection[Any] = classes if isinstance(classes, list) else [classes]

@@ -53,7 +53,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Tra
     """The tokenizer in the folder of a translation model.
 
     Its files are source.spm, target.spm and vocab.json, read with sentencepiece; or tokenizer.json, and
-    target_tokenizer.json if the target has its own tokenizer; or another tokenizer file that encoders have (FILES).
+    target_tokenizer.json if the target has its own tokenizer; or any other tokenizer file of encoders (FILES).
     Raises NpformerError for files that are missing, unreadable or beyond the limits, for a vocabulary that does not
     match the model, and for a tokenizer that fails on a short text.
     """

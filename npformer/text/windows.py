@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-AGAIN = 8  # maximum tokens of the character that a block repeats from the end of the previous block
+AGAIN = 8  # maximum tokens of the one character that a block repeats from the previous block
 
 
 @dataclass
@@ -102,7 +102,7 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | No
     """Joins the tokens of the blocks of a text. A block is `(start, first, tokens)`, tokenized from `start` on.
 
     Tokens before character `first` belong to the previous block and are dropped. Raises NpformerError for more than
-    `most` + AGAIN tokens, before it copies the block that exceeds this number.
+    `most` + AGAIN tokens, without copying the block that exceeds this number.
     """
     known: dict[str, str] = {}
     parts: list[Tokens] = []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: The marks of SentencePiece and byte-level BPE at the start of a word. WordPiece marks the other pieces with "##".
+#: The markers of SentencePiece and byte-level BPE at the start of a word. WordPiece marks the other pieces with "##".
 _START_MARKS = ("▁", "Ġ")
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that byte-level BPE does not replace
@@ -48,9 +48,9 @@ def _special(token: str) -> bool:
 
 
 def word_text(pieces: Sequence[str], has_bytes: bool = False) -> str:
-    """Joins the pieces of a word into a text without marks: `undo` for `["un", "##do"]`, `café` for `["ĠcafÃ©"]`.
+    """Joins the pieces of a word into a text without markers: `undo` for `["un", "##do"]`, `café` for `["ĠcafÃ©"]`.
 
-    A mark without other pieces becomes `␣`. The bytes of a character become the character, `é` for `["<0xC3>",
+    A marker without other pieces becomes `␣`. The bytes of a character become the character, `é` for `["<0xC3>",
     "<0xA9>"]`. has_bytes: see `_from_bytes`.
     """
     if list(pieces) == ["▁"]:
@@ -73,7 +73,7 @@ def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def _of_bytes(tokens: Sequence[str]) -> bool:
-    """Whether the tokens are those of byte-level BPE, known by its mark or by characters that spell valid UTF-8."""
+    """Whether the tokens are from byte-level BPE, recognized by its marker or by characters that spell valid UTF-8."""
     if any(token.startswith("Ġ") for token in tokens):
         return True
     text = "".join(tokens)
@@ -84,7 +84,7 @@ def _of_bytes(tokens: Sequence[str]) -> bool:
 
 
 def name_after_word(token: str, words: Sequence[str]) -> str:
-    """Readable name of a token that follows a word: `##le` for `le` if some of `words` begin with a mark."""
+    """Readable name of a token that follows a word: `##le` for `le` if some of `words` begin with a marker."""
     starts = [each for each in words if each.startswith(_START_MARKS)][:1]
     return piece_names([*starts, token])[-1]
 
@@ -98,7 +98,7 @@ def _named(names: re.Match[str]) -> str:
 
 
 def byte_level_text(token: str) -> str:
-    """Decodes a token of byte-level BPE, with SentencePiece's mark and names of bytes: `▁<0xF0>` for `Ġð`."""
+    """Decodes a token of byte-level BPE, with SentencePiece's marker and names of bytes: `▁<0xF0>` for `Ġð`."""
     try:
         spelt = bytes([_BYTES[c] for c in token])
     except KeyError:  # an added token

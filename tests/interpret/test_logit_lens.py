@@ -71,7 +71,7 @@ def test_errors_name_the_argument() -> None:
         logit_lens(words, "I love ice cream")
     with pytest.raises(NpformerError, match="logit_lens: position: expected a token's number, 0 to 5"):
         logit_lens(words, TEXT, positions=[9])
-    with pytest.raises(NpformerError, match="positions: expected at least one token's number"):
+    with pytest.raises(NpformerError, match="positions: expected at least one token index"):
         logit_lens(words, TEXT, positions=[])
     with pytest.raises(NpformerError, match="most: expected a whole number of at least 1, got 0"):
         logit_lens(words, TEXT, positions=[1], most=0)

@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
 
 class PackedTexts(NamedTuple):
-    """The data about texts, packed as rows (T, D), that blocks need.
+    """The data that blocks need about the texts, whose tokens are packed as rows (T, D).
 
     Parameters
     ----------

@@ -16,8 +16,8 @@ from npformer.engine.runtime.recording import recorder
 Way = TypeVar("Way")
 Result = TypeVar("Result")
 
-TURNS = 5  # runs of each way in a trial; the median tolerates two slow ones
-GAIN = 0.95  # because of noise, a way replaces the current one only if it takes at most this fraction of the time
+TURNS = 5  # number of runs of each variant in a trial; the median tolerates two slow ones
+GAIN = 0.95  # because of noise, a variant replaces the current one only if it takes at most this fraction of the time
 SHARE = 0.01  # maximum fraction of all time that trials may lose on slower ways
 PATIENCE = 0.05  # seconds of work before a trial, so that a process for a single sentence does not begin one
 

@@ -179,7 +179,7 @@ def _columns_at_edges(
 
 @functools.lru_cache(maxsize=1000)
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
-    """The columns to recompute: for each edge, the index of its share, its columns, and their places when gathered."""
+    """The columns to recompute. For each edge: the index of its share, the columns, and their slice when gathered."""
     places, end = [], 0
     for i, (start, stop) in enumerate(shares):
         for edge in k.edges((stop - start) // VECTOR * VECTOR):

@@ -75,7 +75,7 @@ MOST = 1 << 28  # limit on the search for positions: size of the position table 
 
 
 def found_positions(port: Port) -> Ways:
-    """Finds each token's row of the position table from the stage, and a rule that maps the correct row to it."""
+    """Finds the row of the position table that each token used, and a rule that maps the correct row to that one."""
     stack, layer, rest = parted(port.stage)
     table = port.weights.get(f"{stack}{POSITION}.weight")
     of_source = bool(port.sources) and stack == "encoder."
@@ -128,7 +128,7 @@ def _rules(right: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Callab
 def _nearest_rows(port: Port, table: np.ndarray, own: list[np.ndarray], rest: str) -> list[np.ndarray] | None:
     """Returns for each token the row of the table for which the stage is nearest to the port's.
 
-    The stage is that of the positions, the sum of embeddings, or the normalized sum.
+    The stage is the positions, the sum of embeddings, or the normalized sum.
     """
     sums = port.truth.get(port.stage.removesuffix("norm") + "sum")
     if rest == "embeddings.norm" and sums is not None:
@@ -204,7 +204,7 @@ def scaled(port: Port) -> Ways:
         own = port.config.token_scale
         yield "not multiplied by sqrt(D)", {"embeddings.token": lambda y, at: y / own}
         yield "the positions by sqrt(D), too", {POSITION: lambda y, at: y * own}
-        for dtype in HALVES:  # no rounding is right, too
+        for dtype in HALVES:  # leaving it unrounded is also correct
             number = replace(port.config, scale_dtype=dtype).token_scale
             if abs(number / own - 1) > 1e-5:
                 said = f"by sqrt(D) rounded to {dtype}"

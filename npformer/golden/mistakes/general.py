@@ -68,7 +68,7 @@ def other_stage(port: Port) -> Ways:
 
 
 def names_of(port: Port) -> list[str]:
-    """Returns the stages whose correct values match the port's stage far better than its own correct values do."""
+    """Returns the stages with correct values that match the port's stage far better than the stage's own values."""
     own = largest_error(port.theirs, port.truth[port.stage])
     return [
         name
@@ -80,7 +80,7 @@ def names_of(port: Port) -> list[str]:
 
 
 def said_of(found: Mapping[str, list[str]]) -> str:
-    """Describes which stage each stage really is, such as two exchanged stages or layers off by one."""
+    """Describes which stage each exported stage really holds, for example if the layers are off by one."""
     steps = {parted(stage)[1] - parted(names[0])[1] for stage, names in found.items()}
     pairs = [f"{stage} is {' or '.join(names[:2])}" for stage, names in found.items()]
     said = f"{', '.join(pairs[:4])}{', ...' if len(pairs) > 4 else ''}"
@@ -112,7 +112,7 @@ def permuted(port: Port) -> Ways:
 
 
 def head_width_in(port: Port) -> int:
-    """The width of a head's columns in the stage; 0 if its columns are not those of heads."""
+    """The number of columns of each head in the stage; 0 if the columns are not split into heads."""
     return port.d_head if parted(port.stage)[2].endswith((*QKV, "combined", "_rotated")) else 0
 
 

@@ -108,7 +108,7 @@ def _with_mask_of(text: int) -> Rule:
 
 
 def lowered(port: Port) -> Ways:
-    """The mask adds a number to hidden scores, or replaces them with it, but the number is not low enough."""
+    """Masked scores get a number added, or are replaced with one, that is not low enough."""
     if not any(name.endswith("attention.weights") for name in port.span):
         return
     for c in (*_solved(port), *LOWERED):
@@ -117,7 +117,7 @@ def lowered(port: Port) -> Ways:
 
 
 def _solved(port: Port) -> list[float]:
-    """Finds the number added to hidden scores: differences in log(weights) equal those in the scores."""
+    """Finds the number added to masked scores, because log(weights) and scores have the same differences."""
     scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
     found = list[np.ndarray]()
     for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
@@ -173,7 +173,7 @@ def other_ids(port: Port) -> Ways:
 
 
 def _nearest(port: Port) -> Rule:
-    """Replaces tokens so that the stage (a sum of embeddings, or that sum normalized) is nearest to the port's."""
+    """Replaces tokens so that the stage (the sum of embeddings, or the normalized sum) is nearest to the port's."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         table, theirs = at.weight("embeddings.token"), port.theirs[at.text].astype(np.float64)

@@ -38,12 +38,12 @@ def parents_of(port: Port) -> list[str]:
 
 
 def is_single(port: Port) -> bool:
-    """Returns whether the other program has every stage that this one is computed from."""
+    """Returns whether the other program has all parents of the stage."""
     return not any(name != port.stage and not name.endswith(".input") for name in port.span)
 
 
 def changing(port: Port, stage: str, rule: Rule) -> Port:
-    """Returns the port with a rule for a stage that it computes, or for a given stage's values where they are read."""
+    """Returns a copy of the port with a new rule: on the stage if the port computes it, or else on its readers."""
     if stage in port.span:
         return port.ruling({in_all_layers(stage): rule})
     return port.rereading({in_all_layers(stage): rule}, port.stage)
@@ -251,7 +251,7 @@ def some_columns(port: Port) -> Ways:
 
 
 def _copied(theirs: np.ndarray, right: np.ndarray) -> np.ndarray | None:
-    """Returns for each column the nearest correct column; None unless one is the nearest to several columns."""
+    """Returns for each column the nearest correct column; None unless a correct column is the nearest to several."""
     if theirs.shape != right.shape or not 1 < theirs.shape[1] <= MOST_COLUMNS:
         return None
     order = nearest(theirs.T, right.T)
@@ -300,7 +300,7 @@ def _inputs(port: Port) -> tuple[str, np.ndarray] | None:
 
 
 def _counting(times: np.ndarray, group: str) -> Rule:
-    """x W + b with column j of x counted times[j] times. group: the weights of a stage without its own name's."""
+    """x W + b with column j of x counted times[j] times. group: the weights to use if none have the stage's name."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         weight = at.weight(at.name)

@@ -17,7 +17,7 @@ from npformer.golden.port import Port
 
 ATTENTION, FFN = "*.attention_residual", "*.ffn_residual"
 BLOCKS = ((ATTENTION, "attention"), (FFN, "ffn"))
-INPUTS = {"attention": "input", "ffn": "attention_residual"}  # block -> the rows that it is added to, before a norm
+INPUTS = {"attention": "input", "ffn": "attention_residual"}  # block -> rows that its output is added to, before a norm
 
 
 def other_norm_order(first: bool) -> Callable[[Port], Ways]:
@@ -33,7 +33,7 @@ def other_norm_order(first: bool) -> Callable[[Port], Ways]:
 
 
 def _normed_first(rows: str, norm: str) -> Rule:
-    """A rule that computes a linear layer from a stage's rows, normalized."""
+    """A rule that computes a linear layer from the normalized rows of a stage."""
     return lambda y, at: at.linear(
         at.affine(standard(at(rows), at.config.eps), norm), at.name.partition(f"{at.layer}.")[2]
     )

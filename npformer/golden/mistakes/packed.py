@@ -14,7 +14,7 @@ MOST = 1 << 22  # maximum number of tokens in a run times d_model
 
 
 def without_borders(port: Port) -> Ways:
-    """Each text is followed by all others, which its tokens see at their distances in the packed batch."""
+    """Appends the other texts to each text, so that its tokens see them at their distances in the packed batch."""
     total = sum(map(len, port.texts))
     if port.config.decoder or len(port.texts) < 2 or total * len(port.texts) * port.config.d_model > MOST:
         return

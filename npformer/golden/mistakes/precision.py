@@ -37,7 +37,7 @@ def held(kind: str, array: np.ndarray) -> bool:
 
 
 def held_before(kind: str, array: np.ndarray, bias: np.ndarray) -> bool:
-    """Returns whether every number is one that float16 or bfloat16 represents, plus the bias, added in float32."""
+    """Returns whether every number is a float16 or bfloat16 number plus the bias, added in float32."""
     if array.shape[-1:] != bias.shape or not np.isfinite(array).all():
         return False
     product = array.astype(np.float64) - bias
@@ -45,9 +45,9 @@ def held_before(kind: str, array: np.ndarray, bias: np.ndarray) -> bool:
 
 
 def half_of(port: Port, budget: float, dtype: str) -> tuple[str, str] | None:
-    """Returns the 16-bit type to which a port meant for `dtype` rounded a correct stage, and what it rounded; or None.
+    """Returns the 16-bit type to which a port meant for `dtype` rounded a correct stage, and the rounded part, or None.
 
-    It may round a product before it adds the bias. budget: the stage's budget for float32.
+    A port may round the product before it adds the bias. budget: the stage's budget for float32.
     """
     bias = port.weights.get(f"{port.stage}.bias")
     for kind in HALVES:

@@ -41,10 +41,10 @@ def wrong_rows(port: Port) -> list[np.ndarray] | None:
 
 
 def suspects(port: Port, compared: Container[str]) -> list[str]:
-    """Returns the groups of weights that may be wrong: the stage uses them, and they were not compared.
+    """Returns the groups of weights that may be wrong, because the stage uses them and they were not compared.
 
-    If some rows are right, these are only tables, because another wrong weight spoils all rows, or with a causal mask
-    all rows but the first.
+    If some rows are correct, returns only tables, because any other wrong weight would spoil all rows, or with a causal
+    mask all rows except the first.
     """
     groups = [group for group in port.groups if f"{group}.weight" not in compared]
     wrong = wrong_rows(port)
@@ -95,7 +95,7 @@ def rows_said(wrong: list[np.ndarray]) -> str:
 
 
 def in_rows(rows: list[np.ndarray], rule: Rule) -> Rule:
-    """Returns the rule that changes only these rows, and no padding. It is impossible if no other row would change."""
+    """Restricts a rule to these rows, without padding. Impossible if the rule would leave all other rows unchanged."""
 
     def changed(y: np.ndarray, at: At) -> np.ndarray:
         own, made = np.flatnonzero(rows[at.text]), np.asarray(rule(y, at))

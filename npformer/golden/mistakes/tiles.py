@@ -21,7 +21,7 @@ from npformer.golden.mistakes.rows import product_twice, wrong_rows
 from npformer.golden.port import Port, made_by
 
 TILES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
-ENDS = (1, 2, 4, 8, 16, 32, 64)  # inputs or columns of the last tile, besides the remainders of a width
+ENDS = (1, 2, 4, 8, 16, 32, 64)  # inputs or columns in the last tile, in addition to the remainders of a width
 LANES = (8, 16, 32, 64, 128, 256, 512, 1024)  # a row is padded to a multiple
 
 # --- products --------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ Count = Callable[[int], int]  # number of inputs or columns -> how many of them 
 
 
 def _weights(at: At) -> tuple[np.ndarray, np.ndarray | None] | None:
-    """The weight and bias of a linear stage; None for another stage."""
+    """The weight and bias of a linear stage; None for any other stage."""
     group = at.name if at.weight(at.name) is not None else "head.output"
     weight = at.weight(group)
     return None if weight is None or weight.ndim != 2 else (weight, at.weight(group, "bias"))
@@ -131,7 +131,7 @@ def _columns_twice(port: Port) -> Ways:
 
 
 def _sizes(port: Port) -> list[int]:
-    """Numbers of keys in a tile that leave a part of some text to a second tile."""
+    """Tile sizes, in keys, for which some text needs a second tile."""
     longest = max(map(len, (*port.texts, *port.sources)))
     return [tile for tile in (1, 2, *TILES) if tile < longest]
 
@@ -190,7 +190,7 @@ RESCALED: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray | float,
 
 
 def online_softmax(port: Port) -> Ways:
-    """Context and sum of earlier tiles are not rescaled when a later tile has a larger maximum."""
+    """The context and the sum of earlier tiles are not rescaled when a later tile has a larger maximum."""
     for tile in _sizes(port) if _has(port, "attention.context") else ():
         for said, factors in RESCALED.items():
 
@@ -304,7 +304,7 @@ def norms(port: Port) -> Ways:
 
 
 def _padded_norm(extra: int, mean: int, deviation: int) -> Rule:
-    """A norm over rows with padding lanes of 0. mean, deviation: 1 if the lanes are counted in what is divided by."""
+    """A norm over rows with padding lanes of 0. mean, deviation: 1 if the divisor counts the lanes."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         x = at.source
@@ -322,7 +322,7 @@ def _padded_norm(extra: int, mean: int, deviation: int) -> Rule:
 
 
 def _short_norm(n: int, fewer: int) -> Rule:
-    """A norm whose sums leave out the last n columns, and are divided by D - fewer."""
+    """A norm with sums that omit the last n columns and are divided by D - fewer."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         x = at.source

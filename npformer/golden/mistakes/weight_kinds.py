@@ -61,7 +61,7 @@ def other_weights(port: Port) -> Ways:
 
 
 def _exchanged_in_a_layer(port: Port) -> Ways:
-    """Two groups of weights of different kinds are exchanged, such as those of the query and the output."""
+    """Two groups of weights of different kinds are exchanged, such as the query's and the output's weights."""
     for one, two in combinations(port.groups, 2):
         shapes = [port.weights.get(f"{group}.weight", np.zeros(0)).shape for group in (one, two)]
         if parted(one)[1] == parted(two)[1] >= 0 and shapes[0] == shapes[1]:

@@ -1,7 +1,7 @@
-"""Causes that no list has: edits of a page's source that give another program's values of its first wrong stage.
+"""Causes beyond the known mistakes: edits of a page's source that give another program's first wrong stage.
 
 `operators`, `roundings`, `elsewhere`, `chunks` and `solved` make the edits. `stages` records a page's stages, and
-`instrumented` runs its calls again. `case` judges an edit, `fitting` searches, `causes` prints what fits, and
+`instrumented` runs its calls again. `case` judges an edit, `fitting` searches, `causes` prints the fitting edits, and
 `of_model` does all this for a model and a golden file.
 """
 

@@ -1,4 +1,4 @@
-"""The calls of a page that make another program's first wrong stage, and what an edit of the page makes of them."""
+"""Runs the calls of a page that compute another program's first wrong stage, with and without edits of the page."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from npformer.golden.page_edits.instrumented import Frame, Page
 from npformer.golden.page_edits.operators import Edit
 
 Arrays = Sequence[np.ndarray]  # a stage, one array for each text
-MOSTLY = 0.99  # the share of the error that an edit explains before its rounding error is measured
-ROUNDED = 0.9  # the same for edits that round: a number between two steps may go to either
+MOSTLY = 0.99  # an edit must explain this fraction of the error before its rounding error is measured
+ROUNDED = 0.9  # the same for edits that round, because a number between two steps may be rounded to either
 
 
 class Place(NamedTuple):
@@ -28,10 +28,10 @@ class Place(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The stage of each text with an edit, and whether these are the other program's values."""
+    """The stage of each text with an edit, and the rows in which it has the other program's values."""
 
     values: list[np.ndarray]  # empty if the edit does not fit
-    rows: str  # "" if they fit whole, "wrong" if only in the rows that differ, "start" if only in the first of these
+    rows: str  # "" if all fit, "wrong" if only the rows that differ do, "start" if only the first of these does
     first: np.ndarray | None  # the stage of the shortest wrong text, whether the edit fits or not
 
 
@@ -39,7 +39,7 @@ FAILED = Outcome([], "", None)
 
 
 class Case:
-    """A page, the calls that make the first wrong stage, one for each text, and the other program's values."""
+    """A page, its calls that compute the first wrong stage (one per text), and the other program's values."""
 
     def __init__(
         self, page: Page, runs: Sequence[Callable[[ModuleType], Any]], theirs: Mapping[str, Arrays],
@@ -51,7 +51,7 @@ class Case:
         self.page, self.theirs, self.budgets, self.stage = page, theirs, budgets, stage
         self.right, self.exported = [each[stage] for each in right], frozenset(before)
         self.stages = [{name: each[name] for name in earlier if name in each} for each in right]
-        #: Stages that the other program does not show, since the last that it does.
+        #: Number of stages that the other program did not export since the last one that it did.
         shown = max((order.index(each) for each in before), default=-1)
         self.hidden = len(earlier) - shown - 1
         self.calls: list[list[Frame]] = []
@@ -64,11 +64,11 @@ class Case:
         self.wrong = [self._wrong_rows(i) for i in range(len(runs))]
         wrong = [i for i, each in enumerate(self.wrong) if each.any()]
         self.starts = self._starts()
-        #: Texts, the shortest wrong one first, because most edits need no other.
+        #: Texts, the shortest wrong one first, because most edits already fail on one text.
         self.texts = sorted(range(len(runs)), key=lambda i: (i not in wrong, self.right[i].size))
 
     def _wrong_rows(self, i: int) -> np.ndarray:
-        """Which rows of a text's stage differ; of a stage without rows, whether it does."""
+        """Returns which rows of a text's stage differ or, for a stage without rows, whether it differs."""
         if self.right[i].shape != self.theirs[self.stage][i].shape:
             return np.ones(len(self.right[i]), bool)
         error = np.abs(self.right[i] - self.theirs[self.stage][i])
@@ -78,34 +78,34 @@ class Case:
 
     @property
     def some_rows(self) -> bool:
-        """Whether only some rows differ, at least eight numbers in each text that differs."""
+        """Whether only some rows differ, in a stage with rows of at least eight numbers."""
         some = np.concatenate(self.wrong)
         return bool(some.any() and not some.all()) and self.right[0].ndim > 1 and self.right[0].shape[-1] >= 8
 
     def _starts(self) -> list[int]:
-        """For each text the first wrong row, or its length if none is; [] if the first row of a text is wrong."""
+        """The first wrong row of each text, or its length if no row is wrong; [] if any text's first row is wrong."""
         if not self.some_rows:
             return []
         starts = [int(each.argmax()) if each.any() else len(each) for each in self.wrong]
         return starts if min(starts) > 0 else []
 
     def error(self) -> np.ndarray | None:
-        """The error of the shortest wrong text, in one row; None if the other program's array has another shape."""
+        """The error of the shortest wrong text, flattened; None if the other program's array has another shape."""
         right, theirs = self.right[self.texts[0]], self.theirs[self.stage][self.texts[0]]
         return (theirs - right).ravel() if theirs.shape == right.shape else None
 
     def frames(self, level: int) -> list[Frame] | None:
-        """The calls that make the stage, or those `level` calls above them, one for each text."""
+        """The calls that compute the stage, one per text, or their callers `level` levels up."""
         found = list(self.makers)
         for _ in range(level):
             found = [None if each is None else each.caller for each in found]
         frames = [each for each in found if each is not None]
         return frames if len(frames) == len(found) else None
 
-    # --- what an edit makes ---
+    # --- running an edit ---
 
     def outcome(self, places: Sequence[Place], frames: Sequence[Frame]) -> Outcome:
-        """What edits make of the texts, up to the first text that they do not fit."""
+        """Runs the texts with edits, up to the first text that they do not fit."""
         self.tried += 1
         rounds = any(each.edit.kind == "rounded" for each in places)
         later = places[0].edit.kind == "in later rows"
@@ -130,12 +130,12 @@ class Case:
                         ]
                     if not fitting or not self._keeps(stages, i):
                         return Outcome([], "", made[self.texts[0]])
-        except Exception:  # an edit may make any error
+        except Exception:  # an edit may raise anything
             return FAILED
         return Outcome([made[i] for i in range(len(made))], fitting[0], made[self.texts[0]])
 
     def values(self, places: Sequence[Place], frames: Sequence[Frame]) -> np.ndarray | None:
-        """The numbers of the stage in the shortest wrong text with edits; None if the page then fails."""
+        """The stage of the shortest wrong text with edits; None if the edited page fails."""
         self.tried += 1
         i = self.texts[0]
         try:
@@ -158,7 +158,7 @@ class Case:
         return self.page.again(frame, self.exported, self.stage)
 
     def _keeps(self, stages: Mapping[str, np.ndarray], i: int) -> bool:
-        """Whether the stages before are still the other program's."""
+        """Whether the earlier stages still have the other program's values."""
         return all(
             is_near(stages[name], self.theirs[name][i], self.budgets[name]) for name in self.exported & stages.keys()
         )
@@ -192,7 +192,7 @@ class Case:
         return next((each for each in reversed(self.calls[0]) if each.function == function), None)
 
     def parts(self, level: int, function: str) -> list[str]:
-        """Parts of stages' names, such as "ffn", that some calls of a function below the top one have."""
+        """Parts of stage names, such as "ffn", that only some of a function's calls inside the top call have."""
         frames = self.frames(level)
         if frames is None:
             return []
@@ -202,12 +202,12 @@ class Case:
         return [part for part in found if not all(part in scope for scope in scopes)]
 
     def functions(self, level: int) -> Iterator[tuple[str, list[ast.stmt]]]:
-        """The functions whose calls may make the stage wrong, and their statements that do; the top call's first."""
+        """The functions whose calls may make the stage wrong, with the relevant statements; the top call's first."""
         frames = self.frames(level)
         top = frames[0] if frames else None
         if top is None:
             return
-        below = (self.frames(level - 1) or [top])[0] if level else None  # the call that the level below has edited
+        below = (self.frames(level - 1) or [top])[0] if level else None  # the call edited at the level below
         own = self._statements(top, below.line if below else self.page.line)
         yield top.function, own
         within = [each for each in self.calls[0] if each is not top and _is_within(each, top)]
@@ -218,7 +218,7 @@ class Case:
                 yield name, self._statements(first, 0)
 
     def _matters(self, frame: Frame, top: Frame, own: list[ast.stmt]) -> bool:
-        """Whether a call within the top call comes from statements that matter, and not from settled ones."""
+        """Whether a call inside the top call comes from statements that matter, not from settled ones."""
         while frame is not top and frame.caller is not None:
             caller = frame.caller
             statements = own if caller is top else self._statements(caller, 0)
@@ -228,7 +228,7 @@ class Case:
         return True
 
     def _statements(self, frame: Frame, last: int) -> list[ast.stmt]:
-        """The statements of a call on which the line `last` depends, or all; without those whose values are right."""
+        """The statements of a call on which line `last` depends, or all, except those with correct values."""
         function = self.page.functions[frame.function]
         inside = [each for each in ast.walk(function) if isinstance(each, ast.stmt) and each is not function]
         settled = [
@@ -241,7 +241,7 @@ class Case:
 
 
 def _needed(statements: list[ast.stmt], last: int) -> list[ast.stmt]:
-    """The statements on whose values the statement of this line depends, and itself."""
+    """The statement at this line, and the statements on which it depends."""
     simple = [each for each in statements if not isinstance(each, ast.For | ast.If | ast.With)]
     kept = [each for each in simple if each.lineno <= last <= (each.end_lineno or 0)]
     if not kept:
@@ -256,7 +256,7 @@ def _needed(statements: list[ast.stmt], last: int) -> list[ast.stmt]:
 
 
 def _stored(statement: ast.stmt) -> set[str]:
-    """The names that a statement gives a value; of a loop, those of its own line."""
+    """The names that a statement assigns; for a loop, only its loop variables."""
     within: list[ast.AST] = [statement.target] if isinstance(statement, ast.For) else [statement]
     return {
         each.id
@@ -276,12 +276,12 @@ def is_near(array: np.ndarray, other: np.ndarray, budget: float) -> bool:
 
 
 def _before(start: int, early: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """The first rows of one array, and the rows of another from `start` on."""
+    """Joins the rows of `early` before `start` and the rows of `own` from `start` on."""
     return np.concatenate([early[..., :start, :], own[..., start:, :]], axis=-2)
 
 
 def _is_within(frame: Frame, top: Frame) -> bool:
-    """Whether a call is another one, or is made by it."""
+    """Whether a call is `top`, or is made inside it."""
     caller: Frame | None = frame
     while caller is not None and caller is not top:
         caller = caller.caller
@@ -289,7 +289,7 @@ def _is_within(frame: Frame, top: Frame) -> bool:
 
 
 def narrowed(value: Any) -> Any:
-    """The arguments of a call with every float64 array in float32."""
+    """Returns the arguments of a call with float64 arrays converted to float32."""
     if isinstance(value, np.ndarray):
         return value.astype(np.float32) if value.dtype == np.float64 else value
     if isinstance(value, dict):

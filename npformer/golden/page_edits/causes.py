@@ -1,4 +1,4 @@
-"""The causes of a wrong stage as differences of a line, and their printed form."""
+"""The causes of a wrong stage, each a changed line of a page, and their printed form."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Cause:
     after: str
     kind: str
     rank: int
-    only: str = ""  # the part of stages' names in whose calls the function is edited; "" for all of its calls
-    rows: str = ""  # the rows whose values the edit gives, if the others are right
+    only: str = ""  # the function is edited only in calls with this part in their stage names; "" for all calls
+    rows: str = ""  # the rows that the edit explains, if the other rows are correct
     second: tuple[Cause, ...] = ()  # another edit, without which this one explains only a part
 
     @property
     def difference(self) -> str:
-        """The two lines, with the signs of a patch."""
+        """The two lines in the form of a diff, with - and +."""
         return f"- {self.before}\n+ {self.after}"
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Causes:
     stage: str  # "" if no stage is wrong
     causes: list[Cause]
     tried: int
-    was_cut: bool  # the search ran out of time, so that other edits may fit, too
+    was_cut: bool  # the search ran out of time, so other edits may fit too
 
     @property
     def cause(self) -> Cause | None:
@@ -54,7 +54,7 @@ class Causes:
         return self.causes[0] if alone else None
 
     def lines(self, is_known: bool = False) -> list[str]:
-        """The printed lines. is_known: whether a known mistake gives these values, too."""
+        """The printed lines. is_known: whether a known mistake also gives these values."""
         if not self.causes:
             return [f"no edit of the page gives your values ({self.tried} tried)", *self._cut()]
         if is_known:

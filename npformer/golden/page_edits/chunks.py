@@ -1,4 +1,4 @@
-"""Edits of a text that is read in chunks: those of a second chunk, and of the keys that the first one left."""
+"""Edits for a text that is read in chunks: mistakes in the second chunk, and in the keys cached from the first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from npformer.golden.page_edits.case import Case
 from npformer.golden.page_edits.operators import Edit, expressions
 
-#: What a program may have kept of the keys or values before a chunk, instead of them.
+#: Arrays that a program may have cached instead of the keys or values before a chunk.
 EARLIER = ("0 * {own}", "np.roll({own}[..., :start, :], 1, axis=-2)", "np.roll({own}[..., :start, :], -1, axis=-2)")
-#: Stages of other layers whose rows it may have kept.
+#: Stages of other layers whose rows a program may have cached.
 KEPT = ("key_heads", "value_heads", "key_rotated", "key_normed", "key", "value")
 
 
@@ -26,7 +26,7 @@ def _is_of_heads(kind: str) -> bool:
 
 
 def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[Edit]:
-    """Yields the edits of some statements for the rows from the first wrong one on, which is `start` in each text."""
+    """Yields edits of some statements for the rows from the first wrong row on, which is `start` in each text."""
     frame = case.call_of(function)
     arguments = frame.arguments if frame else {}
     kinds = case.page.kinds.get(function, {})
@@ -60,7 +60,7 @@ def _are_positions(array: object) -> bool:
 
 
 def _masks(own: str) -> Iterator[str]:
-    """Masks of a chunk: aligned at its top left, without a token's own key, without the keys before it, or with all."""
+    """Wrong masks of a chunk: aligned to the top left, without a token's own key or earlier keys, or with all keys."""
     shape = f"*({own}).shape[-2:]"
     yield f"{own} & np.tri({shape}, -start, dtype=bool)"
     yield f"{own} & np.tri({shape}, -1, dtype=bool)"

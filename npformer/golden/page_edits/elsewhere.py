@@ -40,7 +40,7 @@ def _is_hidden_state(name: str) -> bool:
 
 
 def stacks(frame: Frame | None) -> dict[str, Any]:
-    """The lists of layers among the arguments of a call and of those above it, by name."""
+    """The lists of layers among the arguments of a call and of its callers, by name."""
     found: dict[str, Any] = {}
     while frame is not None:
         for name, value in frame.arguments.items():
@@ -53,7 +53,7 @@ def stacks(frame: Frame | None) -> dict[str, Any]:
 
 
 def _others(group: dict[str, Any], layers: dict[str, Any]) -> Iterator[str]:
-    """The group of the same name in the first and the last layer, and in those next to its own."""
+    """The group of the same name in the first layer, the last layer, and the layers next to its own."""
     for name, stack in layers.items():
         for i, layer in enumerate(stack):
             path = _path(layer, group)
@@ -65,7 +65,7 @@ def _others(group: dict[str, Any], layers: dict[str, Any]) -> Iterator[str]:
 
 
 def _path(tree: Any, group: dict[str, Any], above: str = "") -> str | None:
-    """Where a tree of weights has a group, as subscripts; None if it does not."""
+    """The subscripts of a group in a tree of weights; None if the tree does not contain it."""
     if tree is group:
         return above
     if isinstance(tree, dict):

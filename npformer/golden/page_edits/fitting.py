@@ -25,11 +25,11 @@ FULL = 2.0  # with the stages around the wrong one shown; every hidden stage add
 EACH = 0.5
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
 LINES = 4  # longer statements are shown without their unchanged lines
-PAIRED = 400  # pairs of edits that are tried, those whose effects add up best to the error
+PAIRED = 400  # pairs of edits to try: those with effects that add up best to the error
 #: Kinds of edits that a port may make in some calls of a function and not in others.
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
 BASES = 16  # edits that are tried together with every other one
-LARGEST = 1 << 14  # numbers of a stage whose effects are added up
+LARGEST = 1 << 14  # maximum numbers in a stage for which effects of edits are added up
 
 
 def explain(
@@ -97,7 +97,7 @@ def first_wrong(
 
 
 Try = tuple[Place, list[Frame]]
-Effect = tuple[Place, list[Frame], np.ndarray]  # an edit, the calls to run again, and what it changes in a text
+Effect = tuple[Place, list[Frame], np.ndarray]  # an edit, the calls to run again, and the change in a text
 
 
 class _Search:
@@ -138,7 +138,7 @@ class _Search:
         return Causes(self.case.stage, self._apart(), self.case.tried, self.cut)
 
     def _tries(self) -> list[Try]:
-        """The edits, the commonest mistakes first, and those nearest to the stage; each with the calls to run again."""
+        """The edits, each with the calls to run again: the most common mistakes, and those nearest the stage, first."""
         found, level = list[Try](), 0
         while (frames := self.case.frames(level)) is not None:
             for name, statements in self.case.functions(level):
@@ -188,7 +188,7 @@ class _Search:
         for at in np.argsort(left, axis=None)[:PAIRED]:
             i, k = divmod(int(at), len(some))
             self._try_two(some[i], some[k])
-        for i in np.argsort(alone)[:BASES]:  # effects that do not add up, such as those of factors
+        for i in np.argsort(alone)[:BASES]:  # effects that do not add up, such as effects of factors
             for other in some:
                 if self.cut or any(cause.second for cause, _ in self.found):
                     return
@@ -202,7 +202,7 @@ class _Search:
             self._keep([one[0], two[0]], outcome)
 
     def _apart(self) -> list[Cause]:
-        """The causes in order, each once: a function's edits that give the same numbers are one mistake."""
+        """The causes in order, each once, because edits of a function that give the same numbers are one mistake."""
         kept: list[tuple[Cause, list[np.ndarray]]] = []
         least = SAME * self.case.budget
         whole = [each for each in self.found if not each[0].rows]
@@ -212,7 +212,7 @@ class _Search:
                 kept.append((cause, made))
         return [cause for cause, _ in kept]
 
-    # --- what is shown ---
+    # --- the printed causes ---
 
     def _keep(self, places: Sequence[Place], outcome: Outcome) -> None:
         first, *others = (

@@ -1,4 +1,4 @@
-"""A page compiled so that it can be edited: its calls are noted with their arguments, and can be run again."""
+"""A page compiled for editing: its calls are recorded with their arguments and can be run again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from npformer.golden.page_edits.stages import Recorder, Stages
 from npformer.plain import formulas
 from npformer.plain.gemma import gemma_norm
 
-#: Functions that a page may not have, and edits may call.
+#: Functions that edits may call even if the page lacks them.
 OTHERS: dict[str, Callable[..., Any]] = {
     **{each.__name__: each for each in (formulas.gelu, formulas.gelu_tanh, formulas.relu, formulas.silu)},
     **{each.__name__: each for each in (formulas.softmax, formulas.layer_norm, formulas.rms_norm)},
@@ -33,7 +33,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
 
 @dataclass(eq=False)
 class Frame:
-    """A call of a page's function: its arguments, its caller, and where the names of its stages begin."""
+    """A call of a page's function: its arguments, its caller, and the prefix of its stages' names."""
 
     function: str
     arguments: dict[str, Any]
@@ -45,7 +45,7 @@ class Frame:
 
 
 class Reached(Exception):
-    """The page has made the wanted stage."""
+    """Raised when the page has computed the wanted stage."""
 
 
 class Page(Stages):
@@ -75,7 +75,7 @@ class Page(Stages):
         self.line = 0  # of the statement that makes the stage, in its call
 
     def record(self, run: Callable[[types.ModuleType], Any], exported: frozenset[str], until: str) -> list[Frame]:
-        """Runs the page up to a stage, and returns its calls so far; `found` is the one that makes the stage."""
+        """Runs the page up to a stage, and returns its calls so far; `found` is the call that computes the stage."""
         self._begin(exported, until)
         self.frames = {}
         with np.errstate(all="ignore"), suppress(Reached):
@@ -85,7 +85,7 @@ class Page(Stages):
         return frames
 
     def again(self, frame: Frame, exported: frozenset[str], until: str) -> dict[str, np.ndarray]:
-        """The stages of a call, run again from its arguments up to a stage."""
+        """Runs a call again from its arguments, up to a stage, and returns its stages."""
         self._begin(exported, until, frame.scope)
         self.layers = dict(frame.layers)
         with np.errstate(all="ignore"), suppress(Reached):
@@ -96,9 +96,9 @@ class Page(Stages):
 
     @contextmanager
     def replaced(self, name: str, node: ast.expr, text: str, kind: str = "", only: str = "") -> Iterator[None]:
-        """The page with an expression of a function replaced; those who hold the function run the edited one, too.
+        """Replaces an expression of a function inside the `with` block, even for callers with their own reference.
 
-        only: a part of the name of stages, for an edit of the calls that make those
+        only: a part of stage names, to edit only the calls that compute those stages
         """
         held = self.module.__dict__[name]
         while hasattr(held, "__wrapped__"):
@@ -125,7 +125,7 @@ class Page(Stages):
             self.edited.pop(held, None)
 
     def _places(self, name: str) -> dict[tuple[Any, ...], tuple[ast.AST, str, int | None]]:
-        """Place of an expression in the text -> where the function's recorded tree has it: parent, field and index."""
+        """Place of an expression in the text -> its parent, field and index in the function's recorded tree."""
         if name not in self._found:
             function = Recorder().visit(copy.deepcopy(self.functions[name]))
             function.decorator_list = []
@@ -151,7 +151,7 @@ class Page(Stages):
         self.frames[frame] = Frame(frame.f_code.co_name, arguments, caller, line, tuple(self.scope), dict(self.layers))
 
     def _know(self, function: str, name: str, value: Any) -> None:
-        """Notes the kind of a variable's values, "" if it has values of several kinds."""
+        """Records the kind of a variable's values; "" for values of several kinds."""
         kinds, kind = self.kinds.setdefault(function, {}), kind_of(value)
         kinds[name] = common_kind(kinds.get(name, kind), kind)
 

@@ -19,7 +19,7 @@ from npformer.plain.pages import functions_of, names, page_of, text_of
 from npformer.plain.sizes import bind
 from npformer.plain.source import standalone_model
 
-#: Where the functions begin that read the arrays, that compute the answers, and that print them.
+#: Starts of the functions that read the arrays, compute the answers, and print them.
 READING, ANSWERS, MAIN = "\n\n\ndef nested(", "\n\n\ndef answers(", "\n\n\ndef main("
 LARGE, LARGEST = 1 << 18, 1 << 21  # numbers in the hidden states of a text in all layers
 
@@ -70,7 +70,7 @@ def _length(text: Any) -> int:
 
 
 def _run(config: Any, tree: Any, text: Any, module: ModuleType) -> None:
-    """Runs a text on the functions of an edited page. A text with its own positions or types gives them itself."""
+    """Runs a text on the functions of an edited page, with the text's own positions and token types if it has any."""
     source, target = text if isinstance(text, tuple) else (text, None)
     if all(each is None for each in (source.positions, source.token_type_ids)):
         module.answers(tree, source.ids, **({} if target is None else {"target_ids": target.ids}))
@@ -83,7 +83,7 @@ def _run(config: Any, tree: Any, text: Any, module: ModuleType) -> None:
 
 
 def _own(bound: Any, module: ModuleType) -> partial[Any]:
-    """A function of `npformer.plain` as that of the module, with its functions as arguments."""
+    """Rebinds a call of a `npformer.plain` function to the module's functions, including functions as arguments."""
     given = {
         name: vars(module).get(value.__name__, value) if isinstance(value, FunctionType) else value
         for name, value in bound.keywords.items()
@@ -107,7 +107,7 @@ def _on_page(cause: Cause, lines: Sequence[str], own: str) -> Cause:
 
 @lru_cache(maxsize=256)
 def _places(function: str, own: str) -> tuple[tuple[str, int], ...]:
-    """The pages that define a function, and the lines; the pages from which the model's page takes functions first."""
+    """The pages that define a function, with the line; pages that the model's page imports come first."""
     found = [each for each in names() if f"def {function}(" in text_of(each)]
     read = _pages_read(own)
     found.sort(key=lambda page: (page not in read, page))
@@ -121,7 +121,7 @@ def _places(function: str, own: str) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=64)
 def _pages_read(own: str) -> frozenset[str]:
-    """A page and all pages that it imports, directly or not."""
+    """A page and all pages that it imports, directly or indirectly."""
     found, waiting = set[str](), [own]
     while waiting:
         page = waiting.pop()

@@ -15,7 +15,7 @@ KINDS = (
     "another operation", "off by one", "another order", "another value", "another layout", "wrapped", "in later rows",
     "from elsewhere", "rounded",
 )  # fmt: skip
-#: Kinds of which a port may have two; others would fit by chance.
+#: Kinds of edits that are tried in pairs; pairs of other kinds would fit by chance.
 LIKELY = (
     "left out", "another size", "another name", "exchanged", "another function", "another operation", "off by one",
     "another order", "another value", "another layout",
@@ -42,12 +42,12 @@ OPERATIONS: dict[type[ast.operator], tuple[str, ...]] = {
 REVERSED: dict[type[ast.cmpop], tuple[str, ...]] = {
     ast.Lt: ("<=", ">", ">="), ast.LtE: ("<", ">="), ast.Gt: (">=", "<", "<="), ast.GtE: (">", "<="),
 }  # fmt: skip
-#: Values that ports give small and other numbers.
+#: Values that ports use for eps and other small numbers.
 EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
 #: Bases of rotary frequencies.
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 160000.0, 1000.0)
-#: Columns in another order: halves and pairs exchanged, pairs for halves, reversed, those of the first head for all,
-#: and numbers read in another order without being moved.
+#: Wrong orders: columns with halves exchanged, pairs as halves, or halves as pairs; heads reversed, or the first head
+#: for all; and numbers transposed but read in the old shape.
 COLUMNS = (
     "np.concatenate(np.split({x}, 2, axis=-1)[::-1], axis=-1)",
     "np.concatenate([{x}[..., ::2], {x}[..., 1::2]], axis=-1)",
@@ -56,7 +56,7 @@ COLUMNS = (
     "{x}[:1]",
     "{x}.mT.reshape({x}.shape)",
 )
-#: A mask used otherwise: after the softmax, or with other numbers.
+#: Wrong uses of a mask: after the softmax, or with other numbers.
 MASKED = (
     "softmax({0}) * {1}", "softmax({0} * {1})", "softmax({0} + {1})", "softmax(np.where({1}, {0}, 0.0))",
     "softmax(np.where({1}, {0}, -10.0))", "softmax(np.where({1}, {0}, -100.0))", "softmax(np.where({1}, {0}, 1e-9))",
@@ -66,7 +66,7 @@ MASKED = (
 class Edit(NamedTuple):
     """An edit: an expression's place in the text of a function, the text that replaces it, and its kind.
 
-    only: a part of the name of stages, such as "ffn", if the function is edited only in calls that make those
+    only: a part of stage names, such as "ffn", if the function is edited only in calls that compute those stages
     """
 
     node: ast.expr
@@ -86,7 +86,7 @@ def is_of_module(node: ast.expr) -> bool:
 
 
 def kind_of(value: object) -> str:
-    """Describes a value, so that names of unlike values are not exchanged; "" for a value that any may replace."""
+    """Describes a value, so that only names of similar values are exchanged; "" is similar to every value."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.kind} array {value.ndim} {value.shape[-1:]}"
     if isinstance(value, dict):
@@ -99,7 +99,7 @@ def kind_of(value: object) -> str:
 
 
 def common_kind(one: str, other: str) -> str:
-    """The kind of a name that has values of two kinds, "" if they are unlike."""
+    """The kind of a name with values of two kinds; "" if the kinds have nothing in common."""
     if one == other:
         return one
     kinds = {each.partition(" array")[0] + " array" for each in (one, other) if " array" in each}
@@ -112,7 +112,7 @@ def are_alike(one: str, other: str) -> bool:
 
 
 def expressions(statements: Iterable[ast.stmt]) -> Iterator[ast.expr]:
-    """Yields the expressions within the values of statements, each before its parts."""
+    """Yields the expressions in the values of statements, each before its subexpressions."""
     for statement in statements:
         value = getattr(statement, "value", None)
         if isinstance(value, ast.expr):
@@ -203,7 +203,7 @@ def _of_name(name: str, scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _wrapped(node: ast.expr, wrappers: list[ast.Call], scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """A call of the function around a value that it does not hold, such as rotated values."""
+    """Wraps a value in a call that the function makes elsewhere, such as a rotation of the values too."""
     if isinstance(node, ast.Name) and not is_float_array(scope.get(node.id, "")):
         return
     if not isinstance(node, ast.Call | ast.Name):

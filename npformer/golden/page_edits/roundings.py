@@ -76,7 +76,7 @@ def nf4(group: np.ndarray) -> np.ndarray:
 
 
 def sums_in_float16(x: np.ndarray) -> np.ndarray:
-    """An array whose sums NumPy computes in float16."""
+    """Converts an array so that NumPy computes its sums in float16."""
     return np.asarray(x, np.float16)
 
 

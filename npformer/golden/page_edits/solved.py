@@ -21,7 +21,7 @@ FEWEST = 8  # numbers that can show a factor
 
 
 def factor(case: Case, place: Place, frames: Sequence[Frame]) -> Place | None:
-    """The edit that multiplies the expression of an edit by the number that explains the stage; None if none does."""
+    """The edit that multiplies an expression by the number that explains the stage; None without such a number."""
     node, i = place.edit.node, case.texts[0]
     right, theirs = case.right[i], case.theirs[case.stage][i]
     of_numbers = isinstance(node, ast.Constant) and type(node.value) in (int, float)
@@ -94,5 +94,5 @@ def number(factor: float, shapes: Iterable[tuple[int, ...]], arguments: Mapping[
 
 
 def value_of(form: str) -> float:
-    """The number that such an expression stands for."""
+    """Evaluates an expression that `number` returned."""
     return float(eval(form, {"math": math, "__builtins__": {}}))

@@ -37,7 +37,7 @@ WHOLE = {"pooled", "logits", "start_logits", "end_logits"}
 
 
 class Recorder(ast.NodeTransformer):
-    """Notes calls and assignments of each function, and passes the name of the weights to each call with weights."""
+    """Makes each function record its calls and assignments, and passes the weights' name to calls with weights."""
 
     function = ""
 
@@ -98,7 +98,7 @@ class Stages:
     # --- called by the page ---
 
     def enter(self, arguments: dict[str, Any], rest: str = "") -> None:
-        """Notes the call of a function. rest: its parameter that takes all other keywords, if there is one."""
+        """Called when a function is entered. rest: the name of its parameter for other keywords, if it has one."""
 
     def note(self, function: str, name: str, value: Any) -> Any:
         """Records the value of a variable, and returns it."""
@@ -108,7 +108,7 @@ class Stages:
         return value
 
     def stages_of_variable(self, function: str, name: str) -> list[str]:
-        """The names of the stages that a variable is."""
+        """The names of the stages that a variable holds."""
         found = []
         for stage in STAGES.get(name, (name,)):
             if name in ("tokens", "total") and self.scope[-1:] != ["embeddings"]:
@@ -124,7 +124,7 @@ class Stages:
         return value
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a function with weights, and records the array that it returns, unless it did."""
+        """Calls a function with weights, and records the array that it returns, unless the function recorded it."""
         with self._in(name):
             own = ".".join(self.scope)
             self.stages.pop(own, None)  # of an earlier run of the same layer

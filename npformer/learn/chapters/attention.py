@@ -223,7 +223,7 @@ CAUSAL_MASK = Exercise(
 # --- attention --------------------------------------------------------------------------------------------------------
 
 MASK = np.array([[True, False, True], [True, True, False], [False, True, True]])
-TEXTS = np.array([[[[True, True, True]]], [[[True, True, False]]]])  # two texts, of which the second has padding
+TEXTS = np.array([[[[True, True, True]]], [[[True, True, False]]]])  # two texts, the second with padding
 
 MASKED_SOFTMAX = Exercise(
     "masked_softmax",

@@ -52,7 +52,7 @@ def row(attention: str, heads: int, recorded: Trace) -> dict[str, Any]:
 
 
 def layer_outputs(recorded: Trace) -> list[str]:
-    """The last stage of each layer whose rows are the tokens of the text, in order."""
+    """The last stage of each layer that has a row for each token of the text, in order."""
     last: dict[str, str] = {}
     for name in recorded:
         layer = LAYER.match(name)

@@ -1,4 +1,4 @@
-"""The changes of a state: what each does to the model or to a text, its name on the page, and its line of Python.
+"""The changes of a state: the effect of each on the model or a text, its name on the page, and its line of Python.
 
 A change is declared as fields, which the page sends as JSON. `Change.edits` returns the edits for `npformer.edit`.
 """
@@ -23,9 +23,9 @@ from npformer.interpret.traces import Trace
 Edits = dict[str, StageChange]
 Traces = Callable[[int], Trace]  # the index of a text -> the trace of the unchanged model
 STAGE = re.compile(r"[a-z_]+(\.[a-z_]+|\.\d+){0,8}")
-LARGEST = 100.0  # factor
+LARGEST = 100.0  # maximum factor
 TIMES = "\N{MULTIPLICATION SIGN}"
-LONGEST = 200  # characters of a word
+LONGEST = 200  # maximum characters of a word
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StateChange:
         raise NotImplementedError
 
     def edits(self, traces: Traces) -> Edits:
-        """The edits of the model's stages; a change of a text has none."""
+        """The edits of the model's stages. A change to a text has none."""
         return {}
 
     def program(self) -> str:
@@ -236,7 +236,7 @@ def _value(value: Any, declared: str, where: str) -> Any:
 
 
 def words_changed(text: str, changes: list[ChangeWord], mask: str) -> str:
-    """Returns a text with its words changed; each change counts the words of the typed text."""
+    """Returns a text with its words changed. Changes count words in the text as typed, before any change."""
     found = sorted((each.changed(text, mask) for each in changes), reverse=True)
     for start, end, word in found:
         text = text[:start] + word + text[end:]

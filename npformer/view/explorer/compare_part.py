@@ -1,4 +1,4 @@
-"""The tab `Compare`: this state beside the unchanged model, text B or another model. Script: `assets/compare.js`."""
+"""The tab `Compare`: this state against the unchanged model, text B or another model. Script: `assets/compare.js`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from npformer.interpret.answer import ModelAnswer
 from npformer.interpret.traces import Trace
 from npformer.view.explorer.changes import place
 
-MOST = 12  # heads that are listed
-BUDGET = 1e-6  # the relative difference of two stages that rounding explains
+MOST = 12  # maximum number of heads to list
+BUDGET = 1e-6  # the largest relative difference between two stages that rounding can explain
 
 
 def compare_view(found: list[dict[str, Any]], text: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def comparison(title: str, ours: tuple[Trace, ModelAnswer | None], theirs: Any, 
 
 
 def differences(trace: Trace, other: Trace) -> list[tuple[str, float, float]]:
-    """For each stage with one shape in both: its name, |a - b| / |b| by root mean squares, and the largest |a - b|."""
+    """For each stage with equal shapes: its name, |a - b| / |b| by root mean squares, and the largest |a - b|."""
     found = []
     for name in trace:
         if name in other and np.shape(trace[name]) == np.shape(other[name]):

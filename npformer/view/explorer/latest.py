@@ -8,7 +8,7 @@ from threading import Lock
 from typing import TypeVar
 
 T = TypeVar("T")
-PAGES = 64  # whose newest request is remembered
+PAGES = 64  # number of pages for which the newest request is remembered
 
 
 class Superseded(Exception):
@@ -16,7 +16,7 @@ class Superseded(Exception):
 
 
 class Latest:
-    """Runs the newest state of each page; `computed` counts the computations that began."""
+    """Runs the newest request of each page. `computed` is the number of computations that started."""
 
     def __init__(self) -> None:
         self.computed = 0
@@ -24,7 +24,7 @@ class Latest:
         self._newest: OrderedDict[str, int] = OrderedDict()  # page -> the number of its newest state
 
     def run(self, page: str, number: int, work: Callable[[Callable[[], None]], T]) -> T:
-        """Returns `work(check)`, where work calls `check()` now and then.
+        """Returns `work(check)`. `work` must call `check()` regularly.
 
         Raises Superseded, before or during the work, if a request with a larger number has come from the same page.
         """

@@ -1,7 +1,7 @@
-"""Checks a changed line of a page: arithmetic with the page's own names and a list of NumPy's functions, nothing else.
+"""Checks a changed line of a page: only arithmetic with the page's own names and listed NumPy functions is allowed.
 
-The text is parsed, not searched: what is not listed here is refused. The worker (`page_worker.py`) runs the changed
-page in a process with limits all the same.
+The line is parsed, and any syntax or name that is not listed here is refused. In addition, the worker
+(`page_worker.py`) runs the changed page in a process with limits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 from npformer.view.explorer.changes import ChangeLine
 
 words = str.split
-LONGEST = 400  # characters of a statement
+LONGEST = 400  # maximum characters of a statement
 NUMPY = frozenset(
     words(
         "abs add arange argmax argsort array broadcast_to ceil clip concatenate cos cosh cumsum diag divide dot "
@@ -43,7 +43,7 @@ NODES = (
 def changed_page(text: str, changes: Sequence[ChangeLine]) -> str:
     """The text with lines changed. Raises NpformerError for a line that is not arithmetic with the page's names.
 
-    A change names the first line of a statement, and replaces the whole statement by another one.
+    A change gives the first line of a statement, and replaces the whole statement with another one.
     """
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     for change in sorted(changes, key=lambda each: -each.line):
@@ -57,7 +57,7 @@ def changed_page(text: str, changes: Sequence[ChangeLine]) -> str:
 
 
 def statements(text: str) -> dict[int, str]:
-    """The statements of functions that can be changed, by their first line."""
+    """The changeable statements of the page's functions, by first line."""
     tree = ast.parse(text)
     found = {}
     for function in tree.body:
@@ -122,7 +122,7 @@ def _check(node: ast.AST, where: str, names: set[str], defined: set[str]) -> Non
         of = node.value.id if isinstance(node.value, ast.Name) else ""
         allowed = {"np": NUMPY, "math": MATH}.get(of, OF_ARRAYS)
         if node.attr not in allowed or not isinstance(node.ctx, ast.Load):
-            raise NpformerError(f"{where}: {shown(node.attr)}: expected an attribute of arrays or a function of NumPy")
+            raise NpformerError(f"{where}: {shown(node.attr)}: expected an array attribute or a NumPy function")
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
         raise NpformerError(f"{where}: expected an assignment to a variable, because arrays of others must not change")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Name | ast.Attribute):

@@ -13,7 +13,7 @@ from npformer.plain.source import contents, one_file
 
 
 class OfPage(NamedTuple):
-    """A function of the text, given as an argument: its name there."""
+    """The name of a function of the text that is passed as an argument."""
 
     name: str
 
@@ -58,7 +58,7 @@ def run_calls(program: PageProgram, namespace: Mapping[str, Any]) -> dict[str, A
 
 
 def brief(text: str) -> str:
-    """The text with the first line of each docstring, the formula, alone."""
+    """The text with each docstring reduced to its first line, the formula."""
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     documented: list[ast.Module | ast.FunctionDef] = [tree]
     documented += [each for each in tree.body if isinstance(each, ast.FunctionDef)]
@@ -79,6 +79,6 @@ def _argument(value: Any, text: str) -> Any:
 
 
 def _name(function: Any, text: str) -> str:
-    """The name of a function in the text, where two pages' functions of one name have the page before it."""
+    """The function's name in the text, prefixed with its page if two pages define the same name."""
     longer = f"{function.__module__.removeprefix(PACKAGE)}_{function.__name__}"
     return longer if re.search(rf"^def {longer}\(", text, re.M) else str(function.__name__)

@@ -1,7 +1,7 @@
 """Runs a changed page in a process of its own, with limits of time and memory.
 
 The parent writes the program as a pickle to the standard input of `python -m npformer.view.explorer.page_worker`. The
-process executes a text that a user has changed, so what it writes is read as JSON and plain numbers, never as a pickle.
+process executes a text that a user has changed, so its output is read as JSON and plain numbers, never as a pickle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.view.explorer.recorder import Recording, TooLong, record
 
 SECONDS = 20  # of processor time
 PATIENCE = 60  # seconds on a clock
-MEMORY = 3_000_000_000  # bytes beyond those of the weights
+MEMORY = 3_000_000_000  # maximum bytes in addition to the weights
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -86,7 +86,7 @@ def _fail(reason: str) -> None:
 
 
 def _write(answers: dict[str, np.ndarray], recording: Recording) -> None:
-    """Writes a line of JSON, then all numbers as float32 and those of the answers as float64."""
+    """Writes a line of JSON, then all recorded numbers as float32, and the answers as float64."""
     values = [{name: each for name, each in value.items() if name != "data"} for value in recording.values]
     head = {
         "answers": {name: list(each.shape) for name, each in answers.items()},

@@ -1,4 +1,4 @@
-"""The parts of a page for a state: the answer, each view, and what there is to change in the model."""
+"""The parts of a page for a state: the answer, each view, and the changeable parts of the model."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from npformer.view.neuron_view import neurons
 from npformer.view.page_view import NEXT, heads_to_ablate, page
 from npformer.view.stage_view import shown_texts, stages
 
-KEPT = 24  # parts that are kept, so that a tab opened again is there at once
-SEEN = 4  # states whose traces are kept
+KEPT = 24  # number of cached parts, so that a tab reopens at once
+SEEN = 4  # number of states with cached traces
 Part = dict[str, Any]
 
 
@@ -117,7 +117,7 @@ class Parts:
         labels = [change.label for change in state.changes]
         try:
             return self._answer(state) | {"changes": labels}
-        except NpformerError as error:  # the changes stay on the page, where they can be taken back
+        except NpformerError as error:  # the changes stay on the page, where they can be undone
             return {"error": str(error), "changes": labels}
 
     def _answer(self, state: State) -> Part:
@@ -136,7 +136,7 @@ class Parts:
         }
 
     def _cuts(self, state: State) -> list[str]:
-        """Sentences about the texts that the model's maximum length has cut."""
+        """Sentences about texts that were truncated to the model's maximum length."""
         model = self.models[state.model]
         names = ("The text", "Text B")[: len(state.texts)]
         return [cut_note(model, state.given(i, model), name) for i, name in enumerate(names)]
@@ -243,7 +243,7 @@ class Parts:
 def _checking(check: Callable[[], None] | None) -> Iterator[None]:
     """Calls `check` at every stage, so that long work ends soon after it is superseded.
 
-    A gradient has other last digits while something listens, so parts with gradients are not interrupted.
+    Listeners change the last digits of gradients, so parts with gradients are not interrupted.
     """
     if check is None:
         yield

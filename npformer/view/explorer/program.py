@@ -10,10 +10,10 @@ from npformer.view.explorer.state import State
 
 
 def program(state: State, name: str, model: Any) -> str:
-    """The lines of Python that compute what a page shows.
+    """The lines of Python that compute the state of a page.
 
-    They are the edits, a trace of the first text with its answer, and the answer of the plain page if it has changed
-    lines.
+    They contain the edits, a trace of the first text with its answer, and the answer of the plain page if lines of it
+    are changed.
     """
     calls = [text for change in state.changes if (text := change.program())]
     reads = [kind for change in state.changes for kind in [type(change)] if kind in (PatchRow, AddDirection)]

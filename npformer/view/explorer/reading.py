@@ -1,4 +1,4 @@
-"""Reads a text of a state as the model does, and says on the page if it is empty, too long, or cut."""
+"""Reads a text of a state as the model does, with notes for the page if it is empty, too long, or truncated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from npformer.interpret.study_inputs import read_inputs
 from npformer.text.encoding import Encoder
 from npformer.text.tokenizer import longest_text
 
-TOKENS = 512  # of a text, because every stage of the model is kept
+TOKENS = 512  # maximum tokens of a text, because every stage of the model is kept
 EMPTY = "Type a text: there is nothing to read yet."
 
 
@@ -28,7 +28,7 @@ def read_given(model: Any, given: Any) -> Any:
 
 
 def cut_note(model: Any, given: Any, name: str) -> str:
-    """A sentence about a text that the model's maximum length has cut; "" for a text that is read whole."""
+    """A sentence about a text that was truncated to the model's maximum length; "" for a text that fits."""
     if model.config.head == "translation" or not _may_be_cut(model, given):
         return ""
     (encoded,) = Encoder(model).read([given])
@@ -39,7 +39,7 @@ def cut_note(model: Any, given: Any, name: str) -> str:
 
 
 def _may_be_cut(model: Any, given: Any) -> bool:
-    """Whether a text may have more tokens than the model reads: at most one a byte, and special tokens."""
+    """Whether a text may have more tokens than the model reads, with at most one per byte, and special tokens."""
     size = sum(len(each.encode(errors="replace")) for each in ([given] if isinstance(given, str) else given))
     return size + 8 > longest_text(model.folder, model.config)
 

@@ -1,4 +1,4 @@
-"""Runs the text of a page line by line, and keeps what each line made, with a small picture of each array."""
+"""Runs the text of a page line by line, and records the values of each line, with a small picture of each array."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import numpy as np
 from npformer.view.explorer.page_program import PageProgram, run_calls
 
 FILE = "<page>"
-STEPS = 50_000  # lines of a run
-HEADS, ROWS, COLUMNS = 32, 64, 64  # of an array that are kept
-#: What the text may not use of Python itself.
+STEPS = 50_000  # maximum lines of a run
+HEADS, ROWS, COLUMNS = 32, 64, 64  # maximum numbers to keep of each array
+#: Built-in names of Python that the text may not use.
 WITHOUT = ("breakpoint", "compile", "eval", "exec", "input", "open")
 
 
 class TooLong(Exception):
-    """A run has more lines than are kept."""
+    """Raised when a run has more than STEPS lines."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class _Recorder:
         line = self.first.get(frame.f_lineno, frame.f_lineno)
         steps = self.recording.steps
         if last >= 0 and steps[last][1] == line and line != frame.f_lineno:
-            return  # a further line of one statement
+            return  # a continuation line of a statement
         ids = self._finish(frame)
         if len(steps) >= STEPS:
             raise TooLong
@@ -103,7 +103,7 @@ class _Recorder:
         self.open[-1] = (frame, index, len(steps) - 1, ids)
 
     def _finish(self, frame: FrameType) -> dict[str, int]:
-        """Keeps what the last line of a frame made, and returns the ids of its locals."""
+        """Records the values that the last line of a frame assigned, and returns the ids of its locals."""
         _, _, last, ids = self.open[-1]
         now = {name: id(each) for name, each in frame.f_locals.items()}
         if last >= 0:
@@ -130,7 +130,7 @@ class _Recorder:
 
 
 def first_lines(text: str) -> dict[int, int]:
-    """The line on which the simple statement begins to which a line belongs."""
+    """Line -> the first line of the simple statement that it belongs to."""
     found: dict[int, int] = {}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.Return | ast.Expr):
@@ -159,7 +159,7 @@ def _spaced(count: int, most: int) -> np.ndarray:
 
 
 def described(value: Any) -> str:
-    """A short text of a value that is no array."""
+    """A short text for a value that is not an array."""
     if isinstance(value, Mapping):
         return "weights: " + ", ".join(map(str, list(value)[:8]))
     if isinstance(value, list | tuple):

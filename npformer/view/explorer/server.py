@@ -1,7 +1,7 @@
 """The server of the explorer: HTTP on 127.0.0.1 for one page, which knows the token in the address.
 
 Every request must name this server in `Host` (a page elsewhere could make its own name lead to 127.0.0.1) and, if it
-has an `Origin`, come from this server's own page. Without the token, nothing runs and nothing is told.
+has an `Origin`, come from this server's own page. Without the token, nothing runs and nothing is revealed.
 
     GET  /TOKEN/         the page
     POST /TOKEN/parts    {"page": text, "number": int, "state": {...}, "parts": [name, ...]} -> {name: part, ...}
@@ -27,9 +27,9 @@ from npformer.view.explorer.parts import PARTS, Parts
 from npformer.view.explorer.state import read_state
 
 HOST = "127.0.0.1"
-BODY = 200_000  # bytes of a request
-CONNECTIONS = 32  # at once; a browser opens at most 6
-SECONDS = 30  # until an idle connection is closed
+BODY = 200_000  # maximum bytes of a request
+CONNECTIONS = 32  # maximum open connections; a browser opens at most 6
+SECONDS = 30  # idle time after which a connection is closed
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",  # the address has the token
@@ -40,7 +40,7 @@ HEADERS = {
 
 
 class Refused(Exception):
-    """A request that is not answered: its status and the reason."""
+    """A rejected request, with its status and the reason."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ class ExplorerServer(ThreadingHTTPServer):
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """The origins of the own page."""
+        """The origins of this server's page."""
         return tuple(f"http://{name}:{self.server_port}" for name in (HOST, "localhost"))
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -125,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_error(HTTPStatus.INSUFFICIENT_STORAGE, "out of memory")
 
     def _allowed(self) -> str:
-        """The route of a request. Raises Refused for one that does not come from the own page, or has no token."""
+        """The route of a request. Raises Refused if it does not come from this server's page, or has no token."""
         origins = self.server.origins
         host, origin = self.headers.get_all("Host") or [], self.headers.get("Origin")
         if len(host) != 1 or f"http://{host[0]}" not in origins:
@@ -149,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
         request = self._request()
         names = request.get("parts")
         if not isinstance(names, list) or not 1 <= len(names) <= len(PARTS) or not all(map(_is_part, names)):
-            raise NpformerError(f"parts: expected names out of {', '.join(PARTS)}, got {shown(names)}")
+            raise NpformerError(f"parts: expected names from {', '.join(PARTS)}, got {shown(names)}")
         parts, state = self.server.parts, read_state(request.get("state"), len(self.server.parts.models))
 
         def work(check: Any) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def explore(
 
 
 class Explorer:
-    """See `explore`. The server of a page, which runs until `close` or the end of the process."""
+    """The server of a page, as started by `explore`. It runs until `close` or the end of the process."""
 
     def __init__(self, server: Any, first: tuple[str, ...]) -> None:
         self._server, self._first = server, first
@@ -97,11 +97,11 @@ class Explorer:
 
     @property
     def computed(self) -> int:
-        """The number of requests that were computed, without those that newer ones replaced."""
+        """The number of requests that were computed, excluding requests that newer ones replaced."""
         return int(self._server.latest.computed)
 
     def prepare(self) -> None:
-        """Computes what the page asks for first: the answer to its first text, and the first view."""
+        """Computes the first parts that the page requests: the answer to its first text, and the first view."""
         from npformer.view.explorer.state import State
 
         parts, state = self._server.parts, State((self._first,))

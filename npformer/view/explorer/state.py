@@ -10,13 +10,13 @@ from npformer.common.errors import NpformerError
 from npformer.text.inputs import Pair
 from npformer.view.explorer.changes import ChangeLine, ChangeWord, StateChange, mask_token, read_change, words_changed
 
-CHARACTERS = 20_000  # of a text
+CHARACTERS = 20_000  # maximum length of a text
 CHANGES = 200
 
 
 @dataclass(frozen=True)
 class State:
-    """What a page shows. The first text is shown; a second one is compared, patched from, or the end of a direction.
+    """The state of a page. It shows the first text; a second one is for comparison, patching or a direction.
 
     texts: one or two texts, each a tuple of one text, or of two that a model reads together.
     changes: in the order in which they were made. model: index of the model that is shown.
@@ -38,12 +38,12 @@ class State:
 
     @property
     def words(self) -> tuple[ChangeWord, ...]:
-        """The changes of the first text's words."""
+        """The changes to words of the first text."""
         return tuple(each for each in self.changes if isinstance(each, ChangeWord))
 
     @property
     def lines(self) -> list[ChangeLine]:
-        """The changes of the page's lines."""
+        """The changes to lines of the page."""
         return [each for each in self.changes if isinstance(each, ChangeLine)]
 
     def without_stages(self) -> State:
@@ -55,7 +55,7 @@ class State:
         return replace(self, changes=())
 
     def of_model(self, model: int) -> State:
-        """The same texts and changed words in another model, which is not changed."""
+        """The same texts, with the same word changes, in another model without edits."""
         return replace(self, changes=self.words, model=model)
 
     def of_second(self) -> State:

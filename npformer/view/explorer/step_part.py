@@ -1,4 +1,4 @@
-"""The tab `Step`: a model's plain page, run line by line, with the arrays that lines make. Script: `assets/step.js`."""
+"""The tab `Step`: a model's plain page, run line by line, with each line's arrays. Script: `assets/step.js`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npformer.view.explorer.reading import read_given
 from npformer.view.explorer.recorder import COLUMNS, ROWS, Recording, record
 from npformer.view.pack import pack_floats
 
-TOKENS = 128  # of a text, because every array of the page is kept while it runs
+TOKENS = 128  # maximum tokens of a text, because every array of the page is kept while it runs
 NOTES = [
     "The page reads the words as they are changed; changes of heads, blocks and rows are the engine's alone.",
     f"Large arrays are shown with evenly spaced rows and columns, at most {ROWS} and {COLUMNS}.",
@@ -27,7 +27,7 @@ NOTES = [
 
 
 class Refused(NamedTuple):
-    """A changed line that the page runs without, and the reason."""
+    """A rejected line, without which the page runs, and the reason."""
 
     line: int
     to: str
@@ -47,7 +47,7 @@ class Stepped(NamedTuple):
 def stepped(model: Any, inputs: Any, lines: list[ChangeLine]) -> Stepped:
     """Runs the page of a model for one text, in a process of its own if lines are changed.
 
-    The page runs without the lines that are refused, so that it stays in sight with their reasons.
+    The page runs without rejected lines, so that it stays visible with the reasons.
     """
     count = sum(map(len, inputs)) if isinstance(inputs, tuple) else len(inputs)
     if count > TOKENS:

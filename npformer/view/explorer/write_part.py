@@ -13,7 +13,7 @@ from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import piece_names
 from npformer.view.answer_data import LEAST
 
-WORDS = 100  # that are listed and can be sampled
+WORDS = 100  # number of words that are listed and can be sampled
 BEAMS = 5
 
 
@@ -28,7 +28,7 @@ def write_view(model: Any, given: Any, text: str) -> dict[str, Any]:
 
 
 def _words(model: Any, given: Any) -> dict[str, Any]:
-    """The next words with logits, and the share of the others, which make probabilities at any temperature exact."""
+    """The next words with logits, and the total for all others, which gives exact probabilities at any temperature."""
     config, found = model.config, next_words(model, given, WORDS)
     ids = read_inputs(model, given).inputs[0].ids.tolist()
     logits = model.run([read_inputs(model, given).inputs[0]])[0]["logits"][-1]
@@ -49,7 +49,7 @@ def _words(model: Any, given: Any) -> dict[str, Any]:
 
 
 def _after(before: str, text: str, word: str) -> str:
-    """What a token adds to the text before it."""
+    """The text that a token adds to the preceding text."""
     return text[len(before) :] if text.startswith(before) else word
 
 

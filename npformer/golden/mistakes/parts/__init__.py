@@ -1,7 +1,7 @@
 """The mistakes that ports make in each part of a model, found by the class of the part.
 
-A part without an entry has the mistakes of the nearest base class with one. So do families, whose mistakes are made in
-reading their files.
+A part without an entry has the mistakes of the nearest base class with one. The same holds for families: their mistakes
+are made in reading their files.
 """
 
 from __future__ import annotations

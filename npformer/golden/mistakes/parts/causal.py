@@ -29,7 +29,7 @@ SHIFTED: dict[str, Picture] = {
 
 
 def pictured(pattern: str, picture: Picture, padding_seen: bool = False, zeros: bool = False) -> Rules:
-    """Rules that hide exactly the keys for which the picture is False. zeros: no key of a hidden row has a weight."""
+    """Rules that mask exactly the keys for which the picture is False. zeros: a fully masked row has weights of 0."""
     low = -np.inf if picture(3).any(-1).all() else -1e9
 
     def rule(y: np.ndarray, at: Any) -> np.ndarray:

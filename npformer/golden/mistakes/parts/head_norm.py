@@ -26,7 +26,7 @@ def _normed(x: np.ndarray, at: Any) -> np.ndarray:
 
 
 def in_groups_of(width: int, x: np.ndarray, at: Any) -> np.ndarray:
-    """Rows x, normalized within groups of `width` columns, whatever the number of columns of the correct groups."""
+    """Rows x, normalized within groups of `width` columns, regardless of the correct size of a group."""
     correct = len(at.weight(f"attention.{_name(at)}_norm"))
     return _normed(x, at) * _root(x, correct, at.config.eps) / _root(x, width, at.config.eps)
 

@@ -1,4 +1,4 @@
-"""Rules for the mistakes that ports make in norms of any kind: other formulas, in all norms or in those of one kind."""
+"""Rules for mistakes that ports make in norms of any kind: wrong formulas, in all norms or in norms of one kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def standard(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def of_norms(rule: Rule) -> Rules:
-    """Rules for every norm: of rows, and of queries and keys, whose rows (T, H K) are (T, H, K) for a weight (K,)."""
+    """Rules for every norm. Norms of queries and keys with a weight (K,) read rows (T, H K) as (T, H, K)."""
     return {"*norm": rule, "*_normed": lambda y, at: np.reshape(rule(at.grouped.split(y), at.grouped), y.shape)}
 
 
@@ -53,7 +53,7 @@ def normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None
 
 
 def in_groups(formula: Callable[[np.ndarray, float], np.ndarray]) -> Callable[[Any], Ways]:
-    """Ways to normalize groups of a row's columns, such as those of each head, with a formula of x and eps."""
+    """Ways to normalize groups of a row's columns, such as each head's columns, with a formula of x and eps."""
 
     def ways(port: Any) -> Ways:
         for count in dict.fromkeys((port.n_heads, 2, 4, 8, 16)):

@@ -128,7 +128,7 @@ def _half_of(columns: slice) -> Formula:
     return formula
 
 
-MOST_AHEAD = 16  # the longest prompt after which a restart of the positions at 0 is tried
+MOST_AHEAD = 16  # restarting the positions at 0 is tried only for prompts up to this length
 
 
 def _other_positions(port: Any) -> Ways:
@@ -154,7 +154,7 @@ def _other_positions(port: Any) -> Ways:
         yield f"from 0 again at token {n}, as in steps after a prompt", at_positions(restarted)
 
 
-#: Steps that a port computes in 16 bits -> whether these are positions, frequencies, angles, and cosines and sines.
+#: Steps that a port computes in 16 bits -> for (positions, frequencies, angles, cosines and sines), True if included.
 IN_HALF = {
     "positions": (True, False, False, False),
     "angles": (False, False, True, False),

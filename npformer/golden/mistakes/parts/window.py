@@ -28,7 +28,7 @@ def _other_windows(port: Any) -> Ways:
 
 
 def _other_layers(port: Any) -> Ways:
-    """Makes the wrong layers local: those with a window in the port's attention weights, or one layer more or fewer."""
+    """Makes the wrong layers local: layers with a window in the port's attention weights, or one more or fewer."""
     local, count = port.config.local, port.config.n_layers
     if not local:
         return
