@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from npformer.engine.runtime.threads import blas_libraries, single_blas_thread
+from npformer.golden.page_edits import fitting
 from tests.support import absent_models, kernels
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
@@ -17,10 +18,15 @@ settings.load_profile("tests")
 
 absent_models.watch()
 
+#: A diagnosis searches the page for edits for up to ten seconds, and the usual known mistake is no edit of one place.
+#: Only tests marked `edits` read what it finds. The others search for a fifth of a second.
+SEARCH, BRIEF = (fitting.FULL, fitting.EACH), (0.2, 0.0)
+
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     absent_models.begin()
+    fitting.FULL, fitting.EACH = SEARCH if item.get_closest_marker("edits") else BRIEF
     return (yield)
 
 
