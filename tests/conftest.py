@@ -1,5 +1,6 @@
 """Settings for all tests: a worker for each core (at most 8), and the same examples from hypothesis in every run."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,18 @@ absent_models.watch()
 #: A diagnosis searches the page for edits for up to ten seconds, and the usual known mistake is no edit of one place.
 #: Only tests marked `edits` read what it finds. The others search for a fifth of a second.
 SEARCH, BRIEF = (fitting.FULL, fitting.EACH), (0.2, 0.0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keeps garbage collection from walking through the thousands of tests, while they are collected and later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
