@@ -1,5 +1,6 @@
 """Settings for all tests: a worker for each core (at most 8), and the same examples from hypothesis in every run."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from npformer.engine.runtime.threads import blas_libraries, single_blas_thread
+from npformer.golden.page_edits import fitting
 from tests.support import absent_models, kernels
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
@@ -17,10 +19,31 @@ settings.load_profile("tests")
 
 absent_models.watch()
 
+#: A diagnosis searches the page for edits for up to ten seconds, and the usual known mistake is no edit of one place.
+#: Only tests marked `edits` read what it finds. The others search for a fifth of a second.
+SEARCH, BRIEF = (fitting.FULL, fitting.EACH), (0.2, 0.0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keeps garbage collection from walking through the thousands of tests, while they are collected and later.
+
+    It also runs less often: tests make many small objects, and few cycles.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
+        gc.enable()
+
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     absent_models.begin()
+    fitting.FULL, fitting.EACH = SEARCH if item.get_closest_marker("edits") else BRIEF
     return (yield)
 
 

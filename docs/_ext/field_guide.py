@@ -153,10 +153,15 @@ def _meaning(sets: Iterable[tuple[str, str]]) -> tuple[str, str]:
     for kind, field in sets:
         said.append(code(field if kind == "Config" else f"{kind}.{field}".rstrip(".")))
         known = _class(kind.removeprefix("local "))
-        of_field = {name: meaning for name, _, meaning in fields_of(known)}
-        meaning = of_field.get(code(field), "") if field else formula(known)
+        meaning = _of_fields(known).get(code(field), "") if field else formula(known)
         meanings.append(re.sub(r"^(int|float|bool|str|tuple), ", "", meaning))
     return ", ".join(said), "; ".join(filter(None, dict.fromkeys(meanings)))
+
+
+@cache
+def _of_fields(known: Any) -> dict[str, str]:
+    """Returns the meaning of each field of a dataclass."""
+    return {name: meaning for name, _, meaning in fields_of(known)}
 
 
 def _class(name: str) -> Any:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import npformer
 from npformer import NpformerError, Text
 from npformer.tasks.vector_search import SIMILARITIES, similarity
 from tests.support import tiny
+from tests.support.array_likes import FORMS, assert_rounded, changed
 
 X = np.array([[1.0, 2.0], [-3.0, 0.0], [0.0, 1.0]])
 LENGTHS = np.array([2, 1])
@@ -29,27 +29,6 @@ CASES: dict[str, dict[str, Any]] = {
     "search": {"query": X[0], "corpus": X, "k": 2},
     "shift_right": {"target": np.array([5, 6]), "start": 1, "end": 2},
 }
-
-
-def in_tuples(value: Any) -> Any:
-    return tuple(map(in_tuples, value)) if isinstance(value, list) else value
-
-
-FORMS: dict[str, Callable[[np.ndarray], Any]] = {
-    "lists": lambda array: array.tolist(),
-    "tuples": lambda array: in_tuples(array.tolist()),
-    "lists of whole numbers": lambda array: (array if array.dtype == bool else array.astype(int)).tolist(),
-    "integers": lambda array: array if array.dtype == bool else array.astype(np.int64),
-    "small integers": lambda array: array if array.dtype == bool else array.astype(np.int8),
-}
-
-
-def changed(arguments: Any, form: Callable[[np.ndarray], Any]) -> Any:
-    if isinstance(arguments, Mapping):
-        return {name: changed(each, form) for name, each in arguments.items()}
-    if isinstance(arguments, list):
-        return [changed(each, form) for each in arguments]
-    return form(arguments) if isinstance(arguments, np.ndarray) else arguments
 
 
 def wrapped() -> set[str]:
@@ -86,10 +65,6 @@ HALVES: dict[str, dict[str, Any]] = {
 }
 
 
-def in_double(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
-
-
 def test_every_public_function_of_floats_is_tried_with_float16() -> None:
     """The others take whole numbers, except `search`, which has a test of its own."""
     assert HALVES.keys() == CASES.keys() - {"padding_mask", "shift_right", "search"}
@@ -97,14 +72,7 @@ def test_every_public_function_of_floats_is_tried_with_float16() -> None:
 
 @pytest.mark.parametrize("name", HALVES)
 def test_float16_gives_the_float64_result_rounded(name: str) -> None:
-    """float32 and float64 results may round to neighbouring numbers of float16."""
-    function = getattr(npformer, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found, truth = function(**HALVES[name]), function(**changed(HALVES[name], in_double))
-    assert found.dtype == np.float16
-    assert np.isfinite(found).all()
-    np.testing.assert_allclose(found.astype(np.float64), truth, rtol=2**-10, atol=2**-14)
+    assert_rounded(name, HALVES[name])
 
 
 def test_search_computes_scores_of_float16_vectors_in_float32() -> None:

@@ -6,8 +6,7 @@ import inspect
 import pickle
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 import npformer
 from npformer import NpformerError
+from tests.support.array_likes import FORMS, assert_rounded, changed
 
 FORMULAS = sorted(name for name, module in npformer._MODULE_OF.items() if module.startswith("plain."))
 X = np.array([[1.0, 2.0], [-3.0, 0.0], [0.0, 1.0]])
@@ -57,28 +57,6 @@ CASES: dict[str, dict[str, Any]] = {
     "decoder_layer": {"x": X, "source": X, **SIZES, **DECODER_LAYER},
     "decoder": {"x": X, "source": X, **SIZES, "layers": [DECODER_LAYER, DECODER_LAYER]},
 }  # fmt: skip
-
-
-def in_tuples(value: Any) -> Any:
-    return tuple(map(in_tuples, value)) if isinstance(value, list) else value
-
-
-FORMS: dict[str, Callable[[np.ndarray], Any]] = {
-    "lists": lambda array: array.tolist(),
-    "tuples": lambda array: in_tuples(array.tolist()),
-    "integers": lambda array: array if array.dtype == bool else array.astype(np.int64),
-    "small integers": lambda array: array if array.dtype == bool else array.astype(np.int8),
-}
-#: Arguments that are not converted: a cache and angles are those of an earlier call.
-AS_GIVEN = ("past", "angles", "frequencies")
-
-
-def changed(arguments: Any, form: Callable[[np.ndarray], Any]) -> Any:
-    if isinstance(arguments, Mapping):
-        return {name: each if name in AS_GIVEN else changed(each, form) for name, each in arguments.items()}
-    if isinstance(arguments, list):
-        return [changed(each, form) for each in arguments]
-    return form(arguments) if isinstance(arguments, np.ndarray) else arguments
 
 
 def test_every_formula_is_tried() -> None:
@@ -188,20 +166,9 @@ HALVES: dict[str, dict[str, Any]] = {
 }
 
 
-def in_double(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
-
-
 @pytest.mark.parametrize("name", HALVES)
 def test_float16_gives_the_float64_result_rounded(name: str) -> None:
-    """float32 and float64 results may round to neighbouring numbers of float16."""
-    function = getattr(npformer, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found, truth = function(**HALVES[name]), function(**changed(HALVES[name], in_double))
-    assert found.dtype == np.float16
-    assert np.isfinite(found).all()
-    np.testing.assert_allclose(found.astype(np.float64), truth, rtol=2**-10, atol=2**-14)
+    assert_rounded(name, HALVES[name])
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

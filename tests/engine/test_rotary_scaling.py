@@ -17,8 +17,6 @@ from npformer.families import read_config, write_config
 from npformer.generation import Stream, state
 from npformer.generation.state import Continued
 from tests.support import tiny
-from tests.support.edited_pages import diagnosis
-from tests.support.planted_decoders import PLANTED
 from tests.support.rotary_frequencies import DYNAMIC, FREQUENCIES, LONGROPE, MAGNITUDE, THETA
 
 SIZES = {
@@ -179,12 +177,3 @@ def test_keys_of_an_earlier_text_are_kept_only_if_they_are_rotated_alike() -> No
         list(stream)
         found = stream.state.continued(np.arange(8, 8 + later), 4)
         assert isinstance(found, Continued) is kept
-
-
-@pytest.mark.parametrize("planted", ["short factors", "no attention factor"])
-def test_a_mistake_of_a_port_is_named(planted: str) -> None:
-    """Of two texts, with 9 and 6 tokens, one is longer than the original length."""
-    rotary = PartialRotary(THETA, scaling=LongRope((1.0, 1.5), (3.0, 12.5), 7, 4.0), columns=4)
-    name, plant = PLANTED["phi3"][planted]
-    found = diagnosis(tiny.model("phi3", "causal-lm", mechanisms=(rotary,)), plant, full=True)
-    assert name in found, found

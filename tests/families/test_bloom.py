@@ -12,8 +12,6 @@ from npformer.engine.mechanisms.alibi import alibi_slopes
 from npformer.families import read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from tests.support import tiny
-from tests.support.edited_pages import diagnosis
-from tests.support.planted_decoders import PLANTED
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4}
 
@@ -60,17 +58,3 @@ def test_masked_tokens_are_at_no_distance() -> None:
 def test_the_parts_of_a_logit_add_up() -> None:
     found = logit_attribution(tiny.model("bloom", "causal-lm", dtype=np.float64), np.arange(5, 14), 7)
     assert found.total == pytest.approx(found.logit, rel=1e-12)
-
-
-QUICK = ("slopes of 2^(-8 h / H)", "wrong sign")
-CASES = [(name, True) for name in PLANTED["bloom"]] + [("no ALiBi", False)]
-
-
-@pytest.mark.parametrize(
-    ("planted", "full"),
-    [pytest.param(*case, marks=() if case[1] and case[0] in QUICK else pytest.mark.slow) for case in CASES],
-)
-def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
-    name, plant = PLANTED["bloom"][planted]
-    found = diagnosis(tiny.model("bloom", "causal-lm", n_heads=6, d_model=48), plant, full)
-    assert name in found, found

@@ -16,8 +16,6 @@ from npformer.families import FAMILIES, parts_of, read_config, write_config
 from npformer.families.base import TensorPart
 from npformer.interpret.direct_attribution import logit_attribution
 from tests.support import tiny
-from tests.support.edited_pages import diagnosis
-from tests.support.planted_decoders import PLANTED
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
@@ -88,21 +86,6 @@ def test_the_parts_of_a_logit_add_up(parallel: bool) -> None:
         tiny.model("gpt_neox", "causal-lm", dtype=np.float64, parallel=parallel), np.arange(5, 14), 7
     )
     assert found.total == pytest.approx(found.logit, rel=1e-12)
-
-
-QUICK = ("split in thirds", "one after another", "whole heads")
-CASES = [(name, True) for name in PLANTED["gpt_neox"]] + [(name, False) for name in QUICK[:2]]
-
-
-@pytest.mark.parametrize(
-    ("planted", "full"),
-    [pytest.param(*case, marks=() if case[1] and case[0] in QUICK else pytest.mark.slow) for case in CASES],
-)
-def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
-    model = tiny.model("gpt_neox", "causal-lm", mechanisms=(PartialRotary(30.0, columns=4),))
-    name, plant = PLANTED["gpt_neox"][planted]
-    found = diagnosis(model, plant, full)
-    assert name in found, found
 
 
 @pytest.mark.parametrize("shape", [(12, 0), (0, 4), (12, 4)])

@@ -93,24 +93,6 @@ def test_formulas_of_stages_name_whole_queries_and_outputs() -> None:
 
 # --- the diagnosis ---------------------------------------------------------------------------------------------------
 
-QUICK = ("norms before blocks", "norms of heads", "norms after blocks exchanged")
-
-
-@pytest.mark.parametrize(
-    ("planted", "full"),
-    [
-        pytest.param(name, full, marks=() if full and name in QUICK else pytest.mark.slow)
-        for name in PLANTED["olmo2"]
-        for full in (True, False)
-    ],
-)
-def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
-    kv_heads = 0 if "exchanged" in planted else 2  # weights of different widths cannot be exchanged
-    name, plant = PLANTED["olmo2"][planted]
-    found = diagnosis(model(n_kv_heads=kv_heads), plant, full)
-    assert name in found, found
-    assert found.count("cause:") == 1, found
-
 
 def test_a_norm_left_out_after_attention_is_not_said_to_be_before_the_ffn() -> None:
     found = diagnosis(model(), PLANTED["olmo2"]["no norm after attention"][1], full=True)

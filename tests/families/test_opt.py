@@ -13,8 +13,6 @@ from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.logit_lens import logit_lens
 from npformer.interpret.traces import trace
 from tests.support import tiny
-from tests.support.edited_pages import diagnosis
-from tests.support.planted_decoders import PLANTED
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 16,
@@ -63,18 +61,3 @@ def test_the_parts_of_a_logit_add_up(fields: dict[str, Any]) -> None:
     assert found.total == pytest.approx(found.logit, rel=1e-12)
     logits = trace(model, ids)["logits"][-1]
     np.testing.assert_array_equal(logit_lens(model, ids).logits[-1, 0], np.sort(logits)[::-1][:5])
-
-
-QUICK = ("no offset", "no project_in")
-CASES = [(name, True) for name in PLANTED["opt"]] + [("norms before", False)]
-
-
-@pytest.mark.parametrize(
-    ("planted", "full"),
-    [pytest.param(*case, marks=() if case[1] and case[0] in QUICK else pytest.mark.slow) for case in CASES],
-)
-def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
-    model = tiny.model("opt", "causal-lm", **AFTER)
-    name, plant = PLANTED["opt"][planted]
-    found = diagnosis(model, plant, full)
-    assert name in found, found

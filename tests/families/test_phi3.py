@@ -17,8 +17,6 @@ from npformer.checkpoint.tree import to_torch
 from npformer.engine.mechanisms import PartialRotary, Rotary, Window
 from npformer.families import read_config, write_config
 from tests.support import tiny
-from tests.support.edited_pages import diagnosis
-from tests.support.planted_decoders import PLANTED
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
@@ -50,13 +48,6 @@ def test_fused_rows_are_those_of_query_key_and_value_and_of_gate_and_up() -> Non
     for rows, name in ((fused[:64], "gate"), (fused[64:], "up")):
         np.testing.assert_array_equal(rows, layer["ffn"][name]["weight"].T)
     assert not any(name.endswith("bias") for name in parameters(config))
-
-
-@pytest.mark.parametrize("planted", ["up and gate", pytest.param("whole heads", marks=pytest.mark.slow)])
-def test_a_mistake_of_a_port_is_named(planted: str) -> None:
-    name, plant = PLANTED["phi3"][planted]
-    found = diagnosis(tiny.model("phi3", "causal-lm", mechanisms=MECHANISMS), plant, full=True)
-    assert name in found, found
 
 
 def test_a_checkpoint_with_its_own_code_loads_with_a_warning(tmp_path):

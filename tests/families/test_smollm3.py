@@ -13,8 +13,6 @@ from npformer.engine.mechanisms import Rotary, Window
 from npformer.families import read_config, write_config
 from npformer.interpret.traces import trace
 from tests.support import tiny
-from tests.support.edited_pages import diagnosis
-from tests.support.planted_decoders import PLANTED
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 16,
@@ -71,15 +69,3 @@ def test_a_layer_without_rotation_has_no_rotated_stages() -> None:
     heads = stages["layers.1.attention.query_heads"]
     rows = stages["layers.1.attention.query"].reshape(heads.shape[1], heads.shape[0], -1)
     np.testing.assert_array_equal(heads, rows.swapaxes(0, 1))
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [pytest.param(name, marks=() if name == "1 without rotation" else pytest.mark.slow) for name in PLANTED["smollm3"]],
-)
-@pytest.mark.parametrize("full", [True, False])
-def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
-    model = tiny.model("smollm3", "causal-lm", n_layers=3, local=Local((1,), ()), mechanisms=(Rotary(30.0),))
-    name, plant = PLANTED["smollm3"][planted]
-    found = diagnosis(model, plant, full)
-    assert name in found, found

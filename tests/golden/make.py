@@ -55,12 +55,12 @@ def make_case(folder: Path, name: str, case: Case) -> None:
     model, given = build(case), inputs(name, case)
     model.save_pretrained(folder)
     arrays = {f"input/{key}": array for key, array in given.items()}
-    for dtype, type_ in DTYPES.items():
-        found = joined(stages(model.to(type_), **given))
+    runs = {dtype: joined(stages(model.to(type_), **given)) for dtype, type_ in DTYPES.items()}
+    for dtype, found in runs.items():
         kept = {stage: array for stage, array in found.items() if keeps(case, stage)}
         arrays |= {f"{dtype}/{stage}": array for stage, array in kept.items()}
     model.to(torch.float32)
-    arrays |= errors(lambda: joined(stages(model, **given)), kept)
+    arrays |= errors(lambda: joined(stages(model, **given)), kept, as_torch=runs["float32"])
     _save(
         arrays, folder / "stages.safetensors",
         {"encoder": name if reads_texts(case) else case.encoder or name, "orders": "; ".join(ORDERS)},
@@ -108,7 +108,8 @@ def make_bundled(folder: Path) -> None:
             padded[mask] = np.concatenate(ids[batch])
             given = padded, mask.astype(np.int64)
             runs = [stages(model, *given) for model in models]
-            of_batch = errors(lambda given=given: joined(stages(models[0], *given)), joined(runs[1]), BUNDLED_ORDERS)
+            run32, truth = map(joined, runs)
+            of_batch = errors(lambda given=given: joined(stages(models[0], *given)), truth, BUNDLED_ORDERS, run32)
             for key, array in [*_of_texts(*runs), *of_batch.items()]:
                 arrays.setdefault(key, []).append(array)
     flat = {"ids": np.concatenate(ids), "lengths": np.array([len(each) for each in ids])}

@@ -21,7 +21,7 @@ from npformer.model import Model
 from tests.support import tiny
 from tests.support.edited_pages import Arrays, diagnosis, edited, inputs, run, taken
 
-pytestmark = pytest.mark.numbers
+pytestmark = [pytest.mark.numbers, pytest.mark.edits]
 
 Weights = dict[str, np.ndarray]
 

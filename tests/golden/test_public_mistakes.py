@@ -24,7 +24,7 @@ from tests.support.planted import CAUSAL, GELU, GELU_TANH, REACH
 from tests.support.planted_decoders import FREQUENCIES, HEADS, NOT_ROTATED, SLOPES, UNROTATED, both
 from tests.support.slow import slow_after
 
-pytestmark = pytest.mark.numbers
+pytestmark = [pytest.mark.numbers, pytest.mark.edits]
 
 LM, LABEL = "causal-lm", "sequence-classification"
 #: Stages in the export of a port that shows hidden states and answers.

@@ -7,6 +7,7 @@ names.
 from __future__ import annotations
 
 import inspect
+import textwrap
 from dataclasses import fields
 from pathlib import Path
 
@@ -95,7 +96,8 @@ def stub() -> str:
         names = ", ".join(f'"{each}"' for each in (name, *(a for a, of in ALIASES.items() if of == name)))
         given = {"task": f"Literal[{names}]", "keywords": name_of(kind), "kind": kind.__name__}
         parts.append(OVERLOAD.format(**given, body=" ..."))
-    body = f'\n    """{pipeline.__doc__}"""'
+    described = inspect.getdoc(pipeline) or ""  # Python 3.13 removes the indentation of a docstring, older ones keep it
+    body = "\n" + textwrap.indent(f'"""{described}\n"""', "    ")
     given = {"task": "str | None = None", "keywords": "AnyKeywords", "kind": "Task"}
     parts.append(OVERLOAD.format(**given, body=body))
     return HEAD + "".join(parts)
