@@ -17,6 +17,7 @@ from npformer.engine.runtime import recording
 from npformer.engine.runtime.recording import Unrecordable
 
 WITH_OUT, WITHOUT_OUT = (np.concatenate, np.dot), (np.where, np.bincount, np.lexsort)  # compiled, and make an array
+VIEWS = (np.lib.stride_tricks.sliding_window_view, np.broadcast_to)  # they return plain views of their first argument
 ABOUT_SHAPES = (np.result_type, np.can_cast, np.shape, np.ndim, np.size)
 
 
@@ -55,9 +56,14 @@ class Recorded(np.ndarray):
             return recorder.made(function, given, options, out=function in WITH_OUT).view(Recorded)
         if function in ABOUT_SHAPES:
             return function(*given, **options)
+        if function in VIEWS:
+            return _recorded(function(*given, **options))
         if isinstance(getattr(function, "_implementation", None), BuiltinFunctionType | None):
             raise Unrecordable(f"numpy.{function.__name__}")
-        return super().__array_function__(function, types, args, kwargs)  # its Python code, line by line
+        found = super().__array_function__(function, types, args, kwargs)  # its Python code, line by line
+        if type(found) is np.ndarray and function is not np.flatnonzero:  # code that begins with `asarray` is not heard
+            raise Unrecordable(f"numpy.{function.__name__}")
+        return found
 
     # --- views, or copies where no view is possible ---
 

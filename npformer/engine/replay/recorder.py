@@ -60,10 +60,20 @@ def _places_in(value: Any) -> Iterator[Place]:
 
 def owner(array: np.ndarray) -> np.ndarray:
     """The array that owns the memory of a view."""
-    base = array.base
-    while isinstance(base, np.ndarray):
-        array, base = base, base.base
+    base: Any = array.base
+    while base is not None:
+        if isinstance(base, np.ndarray):
+            array = base
+        base = getattr(base, "base", None)  # `as_strided` has an object between the view and its array
     return array
+
+
+def views(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The array and all arrays of which it is a view."""
+    each: Any = array
+    while isinstance(each, np.ndarray):
+        yield each
+        each = each.base
 
 
 def address(array: np.ndarray) -> int:
@@ -88,12 +98,14 @@ class Recorder:
     sizes : the number of bytes of each memory that the pass made
     caches : those of the pass that runs
     tried : whether the pass did work in one of several ways, of which another one may be faster later
+    fixed : read-only weights of which the pass read a copy, which does not follow a change
     """
 
     def __init__(self) -> None:
         self.calls: list[Call | InParts] = []
         self.sizes: list[int] = []
         self.tried = False
+        self.fixed: list[np.ndarray] = []
         self.caches = CachesOfNow()
         self._noted: list[Any] = self.calls
         self._numbers: dict[int, tuple[int, int, weakref.ref[np.ndarray]]] = {}  # by the identity of the owner

@@ -42,15 +42,18 @@ class _Shape:
             program = self.program
             if program is None:
                 return None
-            if not self.tested:
+            if self.left <= 0 or not program.holds():
+                self.drop()
+            elif not self.tested:
                 self._test(program, each)
-            elif self.left > 0:
+            else:
                 self.left -= 1
                 return program(each.inputs, each.caches)
-            else:
-                self.drop()
         except Changed:
             pass
+        except BaseException:  # after Ctrl-C, another thread may still write to the program's memory
+            self.drop()
+            raise
         finally:
             self.busy.release()
         return None
@@ -140,7 +143,7 @@ class Replays:
     def _has_room(self, nbytes: int) -> bool:
         """Whether a program of this size fits, after those that hardly run have given their room."""
         shapes = sorted(self._shapes.values(), key=lambda shape: shape.last)
-        sizes = {shape: shape.program.nbytes for shape in shapes if shape.program is not None}
+        sizes = {shape: program.nbytes for shape in shapes if (program := shape.program) is not None}
         room = ROOM - sum(sizes.values())
         for shape, size in sizes.items():
             if room >= nbytes or self._passes - shape.last < IDLE:
