@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.engine.runtime.recording import Changed
+from npformer.engine.runtime.recording import Changed, Unrecordable
 
 
 class Place(NamedTuple):
@@ -110,6 +110,7 @@ class Recorder:
         self._noted: list[Any] = self.calls
         self._numbers: dict[int, tuple[int, int, weakref.ref[np.ndarray]]] = {}  # by the identity of the owner
         self._given: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._owners = set[int]()  # the identities of the owners of given arrays
 
     # --- what recorded arrays report ---
 
@@ -138,6 +139,8 @@ class Recorder:
     def new(self, array: np.ndarray) -> np.ndarray:
         """Registers memory that the pass made, and returns its array."""
         memory = owner(array)
+        if memory.dtype.hasobject:
+            raise Unrecordable("an array of Python objects")
         key = id(memory)
         reference = weakref.ref(memory, lambda _: self._numbers.pop(key, None))
         self._numbers[key] = len(self.sizes), address(memory), reference
@@ -148,6 +151,11 @@ class Recorder:
         """Registers an array that is another one in each pass, and returns the number of its memory."""
         self.new(array)
         return len(self.sizes) - 1
+
+    def knows(self, array: np.ndarray) -> bool:
+        """Whether the pass made the memory of this array, or was given it."""
+        memory = id(owner(array))
+        return memory in self._numbers or memory in self._owners
 
     def placed(self, value: Any) -> Any:
         """The value with a `Place` for each array in memory that the pass made."""
@@ -186,6 +194,7 @@ class Recorder:
     def gives(self, view: np.ndarray, array: np.ndarray) -> np.ndarray:
         """Registers the view through which the pass sees an array that it did not make, and returns it."""
         self._given[id(view)] = view, array
+        self._owners.add(id(owner(array)))
         return view
 
 
@@ -199,4 +208,7 @@ def _attend(out: np.ndarray, caches: CachesOfNow, index: int, args: Any) -> None
 
 
 def _store(out: np.ndarray, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    out[...] = function(*args, **kwargs)
+    found = function(*args, **kwargs)
+    if np.shape(found) != out.shape:
+        raise Changed
+    out[...] = found

@@ -173,6 +173,9 @@ def test_a_program_reads_weights_through_plain_views() -> None:
         lambda x: x * float(np.sign(x[0, 0])),
         lambda x: x if (x[:1] > 0).tolist()[0][0] else -x,
         lambda x: x * np.flatnonzero(x[:, 0] > 0).sum(),
+        lambda x: x[x[:, 0] > 0, 1:] * 2,
+        lambda x: x.repeat((x[:, 0] > 0).astype(int), axis=0) * 2,
+        lambda x: np.bincount((x[:, 0] > 0).astype(int)),
     ],
 )
 def test_a_program_refuses_values_with_which_the_pass_would_do_something_else(formula: Formula) -> None:
@@ -194,6 +197,12 @@ def test_a_program_refuses_values_with_which_the_pass_would_do_something_else(fo
         lambda x: x[x > 0],
         lambda x: np.unique(x),
         lambda x: np.pad(x, 1),
+        lambda x: x * np.count_nonzero(x > 0),
+        lambda x: x[np.where(x[:2, :2] > 0)],
+        lambda x: x * x.flat[3],
+        lambda x: np.linalg.inv(x[:3, :3]),
+        lambda x: np.vectorize(float)(x),
+        lambda x: np.broadcast_arrays(x, x)[0] * 2,
         lambda x: x.reshape(4, 3, order="F"),
     ],
 )
