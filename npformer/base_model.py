@@ -108,7 +108,7 @@ class BaseModel(Runner, Answering):
         NumPy's floating-point warnings are off in the block: `expect_finite` reports which values are not finite.
         """
         self._check_files()
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):
+        with np.errstate(all="ignore"), super().cores(threads):
             yield
 
     def _check_files(self) -> None:

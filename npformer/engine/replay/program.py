@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from npformer.engine.replay.passes import InPlace
-from npformer.engine.replay.recorder import Call, InParts, Place, Recorder, address
+from npformer.engine.replay.recorder import Call, InParts, Place, Recorder, address, views
 from npformer.engine.replay.simplify import without_copies
 from npformer.engine.runtime.threads import run_tasks
 
@@ -62,9 +62,14 @@ class Program:
         bind = _Binder(self._memories)
         self._calls = [_nothing if index in moving else bind.call(call) for index, call in enumerate(calls)]
         self._answers = bind(kept)
+        self._fixed = list({id(each): each for weight in recorder.fixed for each in views(weight)}.values())
         self.nbytes = size + OF_CALL * sum(
             sum(map(len, each.parts)) if isinstance(each, InParts) else 1 for each in calls
         )
+
+    def holds(self) -> bool:
+        """Whether the weights of which the program reads copies are still read-only."""
+        return not [1 for each in self._fixed if each.flags.writeable]
 
     def __call__(self, inputs: Sequence[np.ndarray], caches: Sequence[Any] | InPlace = ()) -> dict[str, np.ndarray]:
         """The answers for other inputs. Raises `Changed` if the pass would do something else for them."""

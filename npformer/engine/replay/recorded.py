@@ -14,9 +14,11 @@ import numpy as np
 
 from npformer.engine.replay.recorder import Recorder, owner
 from npformer.engine.runtime import recording
-from npformer.engine.runtime.recording import Unrecordable
+from npformer.engine.runtime.recording import Changed, Unrecordable
 
 WITH_OUT, WITHOUT_OUT = (np.concatenate, np.dot), (np.where, np.bincount, np.lexsort)  # compiled, and make an array
+VIEWS = (np.lib.stride_tricks.sliding_window_view, np.broadcast_to)  # they return plain views of their first argument
+ASKING = (np.nonzero, np.flatnonzero)  # functions whose result is an answer about values
 ABOUT_SHAPES = (np.result_type, np.can_cast, np.shape, np.ndim, np.size)
 
 
@@ -50,14 +52,21 @@ class Recorded(np.ndarray):
             np.copyto(*given, **options)
             return recorder.call(np.copyto, given, options)
         if function in WITH_OUT or function in WITHOUT_OUT:
-            if options.pop("out", None) is not None:
-                raise Unrecordable(f"numpy.{function.__name__} with out")
+            if options.pop("out", None) is not None or (function is np.where and len(given) + len(options) < 3):
+                raise Unrecordable(f"numpy.{function.__name__} with these arguments")
             return recorder.made(function, given, options, out=function in WITH_OUT).view(Recorded)
         if function in ABOUT_SHAPES:
             return function(*given, **options)
+        if function in VIEWS:
+            return _recorded(function(*given, **options))
         if isinstance(getattr(function, "_implementation", None), BuiltinFunctionType | None):
             raise Unrecordable(f"numpy.{function.__name__}")
-        return super().__array_function__(function, types, args, kwargs)  # its Python code, line by line
+        found = super().__array_function__(function, types, args, kwargs)  # its Python code, line by line
+        for each in found if isinstance(found, tuple | list) else [found]:
+            heard = function in ASKING if type(each) is not Recorded else recorder.knows(each)
+            if not heard:  # code that begins with `asarray`, for example
+                raise Unrecordable(f"numpy.{function.__name__}")
+        return found
 
     # --- views, or copies where no view is possible ---
 
@@ -85,6 +94,10 @@ class Recorded(np.ndarray):
         found = plain(self).copy(order)
         self._copy_to(found, found)
         return _recorded(found)
+
+    @property
+    def flat(self) -> Any:
+        raise Unrecordable("ndarray.flat")
 
     def _copy_to(self, memory: np.ndarray, view: np.ndarray) -> None:
         """Notes that this array was copied to a view of new memory."""
@@ -199,7 +212,10 @@ def _expect_recorded(*arrays: Any) -> None:
 
 
 def _select(out: np.ndarray, array: np.ndarray, index: Any) -> None:
-    out[...] = array[index]
+    found = array[index]
+    if found.shape != out.shape:  # the index has a mask
+        raise Changed
+    out[...] = found
 
 
 def _recorder() -> Recorder:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.engine.runtime.recording import Changed
+from npformer.engine.runtime.recording import Changed, Unrecordable
 
 
 class Place(NamedTuple):
@@ -48,10 +48,20 @@ class InParts(NamedTuple):
 
 def owner(array: np.ndarray) -> np.ndarray:
     """The array that owns the memory of a view."""
-    base = array.base
-    while isinstance(base, np.ndarray):
-        array, base = base, base.base
+    base: Any = array.base
+    while base is not None:
+        if isinstance(base, np.ndarray):
+            array = base
+        base = getattr(base, "base", None)  # `as_strided` has an object between the view and its array
     return array
+
+
+def views(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The array and all arrays of which it is a view."""
+    each: Any = array
+    while isinstance(each, np.ndarray):
+        yield each
+        each = each.base
 
 
 def address(array: np.ndarray) -> int:
@@ -76,16 +86,19 @@ class Recorder:
     sizes : the number of bytes of each memory that the pass made
     caches : those of the pass that runs
     tried : whether the pass did work in one of several ways, of which another one may be faster later
+    fixed : read-only weights of which the pass read a copy, which does not follow a change
     """
 
     def __init__(self) -> None:
         self.calls: list[Call | InParts] = []
         self.sizes: list[int] = []
         self.tried = False
+        self.fixed: list[np.ndarray] = []
         self.caches = CachesOfNow()
         self._noted: list[Any] = self.calls
         self._numbers: dict[int, tuple[int, weakref.ref[np.ndarray]]] = {}  # by the identity of the owner
         self._given: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._owners = set[int]()  # the identities of the owners of given arrays
 
     # --- what recorded arrays report ---
 
@@ -116,6 +129,8 @@ class Recorder:
     def new(self, array: np.ndarray) -> np.ndarray:
         """Registers memory that the pass made, and returns its array."""
         memory = owner(array)
+        if memory.dtype.hasobject:
+            raise Unrecordable("an array of Python objects")
         key = id(memory)
         self._numbers[key] = len(self.sizes), weakref.ref(memory, lambda _: self._numbers.pop(key, None))
         self.sizes.append(memory.nbytes)
@@ -125,6 +140,11 @@ class Recorder:
         """Registers an array that is another one in each pass, and returns the number of its memory."""
         self.new(array)
         return len(self.sizes) - 1
+
+    def knows(self, array: np.ndarray) -> bool:
+        """Whether the pass made the memory of this array, or was given it."""
+        memory = id(owner(array))
+        return memory in self._numbers or memory in self._owners
 
     def placed(self, value: Any, places: list[Place]) -> Any:
         """The value with a `Place` for each array in memory that the pass made. Adds them to `places`."""
@@ -167,6 +187,7 @@ class Recorder:
     def gives(self, view: np.ndarray, array: np.ndarray) -> np.ndarray:
         """Registers the view through which the pass sees an array that it did not make, and returns it."""
         self._given[id(view)] = view, array
+        self._owners.add(id(owner(array)))
         return view
 
 
@@ -180,4 +201,7 @@ def _attend(out: np.ndarray, caches: CachesOfNow, index: int, args: Any) -> None
 
 
 def _store(out: np.ndarray, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    out[...] = function(*args, **kwargs)
+    found = function(*args, **kwargs)
+    if np.shape(found) != out.shape:
+        raise Changed
+    out[...] = found

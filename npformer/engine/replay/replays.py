@@ -42,15 +42,18 @@ class _Shape:
             program = self.program
             if program is None:
                 return None
-            if not self.tested:
+            if self.left <= 0 or not program.holds():
+                self.drop()
+            elif not self.tested:
                 self._test(program, each)
-            elif self.left > 0:
+            else:
                 self.left -= 1
                 return program(each.inputs, each.caches)
-            else:
-                self.drop()
         except Changed:
             pass
+        except BaseException:  # after Ctrl-C, another thread may still write to the program's memory
+            self.drop()
+            raise
         finally:
             self.busy.release()
         return None
@@ -119,13 +122,13 @@ class Replays:
         return self._shapes.setdefault(name, _Shape())
 
     def _recorded(self, shape: _Shape, each: Pass) -> Arrays:
-        """The answers of a pass, of which a program is made."""
+        """The answers of a pass, of which a program is made. Those of recorded arrays have not been tested yet."""
         from npformer.engine.replay.record import record  # many processes end before a shape recurs
 
         if not self._making.acquire(blocking=False):
             return each()
         try:
-            program, answers = record(each)
+            program, _ = record(each)
         except Exception:  # whatever it is, the pass itself raises it too, or does not
             shape.refuse()
             return each()
@@ -135,12 +138,12 @@ class Replays:
             shape.take(program)
         else:
             shape.passes = -IDLE
-        return answers
+        return each()
 
     def _has_room(self, nbytes: int) -> bool:
         """Whether a program of this size fits, after those that hardly run have given their room."""
         shapes = sorted(self._shapes.values(), key=lambda shape: shape.last)
-        sizes = {shape: shape.program.nbytes for shape in shapes if shape.program is not None}
+        sizes = {shape: program.nbytes for shape in shapes if (program := shape.program) is not None}
         room = ROOM - sum(sizes.values())
         for shape, size in sizes.items():
             if room >= nbytes or self._passes - shape.last < IDLE:

@@ -22,6 +22,7 @@ class Recorder(Protocol):
     """What the runtime asks of a recorder. `replay/recorder.py` has the only one."""
 
     tried: bool  # whether a trial chose the way of some work
+    fixed: list[np.ndarray]  # read-only weights of which the pass read a copy
 
     def in_parts(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         """The results of tasks that threads may compute at the same time."""
@@ -46,8 +47,8 @@ def recorder() -> Recorder | None:
 def recorded_by(recorder: Recorder | None) -> Iterator[None]:
     """Inside the block, `recorder` hears the operations of this thread."""
     before = _local.recorder
-    _local.recorder = recorder
-    try:
+    try:  # Ctrl-C can occur anywhere
+        _local.recorder = recorder
         yield
     finally:
         _local.recorder = before

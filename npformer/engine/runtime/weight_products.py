@@ -208,13 +208,15 @@ def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any])
         weights = [hears.original(weight) for weight in weights]
     if not all(map(_is_fixed, weights)):
         return None
+    if hears is not None:
+        hears.fixed += weights
     name = (what, *map(id, weights))
     references, uses, layout = _kept.get(name, ([], 0, None))
     if not references or any(each() is not weight for each, weight in zip(references, weights, strict=True)):
         references = [weakref.ref(weight, lambda _: _kept.pop(name, None)) for weight in weights]
         uses, layout = 0, None
     if layout is None:
-        layout = make() if uses >= 2 else None
+        layout = make() if uses >= 2 and hears is None else None  # a recorded array must not outlive its pass
         _kept[name] = (references, uses + 1, layout)
     return layout
 

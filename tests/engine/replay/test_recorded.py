@@ -108,6 +108,8 @@ OPERATIONS: dict[str, Formula] = {
     "copies": lambda x: x.astype(np.float64) + x.copy(),
     "rows of itself": lambda x: x[np.array([2, 0])] + x[np.array([0, 1]), np.array([1, 1])][:, None],
     "np.where": lambda x: np.where(x > 0, x, -x),
+    "windows": lambda x: np.lib.stride_tricks.sliding_window_view(x, 2, axis=1)[:, 1:] + x[:, :2, None],
+    "a repeated row": lambda x: np.broadcast_to(x[1], (3, 4)) * 2,
     "joined": lambda x: np.concatenate([x, TABLE, x], axis=0).repeat(2, axis=1),
     "stacked": lambda x: np.stack([x, x * 2])[1],
     "shifted": lambda x: np.roll(x, 1),
@@ -149,6 +151,19 @@ def test_a_program_reads_the_weights_that_the_model_has() -> None:
     assert np.array_equal(program([x])["y"], (1 + weights["w"][:3]) * x)
 
 
+def test_a_program_reads_weights_through_plain_views() -> None:
+    """`sliding_window_view` returns a plain array, which tells nobody of what it is used for."""
+    weights = {"w": TABLE.copy()}
+
+    def work(x: np.ndarray, weights: Any) -> np.ndarray:
+        return x[:, :2] + np.lib.stride_tricks.sliding_window_view(weights["w"] * 2, 2, axis=1)[:3, 1]
+
+    x = numbers(0)
+    program, _ = record(pass_of(work, x, weights))
+    weights["w"] += 1
+    assert np.array_equal(program([x])["y"], work(x, weights))
+
+
 @pytest.mark.parametrize(
     "formula",
     [
@@ -158,6 +173,9 @@ def test_a_program_reads_the_weights_that_the_model_has() -> None:
         lambda x: x * float(np.sign(x[0, 0])),
         lambda x: x if (x[:1] > 0).tolist()[0][0] else -x,
         lambda x: x * np.flatnonzero(x[:, 0] > 0).sum(),
+        lambda x: x[x[:, 0] > 0, 1:] * 2,
+        lambda x: x.repeat((x[:, 0] > 0).astype(int), axis=0) * 2,
+        lambda x: np.bincount((x[:, 0] > 0).astype(int)),
     ],
 )
 def test_a_program_refuses_values_with_which_the_pass_would_do_something_else(formula: Formula) -> None:
@@ -178,6 +196,13 @@ def test_a_program_refuses_values_with_which_the_pass_would_do_something_else(fo
         lambda x: np.putmask(x, x > 0, 0) or x,
         lambda x: x[x > 0],
         lambda x: np.unique(x),
+        lambda x: np.pad(x, 1),
+        lambda x: x * np.count_nonzero(x > 0),
+        lambda x: x[np.where(x[:2, :2] > 0)],
+        lambda x: x * x.flat[3],
+        lambda x: np.linalg.inv(x[:3, :3]),
+        lambda x: np.vectorize(float)(x),
+        lambda x: np.broadcast_arrays(x, x)[0] * 2,
         lambda x: x.reshape(4, 3, order="F"),
     ],
 )

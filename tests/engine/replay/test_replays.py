@@ -145,6 +145,63 @@ def test_changed_weights_have_effect(change: Callable[[Model], None]) -> None:
         assert equal(model.run(texts(model, [7], 0)), expected)
 
 
+def test_every_changed_weight_has_effect() -> None:
+    """Also the table of MPNet's distances, which is read through a view of overlapping windows."""
+    model = tiny.model("mpnet")
+    model.weights = copy.deepcopy(model.weights)
+    weights = npformer.checkpoint.flatten(model.weights)
+    for array in weights.values():
+        array.flags.writeable = True
+    warmed(model)
+    for name, array in weights.items():
+        array *= 1.5
+        expected = Model(model.config, model.weights).run(texts(model, [7], 0))
+        assert equal(model.run(texts(model, [7], 0)), expected), name
+
+
+@pytest.mark.parametrize("warm", [PASSES + 1, PASSES + 3])
+def test_read_only_weights_that_become_writable(warm: int) -> None:
+    """Products read copies of read-only weights, which do not follow a change."""
+    model = tiny.model(d_model=128, d_ffn=640)
+    model.weights = copy.deepcopy(model.weights)
+    weights = npformer.checkpoint.flatten(model.weights).values()
+    for array in weights:
+        array.flags.writeable = False
+    for seed in range(warm):
+        model.run(texts(model, [7], seed))
+    for array in weights:
+        array.flags.writeable = True
+        array *= 1.5
+    expected = Model(model.config, copy.deepcopy(model.weights)).run(texts(model, [7], 0))
+    for _ in range(2 * PASSES):
+        assert equal(model.run(texts(model, [7], 0)), expected)
+    assert has_program(model)
+
+
+def test_weights_that_become_read_only_before_the_recorded_pass() -> None:
+    """A copy for products would be a recorded array, which no later pass could use."""
+    model = tiny.model(d_model=128, d_ffn=640)
+    model.weights = copy.deepcopy(model.weights)
+    weights = npformer.checkpoint.flatten(model.weights).values()
+    for seed in range(PASSES + 3):
+        for array in weights:
+            array.flags.writeable = seed < PASSES - 2
+        model.run(texts(model, [7], seed))
+    for length in (7, 8):
+        expected = Model(model.config, copy.deepcopy(model.weights)).run(texts(model, [length], 0))
+        assert equal(model.run(texts(model, [length], 0)), expected)
+
+
+def test_an_underflow_is_no_error() -> None:
+    """As in the engine, whose softmax ignores it."""
+    model = tiny.model()
+    model.weights = copy.deepcopy(model.weights)
+    for layer in model.weights["layers"]:
+        layer["attention"]["query"]["weight"] = layer["attention"]["query"]["weight"] * 300
+    with np.errstate(all="raise"):
+        warmed(model)
+
+
 def test_listeners_hear_every_stage_of_a_model_that_is_replayed() -> None:
     model, inputs = tiny.model(), texts(tiny.model(), [7], 0)
     expected = model.run(inputs)
@@ -163,17 +220,19 @@ def test_an_interrupted_pass_leaves_nothing_behind(monkeypatch: pytest.MonkeyPat
     expected = model.run(texts(model, [7], 0))
     warmed(model)
     [shape] = model.replays._shapes.values()
-    calls = shape.program._calls
+    count = len(shape.program._calls)
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    for place in (1, len(calls) // 2, len(calls) - 1):
-        monkeypatch.setattr(shape.program, "_calls", [*calls[:place], interrupt])
+    for place in (1, count // 2, count - 1):
+        monkeypatch.setattr(shape.program, "_calls", [*shape.program._calls[:place], interrupt])
         with pytest.raises(KeyboardInterrupt):
             model.run(texts(model, [7], 1))
         monkeypatch.undo()
+        assert shape.program is None  # another thread may still write to its memory
         assert equal(model.run(texts(model, [7], 0)), expected)
+        warmed(model)
 
 
 def test_threads_that_use_one_model_at_once() -> None:
