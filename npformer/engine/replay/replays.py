@@ -123,12 +123,12 @@ class Replays:
 
     def _recorded(self, shape: _Shape, each: Pass) -> Arrays:
         """The answers of a pass, of which a program is made. Those of recorded arrays have not been tested yet."""
-        from npformer.engine.replay.record import record  # many processes end before a shape recurs
+        from npformer.engine.replay.make_program import make_program  # many processes end before a shape recurs
 
         if not self._making.acquire(blocking=False):
             return each()
         try:
-            program, _ = record(each)
+            program, _ = make_program(each)
         except Exception:  # whatever it is, the pass itself raises it too, or does not
             shape.refuse()
             return each()

@@ -1,4 +1,4 @@
-"""`record`: makes a program of a pass."""
+"""`make_program`: makes a program of a pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from npformer.engine.replay.passes import Arrays, InPlace, Pass
 from npformer.engine.replay.program import Program
-from npformer.engine.replay.recorded import Recorded, plain
+from npformer.engine.replay.recorded_array import Recorded, plain
 from npformer.engine.replay.recorder import Recorder
 from npformer.engine.runtime.recording import Unrecordable, recorded_by
 
 
-def record(each: Pass) -> tuple[Program, Arrays]:
+def make_program(each: Pass) -> tuple[Program, Arrays]:
     """The program of a pass, and the answers of the pass. Raises Unrecordable for a pass that cannot be repeated."""
     recorder, own = Recorder(), [np.array(array) for array in each.inputs]
     inputs = [recorder.gives(array.view(Recorded), array) for array in own]
