@@ -35,7 +35,7 @@ def test_steps_have_the_bits_of_the_engine(
 ) -> None:
     model = tiny.model(family, head)
     with monkeypatch.context() as patch:
-        patch.setattr(replays, "PASSES", 1 << 60)
+        patch.setattr(replays.Replays, "run", lambda self, each: each())
         expected = generated(model, settings)
     for _ in range(3):
         assert generated(model, settings) == expected

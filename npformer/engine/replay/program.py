@@ -33,6 +33,7 @@ class Program:
     Attributes
     ----------
     tried : whether trials chose the way in which the pass works
+    settled : whether these trials have ended at least once
     nbytes : the size of the program
     """
 
@@ -43,7 +44,8 @@ class Program:
         answers: Mapping[str, np.ndarray],
         in_place: Sequence[int] = (),
     ) -> None:
-        self.inputs, self._caches, self.tried = list(inputs), recorder.caches, recorder.tried
+        self.inputs, self._caches = list(inputs), recorder.caches
+        self.tried, self.settled = recorder.tried, recorder.settled
         places: list[Place] = []
         kept = recorder.placed(dict(answers), places)
         last = [place.memory for place in places]

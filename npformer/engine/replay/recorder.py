@@ -86,13 +86,14 @@ class Recorder:
     sizes : the number of bytes of each memory that the pass made
     caches : those of the pass that runs
     tried : whether the pass did work in one of several ways, of which another one may be faster later
+    settled : whether it is known which of these ways is the fastest
     fixed : read-only weights of which the pass read a copy, which does not follow a change
     """
 
     def __init__(self) -> None:
         self.calls: list[Call | InParts] = []
         self.sizes: list[int] = []
-        self.tried = False
+        self.tried, self.settled = False, True
         self.fixed: list[np.ndarray] = []
         self.caches = CachesOfNow()
         self._noted: list[Any] = self.calls

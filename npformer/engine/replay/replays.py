@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from npformer.engine.replay.program import Program
 
 PASSES = 12  # before a program, because making and testing it takes about as long
+MOST_PASSES = 8 * PASSES  # before a program that depends on trials which have not ended
 REPLAYS = 64  # of a first program that depends on trials; then it is made again, as another way may be faster now
 MOST_REPLAYS = 4096
 SHAPES = 512  # shapes whose passes are counted
@@ -26,6 +27,7 @@ class _Shape:
 
     def __init__(self) -> None:
         self.passes = 0
+        self.needed = PASSES
         self.last = 0  # the number of the last pass among all passes of the model
         self.replays = REPLAYS  # of the next program
         self.left: float = 0  # replays until the program is made again
@@ -77,7 +79,7 @@ class _Shape:
 
     def drop(self) -> None:
         """Forgets the program. A later one begins with as many passes as the first."""
-        self.program, self.passes = None, 0
+        self.program, self.passes, self.needed = None, 0, PASSES
 
     def refuse(self) -> None:
         """Never makes a program again."""
@@ -110,7 +112,7 @@ class Replays:
         if answers is not None:
             return answers
         shape.passes += 1
-        if shape.passes <= PASSES or shape.refused or shape.program is not None:
+        if shape.passes <= shape.needed or shape.refused or shape.program is not None:
             return each()
         return self._recorded(shape, each)
 
@@ -134,7 +136,9 @@ class Replays:
             return each()
         finally:
             self._making.release()
-        if self._has_room(program.nbytes):
+        if not program.settled and shape.needed < MOST_PASSES:
+            shape.needed *= 2  # trials need passes of the engine
+        elif self._has_room(program.nbytes):
             shape.take(program)
         else:
             shape.passes = -IDLE

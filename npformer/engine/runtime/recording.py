@@ -22,6 +22,7 @@ class Recorder(Protocol):
     """What the runtime asks of a recorder. `replay/recorder.py` has the only one."""
 
     tried: bool  # whether a trial chose the way of some work
+    settled: bool  # whether all of these trials have ended at least once
     fixed: list[np.ndarray]  # read-only weights of which the pass read a copy
 
     def in_parts(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -35,6 +35,7 @@ class Trial(Generic[Way]):
     def __init__(self, ways: Sequence[Way], first: Way) -> None:
         self.ways = tuple(ways)
         self.way = self.ways.index(first)
+        self.decided = False  # whether a trial has ended
         self._times: list[list[float]] | None = None  # times of each way, per unit of work; None between trials
         self._worked = 0.0  # seconds of work since the last trial
         self._pause = PATIENCE
@@ -45,6 +46,7 @@ class Trial(Generic[Way]):
             return work(self.ways[0])
         if (hears := recorder()) is not None:  # the work will be repeated without this trial
             hears.tried = True
+            hears.settled &= self.decided
             return work(self.ways[self.way])
         times = self._times
         way = self.way if times is None else min(range(len(times)), key=lambda each: len(times[each]))
@@ -68,4 +70,4 @@ class Trial(Generic[Way]):
             self.way = quickest
         lost = amount * sum(max(0.0, each - median[self.way]) for of_way in times for each in of_way)
         self._worked, self._pause = 0.0, max(PATIENCE, lost / SHARE)
-        self._times = None
+        self._times, self.decided = None, True

@@ -21,6 +21,7 @@ from npformer.engine.replay import replays
 from npformer.engine.replay.passes import Pass
 from npformer.engine.replay.replays import PASSES, Replays
 from npformer.engine.runtime.packing import Text
+from npformer.engine.runtime.trials import Trial
 from npformer.families import FAMILIES
 from npformer.model import Model
 from tests.support import tiny
@@ -342,3 +343,19 @@ def test_a_program_that_depends_on_trials_is_made_again(monkeypatch: pytest.Monk
     for _ in range(6 * PASSES):
         assert equal(model.run(texts(model, [7], 0)), expected)
     assert len(made) == 3  # after 4, then after 16 replays
+
+
+@pytest.mark.parametrize(("ends", "before"), [(False, 8 * PASSES), (True, 2 * PASSES)])
+def test_a_program_waits_for_trials_of_the_same_work(ends: bool, before: int) -> None:
+    """A trial needs passes of the engine; one that does not end is not waited for without limit."""
+    trial = Trial((1, 2), 1)
+
+    def work(weights: Any, inputs: Any, caches: Any) -> dict[str, np.ndarray]:
+        return {"y": inputs[0] * trial.run(lambda way: 3)}
+
+    weights, run, x = dict[str, Any](), Replays(), np.ones(3)
+    for count in range(1, before + 8):
+        trial.decided = ends and count > PASSES + 1
+        run.run(Pass("", work, weights, [x], lambda inputs: [inputs[0] + 1]))
+        [shape] = run._shapes.values()
+        assert (shape.program is not None) == (count > before)
