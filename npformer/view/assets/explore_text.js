@@ -27,6 +27,7 @@ function wordsStill(edits, text, part) {
 function typed(index, part, text) {
   const texts = live.state.texts.map((parts) => [...parts]);
   texts[index][part] = text;
+  if (live.knobs) Object.assign(live.knobs, { ahead: 0, written: [] }); // what was written ends where one types
   const edits = index === 0 ? wordsStill(live.state.edits, text, part) : live.state.edits;
   update({ texts, edits }, TYPING);
 }
