@@ -119,9 +119,11 @@ def test_a_line_is_changed_by_keys_and_the_page_s_answer_follows(page: Live, mod
         was, now = (float(each.rstrip("%")) for each in shown[name].split(" → "))
         assert [was, now] == pytest.approx([float(number[:-1]), float(after[name][:-1])], abs=0.011)
     assert page.outcomes() == before  # the engine's
+    assert [each.strip() for each in page.texts(".code .changed .text")] == ["scores = q @ k.mT / q.shape[-1]"]
     page.act(lambda: page.click(page.one(".change")))
     assert line(page) == SCORES
     assert page.texts(".page-answer li") == before
+    assert page.all(".code .changed") == []
 
 
 def change_line(page: Live, to: str) -> None:
@@ -250,3 +252,16 @@ def test_other_models_are_stepped_through_to_their_answer(live: Live, name: str,
     live.until(lambda: "float32" in shown_name(live))
     names = [each.rpartition(" ")[0] for each in live.texts(".page-answer li")]
     assert names == [each.rpartition(" ")[0] for each in expected(made, text)]
+
+
+def test_a_table_has_evenly_spaced_columns_and_all_where_few_are_left_out(live: Live, model: Any) -> None:
+    live.explore({"m": model}, "I love good ice", at="view=step")
+    live.until(lambda: live.all(".numbers td"))
+    columns = [int(each) for each in live.texts(".numbers thead th")[1:]]
+    assert (columns[0], columns[-1], len(columns)) == (0, model.config.d_model - 1, 8)
+    gaps = np.diff(columns)
+    assert gaps.max() - gaps.min() <= 1
+    live.type("I love good ice cream I love news")
+    to_scores(live, 0)
+    live.until(lambda: shown_name(live).startswith("scores (4, 10, 10)"))
+    assert len(live.texts(".numbers thead th")) == 11

@@ -102,7 +102,13 @@ function drawCode() {
     code.shown = source;
     code.marked = [];
   }
-  code.querySelectorAll("li").forEach((node) => node.classList.toggle("refused", node.dataset.line in meta.refused));
+  code.querySelectorAll("li").forEach((node) => {
+    const { line } = node.dataset;
+    const isChanged = Boolean(lineEdit(Number(line))) && !(line in meta.refused);
+    node.classList.toggle("refused", line in meta.refused);
+    node.classList.toggle("changed", isChanged);
+    node.title = isChanged ? "This line is changed." : "";
+  });
   for (const node of code.marked) {
     node.classList.remove("on");
     node.removeAttribute("aria-current");
