@@ -142,19 +142,34 @@ def test_a_refused_line_stays_open_with_the_reason_beside_it(page: Live, model: 
     editor = page.one(".code .on textarea")
     assert editor.get_attribute("value") == to
     assert reason in page.text(".code .on .problem")
-    assert "Enter applies, Escape takes the line back" in page.text(".code .on .hint")
+    assert "Enter applies, Escape returns to the line that is in force" in page.text(".code .on .hint")
     assert page.one("input[aria-label=Step]").get_attribute("value") == at
     assert len(page.all(".code li")) > 80  # the page is still there, with its answer
     assert page.texts(".page-answer li") == expected(model, TEXT)
     page.until(lambda: page.js("return document.activeElement") == editor)
-    page.act(lambda: page.press(ESCAPE))
-    assert line(page) == SCORES
     assert page.texts(".chips bdi") == []
+    page.press(ESCAPE)
+    assert line(page) == SCORES
     change_line(page, to)
     page.until(lambda: page.js("return document.activeElement.tagName") == "TEXTAREA")
     page.js("document.activeElement.select()")
     page.act(lambda: page.press("scores = q @ k.mT", ENTER))
     assert line(page) == "scores = q @ k.mT"
+
+
+def test_a_refused_line_leaves_the_accepted_one_in_force(live: Live, model: Any) -> None:
+    live.explore({"m": model}, TEXT, at="view=step")
+    to_scores(live, 0)
+    change_line(live, "scores = q @ k.mT")
+    answer, chips = live.texts(".page-answer li"), live.texts(".chips bdi")
+    change_line(live, "scores = q @ k")  # is refused when it runs
+    assert "ValueError" in live.text(".code .on .problem")
+    assert live.one(".code .on textarea").get_attribute("value") == "scores = q @ k"
+    assert (live.texts(".page-answer li"), live.texts(".chips bdi")) == (answer, chips)
+    assert [each["to"] for each in live.state()["edits"]] == ["scores = q @ k.mT"]
+    live.until(lambda: live.js("return document.activeElement.tagName") == "TEXTAREA")
+    live.press(ESCAPE)
+    assert line(live) == "scores = q @ k.mT"
 
 
 def test_escape_leaves_the_editor_and_its_keys_are_said(page: Live) -> None:

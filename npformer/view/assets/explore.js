@@ -73,6 +73,7 @@ function take(name, part) {
     Object.values(part.view?.arrays ?? {}).forEach((head) => Object.assign(head, { text: part.arrays[head.data] }));
     doc.texts[0][place] = part.view ?? { ...stubs[place], arrays: {}, error: part.error };
   }
+  if (name === "step" && live.parts.has("answer")) drawChips(live.parts.get("answer").changes);
   if (name === "answer") {
     drawChips(part.changes);
     complain(part.error ?? "");

@@ -91,26 +91,30 @@ const pageOnly = el(
   el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "The page's answer"),
 );
 
+// A line that the page is known to refuse has no chip.
 function drawChips(labels) {
-  chips.hidden = !labels.length;
-  const undo = (i) => update({ edits: live.state.edits.filter((_, at) => at !== i) });
-  const isLine = (i) => live.state.edits[i]?.kind === "line";
-  pageOnly.hidden = !labels.some((_, i) => isLine(i));
+  const { edits } = live.state;
+  const refused = live.parts.get("step")?.view?.refused ?? {};
+  const listed = labels.map((label, i) => [label, edits[i]]).filter(([, edit]) => refused[edit?.line]?.to !== edit?.to || edit?.kind !== "line");
+  chips.hidden = !listed.length;
+  const undo = (edit) => update({ edits: live.state.edits.filter((each) => each !== edit) });
+  const isLine = (edit) => edit?.kind === "line";
+  pageOnly.hidden = !listed.some(([, edit]) => isLine(edit));
   chips.replaceChildren(
-    ...labels.map((label, i) =>
+    ...listed.map(([label, edit]) =>
       el(
         "li",
         {},
         el(
           "button",
-          { type: "button", class: "change", "aria-label": `Undo: ${label}`, title: "Undo this change", onclick: () => undo(i) },
+          { type: "button", class: "change", "aria-label": `Undo: ${label}`, title: "Undo this change", onclick: () => undo(edit) },
           el("bdi", {}, shown(label)),
-          isLine(i) ? el("small", {}, "page only") : null,
+          isLine(edit) ? el("small", {}, "page only") : null,
           el("span", { "aria-hidden": true }, "\u00d7"),
         ),
       ),
     ),
-    ...(labels.length > 1 ? [el("li", {}, quiet("Undo all", "Undo every change", () => update({ edits: [] })))] : []),
+    ...(listed.length > 1 ? [el("li", {}, quiet("Undo all", "Undo every change", () => update({ edits: [] })))] : []),
   );
 }
 

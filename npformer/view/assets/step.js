@@ -105,7 +105,7 @@ function drawCode() {
   code.querySelectorAll("li").forEach((node) => {
     const { line } = node.dataset;
     const isChanged = Boolean(lineEdit(Number(line))) && !(line in meta.refused);
-    node.classList.toggle("refused", line in meta.refused);
+    node.classList.toggle("refused", line in meta.refused || draft?.line === Number(line));
     node.classList.toggle("changed", isChanged);
     node.title = isChanged ? "This line is changed." : "";
   });
@@ -122,7 +122,7 @@ function drawCode() {
     node.replaceChildren(el("span", { class: "text" }, ...lineParts(meta.source[node.dataset.line - 1])));
   });
   const [top] = code.marked;
-  if (editing === first || first in meta.refused) top.replaceChildren(...editor(first));
+  if (editing === first || first in meta.refused || draft?.line === first) top.replaceChildren(...editor(first));
   const edge = top.getBoundingClientRect().top - code.getBoundingClientRect().top + code.scrollTop;
   if (edge < code.scrollTop + 40 || edge > code.scrollTop + code.clientHeight - 80) code.scrollTop = edge - code.clientHeight / 3;
 }
@@ -229,10 +229,11 @@ return {
   },
   explained: drawHeads,
   renew(next) {
+    if (takeRefused(next)) return; // the next run is without it
     meta = next;
     at = stepAt(live.place) ?? 0;
     trail.length = 0;
-    if (!(editing in meta.refused)) editing = null;
+    if (!(editing in meta.refused) && draft?.line !== editing) editing = null;
     draw();
   },
 };
