@@ -70,7 +70,7 @@ function setParts(parts, focus = 0) {
 
 // The field of text B, which is compared, or patched from; two tabs have it.
 function secondField() {
-  const area = el("textarea", { rows: 1, spellcheck: "false", class: "explore-field", "aria-label": "Text B", "data-text": "1 0", placeholder: "A second text, to compare, for its rows and for its direction" });
+  const area = el("textarea", { rows: 1, spellcheck: "false", class: "explore-field", "aria-label": "Text B", "data-text": "1 0", placeholder: "A second text to compare with" });
   area.value = live.state.texts[1]?.[0] ?? "";
   area.addEventListener("input", () => {
     const [first] = live.state.texts;
@@ -87,8 +87,8 @@ const chips = el("ul", { class: "chips", "aria-label": "Changes", hidden: true }
 const pageOnly = el(
   "p",
   { class: "notice", hidden: true },
-  "A changed line is of the plain page alone; the answer below is the engine's. ",
-  el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "The page's answer"),
+  "The changed line affects only the NumPy code in Step. The answer below still comes from the unchanged model. ",
+  el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "Step's answer"),
 );
 
 // A line that the page is known to refuse has no chip.
@@ -109,7 +109,7 @@ function drawChips(labels) {
           "button",
           { type: "button", class: "change", "aria-label": `Undo: ${label}`, title: "Undo this change", onclick: () => undo(edit) },
           el("bdi", {}, shown(label)),
-          isLine(edit) ? el("small", {}, "page only") : null,
+          isLine(edit) ? el("small", {}, "Step only") : null,
           el("span", { "aria-hidden": true }, "\u00d7"),
         ),
       ),

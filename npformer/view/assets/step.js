@@ -161,7 +161,7 @@ function drawOutcomes() {
   const of = ([name, share]) => outcomeOf([name, share, `${fixed(100 * share, 2)}%`], before.get(name));
   outcomesHere.replaceChildren(
     ...refusals(),
-    ...(meta.outcomes ? [el("h3", {}, meta.before ? "The page's answer, before \u2192 after" : "The page's answer"), el("ol", { class: "outcomes" }, ...meta.outcomes.map(of))] : []),
+    ...(meta.outcomes ? [el("h3", {}, meta.before ? "Step's answer, before \u2192 after" : "Step's answer"), el("ol", { class: "outcomes" }, ...meta.outcomes.map(of))] : []),
   );
 }
 
