@@ -156,6 +156,20 @@ def test_a_chosen_token_is_chosen_on_other_tabs_and_own_choices_stay(live: Live,
     assert "head=3&from=3" in live.js("return location.hash")
 
 
+def test_a_row_in_step_and_a_token_in_stages_are_chosen_on_other_tabs(live: Live, model: Any) -> None:
+    live.explore({"m": model}, TEXT, at="view=step")
+    live.until(lambda: live.all(".numbers .row"))
+    live.click(live.all(".numbers .row")[2])
+    live.until(lambda: live.texts(".numbers .on .row") == live.texts(".numbers .row")[2:3])
+    tab(live, "stages")
+    live.until(lambda: live.js("return document.querySelector('.chips [aria-pressed=true]')?.dataset.token") == "2")
+    live.click(live.all(".chips li button")[3])
+    tab(live, "heads")
+    live.until(lambda: "from=3" in live.js("return location.hash"))
+    tab(live, "step")
+    live.until(lambda: live.texts(".numbers .on .row") == live.texts(".numbers .row")[3:4])
+
+
 def test_where_no_single_head_turns_the_answer_several_can_be_removed(live: Live, model: Any) -> None:
     live.explore({"m": model}, TEXT, at="view=ablation")
     assert live.text(".about").endswith("No single head turns the answer. Remove several.")

@@ -39,7 +39,7 @@ function drawArray(name, part) {
     el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite."),
     ...(choice ? [choice] : []),
     ...(part.shape.length ? [drawPicture(part)] : []),
-    scroller(numbersOf(part)),
+    scroller(numbersOf(part, again)),
     el("p", { class: "about" }, extent(part)),
   );
 }
@@ -99,11 +99,18 @@ function columnText({ counts, picked }, c) {
   return tokens ? shown(tokens[picked[2][c]]) : String(picked[2][c]);
 }
 
-// Whether a row is of the token that was chosen on another tab.
-const isPlace = ({ counts, picked }, r) => tokensFor(counts[1]) === meta.tokens && String(picked[1][r]) === place.token;
+// Whether the rows are the text's tokens, and whether a row is of the token that is chosen on all tabs.
+const hasTokens = ({ counts }) => tokensFor(counts[1]) === meta.tokens;
+const isPlace = (part, r) => hasTokens(part) && isChosenToken(part.picked[1][r]);
 
-function numbersOf(part) {
+function numbersOf(part, again) {
   const [rows, some] = shownOf(part);
+  const named = (r) =>
+    hasTokens(part) ? [el("button", { type: "button", class: "row", "aria-pressed": isPlace(part, r), title: "Choose this token on all tabs" }, ...rowName(part, r))] : rowName(part, r);
+  const choose = (r) => {
+    chooseToken(part.picked[1][r]);
+    again();
+  };
   return el(
     "table",
     { class: "numbers" },
@@ -112,7 +119,7 @@ function numbersOf(part) {
       "tbody",
       {},
       ...rows.map((r) =>
-        el("tr", { class: isPlace(part, r) ? "on" : null }, el("th", { scope: "row" }, ...rowName(part, r)), ...some.map((c) => el("td", {}, fixed(numberAt(part, r, c))))),
+        el("tr", { class: isPlace(part, r) ? "on" : null, onclick: () => hasTokens(part) && choose(r) }, el("th", { scope: "row" }, ...named(r)), ...some.map((c) => el("td", {}, fixed(numberAt(part, r, c))))),
       ),
     ),
   );
