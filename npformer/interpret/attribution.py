@@ -40,7 +40,7 @@ class NothingLeft(NpformerError):
 class Method:
     """One measure applied to one text: a score for each word, a description, and the text to mark.
 
-    `unit` is the meaning of a score in a few words, such as "fall in the log-odds of POSITIVE without the word".
+    `unit` is the meaning of a score in a few words, such as "how far the log-odds of POSITIVE fall without the word".
     """
 
     name: str
@@ -234,7 +234,8 @@ def left_out(
         about += f" Probability on the whole text: {probabilities[0]:.4f}."
         beside = (f"probability without {'it' if size == 1 else 'them'}", probabilities[1:])
     name = "Leave one word out" if size == 1 else f"Leave {size} words out"
-    unit = f"fall in {explained.what} without the {part}"
+    verb = "fall" if explained.what.startswith(ODDS) else "falls"
+    unit = f"how far {explained.what} {verb} without the {part}"
     return Method(name, about, texts, odds[0] - odds[1:], True, places, beside, unit)
 
 

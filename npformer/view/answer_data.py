@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from npformer.interpret.answer import Effect, ModelAnswer
+from npformer.interpret.attribution import ODDS
 from npformer.interpret.head_effects import HeadEffects
 from npformer.interpret.next_words import NextWords
 from npformer.interpret.stacks import Sides, stack_title
@@ -92,7 +93,9 @@ def answer_meta(answer: ModelAnswer, views: Sequence[View], words: NextWords | N
         choices = [_selection(views[0], effect) for effect in answer.effects]
         found["heads"] = _for_and_against(choices, np.array([-effect.change for effect in answer.effects]))
         measured = any(isinstance(each, AblationView) for each in views)
-        units.append(f"Heads{heads}: {'' if measured else 'estimated '}fall in {answer.metric} without the head.")
+        verb = "fall" if answer.metric.startswith(ODDS) else "falls"
+        estimated = "" if measured else "an estimate of "
+        units.append(f"Heads{heads}: {estimated}how far {answer.metric} {verb} without the head.")
     if any(outcome.startswith("##") for outcome, _ in answer.outcomes):
         units.append("## continues the word before it.")
     return found

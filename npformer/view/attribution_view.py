@@ -225,7 +225,8 @@ class AttributionView(View):
         lines = ["Numbers are shown to 4 decimals."]
         if any(method.signed for method in self.methods):
             lines.append(
-                "Orange with a solid line: the word supports the label; blue with a dotted line: it opposes it."
+                "Orange with a solid line: the word supports the explained label or token; "
+                "blue with a dotted line: it opposes it."
             )
         return lines
 

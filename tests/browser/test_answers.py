@@ -81,8 +81,8 @@ def test_the_answer_names_the_words_and_heads_that_count_most(page: Page) -> Non
         assert page.texts(f".answer .{side} li") == expected
     name = answer.outcomes[0][0]
     assert page.text(".answer .units") == (
-        f"Words: fall in the log-odds of {name} without the word. "
-        f"Heads: fall in the log-odds of {name} without the head."
+        f"Words: how far the log-odds of {name} fall without the word. "
+        f"Heads: how far the log-odds of {name} fall without the head."
     )
     page.click(page.all(".answer .reason a")[0])
     page.until(lambda: page.text("#heading") == "Words that count")
@@ -151,7 +151,7 @@ def test_a_change_of_the_answer_is_said(page: Page, effects: HeadEffects) -> Non
     first, second = (name for name, _ in effects.whole)
     turned = (((second, 0.75), (first, 0.25)), *effects.outcomes[0][1:])
     page.show(view.ablation(HeadEffects(first, 0.5, effects.attentions, effects.changes, (turned,) * 2, effects.whole)))
-    assert page.text(".about").endswith("It turns without layer 0, head 0 or without layer 1, head 0.")
+    assert page.text(".about").endswith("The answer turns without layer 0, head 0 or without layer 1, head 0.")
     assert [each.get_attribute("data-at") for each in page.all(".turns button")] == ["0 0", "1 0"]
     page.click(page.one(".about button"))
     assert page.text(".verdict") == f"The answer changes to {second}."

@@ -202,4 +202,6 @@ def test_the_end_of_the_server_is_told(live: Live, models: dict[str, Any]) -> No
     area = live.one("textarea")
     area.send_keys(" now")
     live.until(lambda: "The server has ended" in live.text(".problem"))
+    assert live.js("return document.documentElement.dataset.stale") == "yes"  # the answer is of the text before
+    live.until(lambda: live.js("return getComputedStyle(document.querySelector('.answer')).opacity") == "0.6")
     assert live.driver.get_log("browser")  # the browser notes the refused connection

@@ -94,12 +94,12 @@ def test_a_changed_line_is_of_the_page_only(live: Live, model: Any) -> None:
     line = 1 + next(i for i, text in enumerate(live.texts(".code .text")) if source in text)
     edit = {"kind": "line", "line": line, "old": source, "to": "scores = q @ k.mT"}
     live.open(state(TEXT, edits=[edit]), "view=heads")
-    assert live.texts(".change small") == ["page only"]
+    assert live.texts(".change small") == ["Step only"]
     link = next(each for each in live.all(".notice a") if each.is_displayed())
     assert live.outcomes() == expected(model, TEXT)
     live.click(link)
     live.until(lambda: live.texts(".page-answer li"))
-    assert live.text(".page-answer h3") == "The page's answer, before \u2192 after"
+    assert live.text(".page-answer h3") == "Step's answer, before \u2192 after"
 
 
 @pytest.mark.parametrize(("width", "dark"), SIZES)
@@ -156,8 +156,22 @@ def test_a_chosen_token_is_chosen_on_other_tabs_and_own_choices_stay(live: Live,
     assert "head=3&from=3" in live.js("return location.hash")
 
 
+def test_a_row_in_step_and_a_token_in_stages_are_chosen_on_other_tabs(live: Live, model: Any) -> None:
+    live.explore({"m": model}, TEXT, at="view=step")
+    live.until(lambda: live.all(".numbers .row"))
+    live.click(live.all(".numbers .row")[2])
+    live.until(lambda: live.texts(".numbers .on .row") == live.texts(".numbers .row")[2:3])
+    tab(live, "stages")
+    live.until(lambda: live.js("return document.querySelector('.chips [aria-pressed=true]')?.dataset.token") == "2")
+    live.click(live.all(".chips li button")[3])
+    tab(live, "heads")
+    live.until(lambda: "from=3" in live.js("return location.hash"))
+    tab(live, "step")
+    live.until(lambda: live.texts(".numbers .on .row") == live.texts(".numbers .row")[3:4])
+
+
 def test_where_no_single_head_turns_the_answer_several_can_be_removed(live: Live, model: Any) -> None:
     live.explore({"m": model}, TEXT, at="view=ablation")
-    assert live.text(".about").endswith("No single head turns it. Remove several.")
+    assert live.text(".about").endswith("No single head turns the answer. Remove several.")
     live.click(live.one(".about button"))
     live.until(lambda: live.js("return document.body.dataset.view") == "change")

@@ -119,9 +119,11 @@ def test_a_line_is_changed_by_keys_and_the_page_s_answer_follows(page: Live, mod
         was, now = (float(each.rstrip("%")) for each in shown[name].split(" → "))
         assert [was, now] == pytest.approx([float(number[:-1]), float(after[name][:-1])], abs=0.011)
     assert page.outcomes() == before  # the engine's
+    assert [each.strip() for each in page.texts(".code .changed .text")] == ["scores = q @ k.mT / q.shape[-1]"]
     page.act(lambda: page.click(page.one(".change")))
     assert line(page) == SCORES
     assert page.texts(".page-answer li") == before
+    assert page.all(".code .changed") == []
 
 
 def change_line(page: Live, to: str) -> None:
@@ -140,19 +142,34 @@ def test_a_refused_line_stays_open_with_the_reason_beside_it(page: Live, model: 
     editor = page.one(".code .on textarea")
     assert editor.get_attribute("value") == to
     assert reason in page.text(".code .on .problem")
-    assert "Enter applies, Escape takes the line back" in page.text(".code .on .hint")
+    assert "Enter applies, Escape returns to the line that is in force" in page.text(".code .on .hint")
     assert page.one("input[aria-label=Step]").get_attribute("value") == at
     assert len(page.all(".code li")) > 80  # the page is still there, with its answer
     assert page.texts(".page-answer li") == expected(model, TEXT)
     page.until(lambda: page.js("return document.activeElement") == editor)
-    page.act(lambda: page.press(ESCAPE))
-    assert line(page) == SCORES
     assert page.texts(".chips bdi") == []
+    page.press(ESCAPE)
+    assert line(page) == SCORES
     change_line(page, to)
     page.until(lambda: page.js("return document.activeElement.tagName") == "TEXTAREA")
     page.js("document.activeElement.select()")
     page.act(lambda: page.press("scores = q @ k.mT", ENTER))
     assert line(page) == "scores = q @ k.mT"
+
+
+def test_a_refused_line_leaves_the_accepted_one_in_force(live: Live, model: Any) -> None:
+    live.explore({"m": model}, TEXT, at="view=step")
+    to_scores(live, 0)
+    change_line(live, "scores = q @ k.mT")
+    answer, chips = live.texts(".page-answer li"), live.texts(".chips bdi")
+    change_line(live, "scores = q @ k")  # is refused when it runs
+    assert "ValueError" in live.text(".code .on .problem")
+    assert live.one(".code .on textarea").get_attribute("value") == "scores = q @ k"
+    assert (live.texts(".page-answer li"), live.texts(".chips bdi")) == (answer, chips)
+    assert [each["to"] for each in live.state()["edits"]] == ["scores = q @ k.mT"]
+    live.until(lambda: live.js("return document.activeElement.tagName") == "TEXTAREA")
+    live.press(ESCAPE)
+    assert line(live) == "scores = q @ k.mT"
 
 
 def test_escape_leaves_the_editor_and_its_keys_are_said(page: Live) -> None:
@@ -250,3 +267,16 @@ def test_other_models_are_stepped_through_to_their_answer(live: Live, name: str,
     live.until(lambda: "float32" in shown_name(live))
     names = [each.rpartition(" ")[0] for each in live.texts(".page-answer li")]
     assert names == [each.rpartition(" ")[0] for each in expected(made, text)]
+
+
+def test_a_table_has_evenly_spaced_columns_and_all_where_few_are_left_out(live: Live, model: Any) -> None:
+    live.explore({"m": model}, "I love good ice", at="view=step")
+    live.until(lambda: live.all(".numbers td"))
+    columns = [int(each) for each in live.texts(".numbers thead th")[1:]]
+    assert (columns[0], columns[-1], len(columns)) == (0, model.config.d_model - 1, 8)
+    gaps = np.diff(columns)
+    assert gaps.max() - gaps.min() <= 1
+    live.type("I love good ice cream I love news")
+    to_scores(live, 0)
+    live.until(lambda: shown_name(live).startswith("scores (4, 10, 10)"))
+    assert len(live.texts(".numbers thead th")) == 11

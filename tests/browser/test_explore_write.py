@@ -106,6 +106,19 @@ def test_words_are_written_by_chance_among_those_that_are_kept(live: Live, model
         ids.append(int(model.run([npformer.Text(np.array(ids))])[0]["logits"][-1].argmax()))
     whole = model.tokenizer.decode(ids)
     live.until(lambda: live.js("return document.querySelector('textarea').value") == whole)
+    live.settle()
+    live.act(lambda: live.click(next(each for each in live.all(".controls-row button") if each.text == "Take back")))
+    assert live.one("textarea").get_attribute("value") == text
+
+
+def test_writing_ends_at_the_length_of_the_model(live: Live, models: dict[str, Any]) -> None:
+    model = models["gpt2"]
+    most = model.config.max_length
+    live.explore({"gpt2": model}, " ".join("a" * (most - 3)), at="view=write")
+    live.act(lambda: live.click(live.all(".bars .part-name")[0]))
+    buttons = [each for each in live.all(".controls-row button, .bars .part-name") if each.text != "Take back"]
+    assert not any(each.is_enabled() for each in buttons)
+    assert live.text("main .notice").startswith("The text is as long as")
 
 
 def test_the_beams_of_a_translator_are_a_tree(live: Live, models: dict[str, Any]) -> None:

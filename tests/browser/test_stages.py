@@ -184,3 +184,22 @@ def test_a_pair_and_labels_of_ones_own(page: Page) -> None:
     page.show(view.stages(tiny.model("bert", "next-sentence"), Pair("I love ice", "it is hot")))
     assert page.texts(".text") == ["I love ice", "it is hot"]
     assert len(page.all(".chips [data-segment='1']")) == 4
+
+
+def test_a_token_is_chosen_and_its_row_is_always_in_the_tables(page: Page, model: Any) -> None:
+    text = " ".join(["I love good ice"] * 5)
+    t = trace(model, text)
+    page.show(view.stages(model, text))
+    selector = card(page, list(t), "layers.0.attention.output")
+    rows = f"{selector} .numbers tbody tr"
+    assert len(page.all(rows)) == 7
+    page.click(page.all(".chips button")[9])
+    assert page.texts(f"{selector} tbody .chosen th") == [f"{t.tokens[9]}9"]
+    assert len(page.all(rows)) == 9
+    value = t["layers.0.attention.output"][9, 0]
+    assert float(page.text(f"{selector} tbody .chosen td").replace("\u2212", "-")) == pytest.approx(value, abs=6e-5)
+    page.click(page.all(f"{rows} th")[1])
+    assert page.js(
+        "return [...document.querySelectorAll('.chips [aria-pressed=true]')].map((b) => b.dataset.token)"
+    ) == ["1"]
+    assert len(page.all(rows)) == 7

@@ -35,6 +35,18 @@ def test_a_text_that_the_model_cuts_is_said_on_the_page(loaded: dict[str, Model]
     assert parts.part(read_state(state(TEXT)), "answer")["notes"] == []
 
 
+@pytest.mark.filterwarnings("ignore:.*cut to")
+def test_no_token_is_written_after_a_text_that_fills_the_model_or_is_cut(loaded: dict[str, Model]) -> None:
+    parts, most = Parts({"m": loaded["gpt2"]}), loaded["gpt2"].config.max_length
+    words = [count - 2 for count in (most - 3, most, most + 1)]  # the tokenizer adds two tokens
+    found = [parts.part(read_state(state(" ".join("a" * count))), "write") for count in words]
+    assert [each["view"]["room"] for each in found[:2]] == [3, 0]
+    assert found[2]["error"] == (
+        f"Write: the text has {most + 1} tokens, and the model reads at most {most}, so a token after it has no "
+        "meaning. Shorten the text."
+    )
+
+
 @pytest.mark.parametrize("text", ["", "  ", ["", ""]])
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_an_empty_text_asks_for_one(text: str | list[str], kind: str, loaded: dict[str, Model]) -> None:

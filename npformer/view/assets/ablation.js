@@ -42,9 +42,9 @@ const turns = ({ y, head }) => meta.outcomes[y][head][0][0] !== meta.answer;
 function turning() {
   const found = cells.filter(turns);
   const several = () => el("button", { type: "button", class: "part-name", onclick: () => page.open("change", {}) }, "Remove several");
-  if (!found.length) return ["No single head turns it. ", ...(page.has("change") ? [several(), "."] : [])];
+  if (!found.length) return ["No single head turns the answer. ", ...(page.has("change") ? [several(), "."] : [])];
   const links = found.map((each) => el("button", { type: "button", class: "part-name", onclick: () => choose(each) }, nameOf(each)));
-  return ["It turns without ", ...links.flatMap((link, i) => (i ? [" or without ", link] : [link])), "."];
+  return ["The answer turns without ", ...links.flatMap((link, i) => (i ? [" or without ", link] : [link])), "."];
 }
 
 function cell(y, head, change) {
@@ -92,7 +92,7 @@ function comparison() {
     el("p", { class: "verdict" }, `${verdict} `, el("bdi", {}, shown(first)), "."),
     el("ol", { class: "outcomes" }, ...names.map((name) => outcome(name, before.get(name), after.get(name)))),
     ...(page.has("heads")
-      ? [el("button", { type: "button", class: "quiet", "data-opens": "heads", onclick: go }, "Show its lines")]
+      ? [el("button", { type: "button", class: "quiet", "data-opens": "heads", onclick: go }, "Show the attention curves")]
       : []),
   ];
 }

@@ -25,8 +25,8 @@ function stagesOf({ stages, first, compared: [count, all] }) {
       count === 0
         ? "No stage has the same shape in both."
         : where
-          ? `The first stage that differs is ${where[0]}, by ${small(where[1])} of its size. ${count} of ${all} stages have one shape.`
-          : `All ${count} stages that have one shape are equal.`,
+          ? `The first stage that differs is ${where[0]}, relative difference ${small(where[1])}. ${count} of ${all} stages have the same shape.`
+          : `All ${count} stages that have the same shape are equal.`,
     ),
     el(
       "ol",

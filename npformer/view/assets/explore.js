@@ -25,6 +25,11 @@ function count(by) {
   else if (!computing.firstChild) slow = setTimeout(() => computing.replaceChildren("Computing\u2026"), SLOW);
 }
 
+// Dims an answer and a view of another state than that of the fields, until those of this state are here.
+function stale() {
+  if (!live.parts.has("answer")) root.dataset.stale = "yes";
+}
+
 // Sends a request for this state. Returns null if a newer state has come, or after an error, which is shown.
 async function post(route, more) {
   const { number, page, state } = live;
@@ -36,9 +41,12 @@ async function post(route, more) {
     if (number !== live.number || reply.status === 409) return null;
     if (reply.ok) return reply;
     complain((await reply.json()).error);
+    stale();
     drawChips(live.state.edits.map(({ kind }) => String(kind))); // one of them may be what the server refuses
   } catch (error) {
-    if (number === live.number && error.name !== "AbortError") complain("The server has ended. Start it again, and open the address that it prints.");
+    if (number !== live.number || error.name === "AbortError") return null;
+    complain("The server has ended. Start it again, and open the address that it prints.");
+    stale();
   } finally {
     count(-1);
   }
@@ -73,7 +81,9 @@ function take(name, part) {
     Object.values(part.view?.arrays ?? {}).forEach((head) => Object.assign(head, { text: part.arrays[head.data] }));
     doc.texts[0][place] = part.view ?? { ...stubs[place], arrays: {}, error: part.error };
   }
+  if (name === "step" && live.parts.has("answer")) drawChips(live.parts.get("answer").changes);
   if (name === "answer") {
+    delete root.dataset.stale;
     drawChips(part.changes);
     complain(part.error ?? "");
     drawNotes(part.notes ?? []);

@@ -27,6 +27,7 @@ function wordsStill(edits, text, part) {
 function typed(index, part, text) {
   const texts = live.state.texts.map((parts) => [...parts]);
   texts[index][part] = text;
+  if (live.knobs) Object.assign(live.knobs, { ahead: 0, written: [] }); // what was written ends where one types
   const edits = index === 0 ? wordsStill(live.state.edits, text, part) : live.state.edits;
   update({ texts, edits }, TYPING);
 }
@@ -69,7 +70,7 @@ function setParts(parts, focus = 0) {
 
 // The field of text B, which is compared, or patched from; two tabs have it.
 function secondField() {
-  const area = el("textarea", { rows: 1, spellcheck: "false", class: "explore-field", "aria-label": "Text B", "data-text": "1 0", placeholder: "A second text, to compare, for its rows and for its direction" });
+  const area = el("textarea", { rows: 1, spellcheck: "false", class: "explore-field", "aria-label": "Text B", "data-text": "1 0", placeholder: "A second text to compare with" });
   area.value = live.state.texts[1]?.[0] ?? "";
   area.addEventListener("input", () => {
     const [first] = live.state.texts;
@@ -86,30 +87,34 @@ const chips = el("ul", { class: "chips", "aria-label": "Changes", hidden: true }
 const pageOnly = el(
   "p",
   { class: "notice", hidden: true },
-  "A changed line is of the plain page alone; the answer below is the engine's. ",
-  el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "The page's answer"),
+  "The changed line affects only the NumPy code in Step. The answer below still comes from the unchanged model. ",
+  el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "Step's answer"),
 );
 
+// A line that the page is known to refuse has no chip.
 function drawChips(labels) {
-  chips.hidden = !labels.length;
-  const undo = (i) => update({ edits: live.state.edits.filter((_, at) => at !== i) });
-  const isLine = (i) => live.state.edits[i]?.kind === "line";
-  pageOnly.hidden = !labels.some((_, i) => isLine(i));
+  const { edits } = live.state;
+  const refused = live.parts.get("step")?.view?.refused ?? {};
+  const listed = labels.map((label, i) => [label, edits[i]]).filter(([, edit]) => refused[edit?.line]?.to !== edit?.to || edit?.kind !== "line");
+  chips.hidden = !listed.length;
+  const undo = (edit) => update({ edits: live.state.edits.filter((each) => each !== edit) });
+  const isLine = (edit) => edit?.kind === "line";
+  pageOnly.hidden = !listed.some(([, edit]) => isLine(edit));
   chips.replaceChildren(
-    ...labels.map((label, i) =>
+    ...listed.map(([label, edit]) =>
       el(
         "li",
         {},
         el(
           "button",
-          { type: "button", class: "change", "aria-label": `Undo: ${label}`, title: "Undo this change", onclick: () => undo(i) },
+          { type: "button", class: "change", "aria-label": `Undo: ${label}`, title: "Undo this change", onclick: () => undo(edit) },
           el("bdi", {}, shown(label)),
-          isLine(i) ? el("small", {}, "page only") : null,
+          isLine(edit) ? el("small", {}, "Step only") : null,
           el("span", { "aria-hidden": true }, "\u00d7"),
         ),
       ),
     ),
-    ...(labels.length > 1 ? [el("li", {}, quiet("Undo all", "Undo every change", () => update({ edits: [] })))] : []),
+    ...(listed.length > 1 ? [el("li", {}, quiet("Undo all", "Undo every change", () => update({ edits: [] })))] : []),
   );
 }
 

@@ -14,7 +14,7 @@ function draw() {
   const answer = meta.words[last][column][0];
   about.replaceChildren(
     one ? "The last layer's answer: " : `After token ${meta.positions[column]}, `,
-    ...(one ? [] : [token(meta.tokens[column]), ", the last layer's answer is "]),
+    ...(one ? [] : ["\u201c", token(meta.tokens[column]), "\u201d, the last layer's answer is "]),
     el("bdi", { class: "answer-there" }, shown(answer)),
     ` ${percent(meta.shares[last][column][0])}. ${settled(answer)}`,
   );
@@ -82,7 +82,7 @@ const listed = (name, share, note) =>
 // The largest outputs of the selected row.
 const ranks = () => [
   el("h2", {}, meta.rows[row]),
-  ...(one ? [] : [el("p", {}, `after ${meta.positions[column]} `, token(meta.tokens[column]))]),
+  ...(one ? [] : [el("p", {}, `after ${meta.positions[column]} \u201c`, token(meta.tokens[column]), "\u201d")]),
   el(
     "ol",
     { class: "outcomes" },

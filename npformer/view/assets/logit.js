@@ -50,7 +50,7 @@ async function draw() {
         {},
         el("th", {}),
         ...table.columns.map((column) => el("th", { scope: "col" }, column)),
-        lens ? el("th", { scope: "col", class: "lens" }, "answer there") : null,
+        lens ? el("th", { scope: "col", class: "lens" }, "answer at this layer") : null,
       ),
     ),
     el(
@@ -99,7 +99,7 @@ function cell({ plain }, limit, row, column, value) {
   const part = text === "0" ? "part zero" : "part";
   const go = lines(row, column);
   if (!go) return el("td", { class: part, ...look }, text);
-  const label = `Layer ${layerOf(row)}, ${column}: ${text}. Show its lines`;
+  const label = `Layer ${layerOf(row)}, ${column}: ${text}. Show the attention curves`;
   return el(
     "td",
     { class: part, ...look },

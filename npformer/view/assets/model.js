@@ -200,7 +200,7 @@ const detail = el(
   el(
     "div",
     { class: "links" },
-    opener("heads", "Show its lines"),
+    opener("heads", "Show the attention curves"),
     opener("neurons", "Neuron by neuron"),
     ...page.savers(),
   ),

@@ -153,7 +153,7 @@ function buildControls() {
       "data-opens": "heads",
       onclick: () => page.open("heads", { ...view.read(), tokens: "pieces" }),
     },
-    "Show its lines",
+    "Show the attention curves",
   );
   const count = part().keys.tokens.length;
   const rows = segmented(

@@ -113,6 +113,14 @@ function share() {
   inside.version = place.version;
 }
 
+// The token that is chosen in all views, and a choice of it by a click on its row or chip.
+const isChosenToken = (at) => String(at) === place.token;
+function chooseToken(at) {
+  place.token = String(at);
+  place.version += 1;
+  shownView().version = place.version;
+}
+
 // The selections with which a view shows what was chosen in another one; null for none.
 const ofHead = ({ attention, layer, head }) => (head === null ? {} : { attention: attention ?? undefined, layer, head });
 const ofLayer = ({ layer }) => (layer === null ? {} : { layer });
@@ -122,6 +130,8 @@ const TAKES = {
   lens: (at) => ({ ...ofLayer(at), ...(at.token === null ? {} : { at: at.token }) }),
   ablation: ofHead,
   change: ofHead,
+  stages: () => ({}), // draws its tables again
+  step: () => ({}),
 };
 function taken(view, inside, fresh) {
   if (!TAKES[view] || !place.version || inside.version === place.version) return null;

@@ -44,6 +44,16 @@ function ends(kept, whole, most) {
   ];
 }
 
+// The rows of a table, with that of the chosen token.
+const ofText = (axis) => axis.tokens === meta.sides.at(-1);
+function withChosen(down, axis, kept) {
+  const chosen = ofText(axis) ? Array.from({ length: kept }, (_, i) => i).findIndex((i) => isChosenToken(placeOf(axis, kept, i))) : -1;
+  if (chosen < 0 || down.includes(chosen)) return down;
+  const gap = down.indexOf(null);
+  const middle = [...(chosen > EDGE ? [null] : []), chosen, ...(chosen < kept - EDGE - 1 ? [null] : [])];
+  return [...down.slice(0, gap), ...middle, ...down.slice(gap + 1)];
+}
+
 // ---- A stage -----------------------------------------------------------------------------------------------------
 
 // A formula such as `W_h` or `K^T` with its subscripts and superscripts. A name such as `token_type_ids` has none.
@@ -82,7 +92,10 @@ async function fill(article) {
   const array = await load(i);
   const heads = array.shape.length > 2 ? array.shape[0] : 0;
   const body = article.lastElementChild;
-  const draw = (head) => body.querySelector(".plot").replaceWith(plot(step, array, heads ? [head] : []));
+  const draw = (head) => {
+    body.querySelector(".plot").replaceWith(plot(step, array, heads ? [head] : []));
+    article.redraw = () => draw(head);
+  };
   const first = heads && stop === step.name ? Number(stopHead) : 0;
   const spread = el(
     "dl",
@@ -151,7 +164,9 @@ function place(axis, at, what) {
 // The corner numbers, laid out as a printed tensor.
 function numbers(step, array, rows, colour) {
   const [height, width] = array.shape.slice(-2);
-  const down = ends(height, step.rows.size ?? height, LINES);
+  const down = withChosen(ends(height, step.rows.size ?? height, LINES), step.rows, height);
+  const ofToken = (at) => ({ "data-token": at, class: isChosenToken(at) ? "chosen" : "" });
+  const rowOf = (y) => (y === null || !ofText(step.rows) ? {} : ofToken(placeOf(step.rows, height, y)));
   const across = ends(width, step.columns.size, whole(step, height, width) ? LINES : 2 * EDGE);
   const heading = (axis, kept) => (at) => {
     if (at === null) return el("th", {}, "\u2026");
@@ -173,7 +188,7 @@ function numbers(step, array, rows, colour) {
         ...down.map((y) =>
           el(
             "tr",
-            {},
+            rowOf(y),
             heading(step.rows, height)(y),
             ...across.map((x) =>
               y === null || x === null ? el("td", {}, "\u2026") : cell(rows[y][x], array.decimals, colour),
@@ -193,8 +208,11 @@ function cell(value, decimals, colour) {
 // ---- The ends of the walk ----------------------------------------------------------------------------------------
 
 const ids = meta.sides.every((name) => meta.ids[name]?.length);
-const chip = (name) => (text, i) =>
-  el("li", { "data-segment": meta.tokenTypes[i] }, token(text), el("small", {}, String(ids ? meta.ids[name][i] : i)));
+const chip = (name) => (text, i) => {
+  const inside = [token(text), el("small", {}, String(ids ? meta.ids[name][i] : i))];
+  const choice = { type: "button", "data-token": i, "aria-pressed": false, title: "Choose this token on all tabs" };
+  return el("li", { "data-segment": meta.tokenTypes[i] }, ...(name === meta.sides.at(-1) ? [el("button", choice, ...inside)] : inside));
+};
 const chips = (name) => el("ol", { class: "chips", "data-side": name }, ...meta.tokens[name].map(chip(name)));
 const words = el(
   "section",
@@ -333,7 +351,14 @@ const watch = new IntersectionObserver(
 const walkway = el("div", { class: "walk" }, words, ...blocks, outcome);
 const cards = (selector = ".card") => [...walkway.querySelectorAll(selector)];
 themed.push(() => cards("[data-filled]").forEach(fill));
+const choose = (at) => (chooseToken(at), markToken());
+function markToken() {
+  words.querySelectorAll("[data-token]").forEach((each) => each.setAttribute("aria-pressed", isChosenToken(each.dataset.token)));
+  cards("[data-filled]").forEach((article) => ofText(meta.steps[article.dataset.step].rows) && article.redraw());
+}
 walkway.addEventListener("click", (event) => {
+  const chosen = event.target.closest("[data-token]");
+  if (chosen) choose(chosen.dataset.token);
   const article = event.target.closest(".card");
   if (article && !event.target.closest("select"))
     stand(article, Number(article.querySelector("select")?.value) || null);
@@ -350,6 +375,7 @@ return {
   ],
   read: () => ({ stage: stop, head: stopHead }),
   async apply({ stage, head }) {
+    markToken();
     const i = meta.steps.findIndex(({ name }) => name === stage);
     const known = i >= 0 || links.some(([id]) => id === stage);
     stop = known ? stage : null;

@@ -102,7 +102,13 @@ function drawCode() {
     code.shown = source;
     code.marked = [];
   }
-  code.querySelectorAll("li").forEach((node) => node.classList.toggle("refused", node.dataset.line in meta.refused));
+  code.querySelectorAll("li").forEach((node) => {
+    const { line } = node.dataset;
+    const isChanged = Boolean(lineEdit(Number(line))) && !(line in meta.refused);
+    node.classList.toggle("refused", line in meta.refused || draft?.line === Number(line));
+    node.classList.toggle("changed", isChanged);
+    node.title = isChanged ? "This line is changed." : "";
+  });
   for (const node of code.marked) {
     node.classList.remove("on");
     node.removeAttribute("aria-current");
@@ -116,7 +122,7 @@ function drawCode() {
     node.replaceChildren(el("span", { class: "text" }, ...lineParts(meta.source[node.dataset.line - 1])));
   });
   const [top] = code.marked;
-  if (editing === first || first in meta.refused) top.replaceChildren(...editor(first));
+  if (editing === first || first in meta.refused || draft?.line === first) top.replaceChildren(...editor(first));
   const edge = top.getBoundingClientRect().top - code.getBoundingClientRect().top + code.scrollTop;
   if (edge < code.scrollTop + 40 || edge > code.scrollTop + code.clientHeight - 80) code.scrollTop = edge - code.clientHeight / 3;
 }
@@ -155,7 +161,7 @@ function drawOutcomes() {
   const of = ([name, share]) => outcomeOf([name, share, `${fixed(100 * share, 2)}%`], before.get(name));
   outcomesHere.replaceChildren(
     ...refusals(),
-    ...(meta.outcomes ? [el("h3", {}, meta.before ? "The page's answer, before \u2192 after" : "The page's answer"), el("ol", { class: "outcomes" }, ...meta.outcomes.map(of))] : []),
+    ...(meta.outcomes ? [el("h3", {}, meta.before ? "Step's answer, before \u2192 after" : "Step's answer"), el("ol", { class: "outcomes" }, ...meta.outcomes.map(of))] : []),
   );
 }
 
@@ -223,10 +229,11 @@ return {
   },
   explained: drawHeads,
   renew(next) {
+    if (takeRefused(next)) return; // the next run is without it
     meta = next;
     at = stepAt(live.place) ?? 0;
     trail.length = 0;
-    if (!(editing in meta.refused)) editing = null;
+    if (!(editing in meta.refused) && draft?.line !== editing) editing = null;
     draw();
   },
 };

@@ -39,17 +39,29 @@ function drawArray(name, part) {
     el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite."),
     ...(choice ? [choice] : []),
     ...(part.shape.length ? [drawPicture(part)] : []),
-    scroller(numbersOf(part)),
+    scroller(numbersOf(part, again)),
     el("p", { class: "about" }, extent(part)),
   );
 }
 
 // How much of an array the picture and the table have, if that is not all.
 const TABLE = [24, 8]; // rows and columns
-function extent({ picked: [, rows, columns], counts }) {
+// The indices of a table's rows or columns: all if they fit, else `most` evenly spaced ones and the chosen one.
+function spaced(count, most, chosen = -1) {
+  const all = count <= 1.5 * most;
+  const found = Array.from({ length: all ? count : most }, (_, i) => (all ? i : Math.round((i * (count - 1)) / (most - 1))));
+  if (chosen >= 0 && !found.includes(chosen)) found.push(chosen);
+  return found.sort((a, b) => a - b);
+}
+const shownOf = (part) => {
+  const [, rows, columns] = part.picked;
+  return [spaced(rows.length, TABLE[0], rows.findIndex((_, r) => isPlace(part, r))), spaced(columns.length, TABLE[1])];
+};
+function extent(part) {
+  const { picked: [, rows, columns], counts } = part; // prettier-ignore
   const some = (r, c) => [[r, counts[1], "rows"], [c, counts[2], "columns"]].filter(([n, all]) => n < all).map(([n, all, what]) => `${n} of ${all} ${what}`).join(" and "); // prettier-ignore
   const picture = some(rows.length, columns.length);
-  const table = some(Math.min(rows.length, TABLE[0]), Math.min(columns.length, TABLE[1]));
+  const table = some(...shownOf(part).map((each) => each.length));
   return [picture && `The picture has ${picture}. `, table && `The table has ${table}.`].join("");
 }
 
@@ -87,21 +99,27 @@ function columnText({ counts, picked }, c) {
   return tokens ? shown(tokens[picked[2][c]]) : String(picked[2][c]);
 }
 
-// Whether a row is of the token that was chosen on another tab.
-const isPlace = ({ counts, picked }, r) => tokensFor(counts[1]) === meta.tokens && String(picked[1][r]) === place.token;
+// Whether the rows are the text's tokens, and whether a row is of the token that is chosen on all tabs.
+const hasTokens = ({ counts }) => tokensFor(counts[1]) === meta.tokens;
+const isPlace = (part, r) => hasTokens(part) && isChosenToken(part.picked[1][r]);
 
-function numbersOf(part) {
-  const [, rows, columns] = part.picked;
-  const some = columns.slice(0, TABLE[1]);
+function numbersOf(part, again) {
+  const [rows, some] = shownOf(part);
+  const named = (r) =>
+    hasTokens(part) ? [el("button", { type: "button", class: "row", "aria-pressed": isPlace(part, r), title: "Choose this token on all tabs" }, ...rowName(part, r))] : rowName(part, r);
+  const choose = (r) => {
+    chooseToken(part.picked[1][r]);
+    again();
+  };
   return el(
     "table",
     { class: "numbers" },
-    el("thead", {}, el("tr", {}, el("th", {}), ...some.map((_, c) => el("th", { scope: "col" }, columnText(part, c))))),
+    el("thead", {}, el("tr", {}, el("th", {}), ...some.map((c) => el("th", { scope: "col" }, columnText(part, c))))),
     el(
       "tbody",
       {},
-      ...rows.slice(0, TABLE[0]).map((_, r) =>
-        el("tr", { class: isPlace(part, r) ? "on" : null }, el("th", { scope: "row" }, ...rowName(part, r)), ...some.map((_, c) => el("td", {}, fixed(numberAt(part, r, c))))),
+      ...rows.map((r) =>
+        el("tr", { class: isPlace(part, r) ? "on" : null, onclick: () => hasTokens(part) && choose(r) }, el("th", { scope: "row" }, ...named(r)), ...some.map((c) => el("td", {}, fixed(numberAt(part, r, c))))),
       ),
     ),
   );

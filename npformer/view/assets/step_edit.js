@@ -1,17 +1,34 @@
-// Step view, changing a line: an editor in the place of the line. It stays open with the reason if the line is refused.
+// Step view, changing a line: an editor in the place of the line. It stays open with the reason if the line is refused;
+// the line that was in force before remains.
 
 let editing = null; // the line that is being changed
+let applied = null; // the change that was made last: { line, to, before }
+let draft = null; // the change that was refused last: { line, to, reason }
 
 const lineEdit = (line) => live.state.edits.find((edit) => edit.kind === "line" && edit.line === line);
+
+// Takes back a change that the new run refuses, and returns whether it did.
+function takeRefused({ refused }) {
+  const { line, to, before } = applied ?? {};
+  applied = null;
+  if (refused[line]?.to !== to || to === undefined) return false;
+  draft = { line, ...refused[line] };
+  editing = line;
+  if (before) put(before);
+  else drop({ kind: "line", line });
+  return true;
+}
 
 function editor(line) {
   const old = lineEdit(line)?.old ?? meta.changeable[line];
   const entry = el("textarea", { class: "explore-field", rows: 1, spellcheck: "false", "aria-label": `Line ${line}` });
-  entry.value = lineEdit(line)?.to ?? old;
-  const { reason } = meta.refused[line] ?? {};
+  const isDraft = draft?.line === line;
+  const { reason, to: tried } = (isDraft ? draft : meta.refused[line]) ?? {};
+  entry.value = tried ?? lineEdit(line)?.to ?? old;
   const leave = () => {
     editing = null;
-    if (reason) drop({ kind: "line", line });
+    draft = isDraft ? null : draft;
+    if (line in meta.refused) drop({ kind: "line", line });
     else draw();
     code.focus({ preventScroll: true });
   };
@@ -20,6 +37,8 @@ function editor(line) {
     if (event.key !== "Enter") return;
     event.preventDefault();
     const to = entry.value.trim();
+    applied = { line, to, before: line in meta.refused ? null : lineEdit(line) };
+    draft = isDraft ? null : draft;
     if (to === old) {
       editing = null;
       drop({ kind: "line", line });
@@ -30,7 +49,7 @@ function editor(line) {
   return [
     entry,
     ...(reason ? [el("p", { class: "problem", role: "alert" }, reason)] : []),
-    el("p", { class: "hint" }, el("kbd", {}, "Enter"), " applies, ", el("kbd", {}, "Escape"), reason ? " takes the line back." : " leaves."),
+    el("p", { class: "hint" }, el("kbd", {}, "Enter"), " applies, ", el("kbd", {}, "Escape"), reason ? " returns to the line that is in force." : " leaves."),
   ];
 }
 

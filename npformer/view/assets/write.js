@@ -31,10 +31,11 @@ function kept() {
 
 function append(i) {
   const [[text, ...rest], ...texts] = live.state.texts;
-  knobs.written.push(text);
   update({ texts: [[text + meta.append[i], ...rest], ...texts] });
   drawFields();
 }
+// The text before each click, for a step back.
+const remember = () => knobs.written.push(live.state.texts[0][0]);
 function takeBack() {
   const [[, ...rest], ...texts] = live.state.texts;
   knobs.ahead = 0;
@@ -50,6 +51,7 @@ function sample() {
   append(Math.max(0, i));
 }
 function writeTokens(count) {
+  remember();
   knobs.ahead = count - 1;
   sample();
 }
@@ -73,12 +75,17 @@ function drawKnobs() {
     knob("Temperature", { min: 0, max: meta.temperatures.length - 1, value: knobs.temperature }, () => meta.temperatures[knobs.temperature].toFixed(1), (v) => (knobs.temperature = v)),
     knob("Top-k", { min: 0, max: meta.words.length, value: knobs.k }, () => (knobs.k ? String(knobs.k) : "all"), (v) => (knobs.k = v)),
     knob("Top-p", { min: 0.05, max: 1, step: 0.05, value: knobs.p }, () => knobs.p.toFixed(2), (v) => (knobs.p = v)),
-    quiet("Write a token", "A token by chance, with the shares below: a word, or a piece of one", () => writeTokens(1)),
-    quiet("Write 10", "Ten tokens by chance", () => writeTokens(10)),
+    ...writers,
     backButton,
   ); // prettier-ignore
+  writers.forEach((button) => (button.disabled = !meta.room));
 }
-const backButton = quiet("Take back", "Take the last token back", takeBack);
+const writers = [
+  quiet("Write a token", "A token by chance, with the shares below: a word, or a piece of one", () => writeTokens(1)),
+  quiet("Write 10", "Ten tokens by chance", () => writeTokens(10)),
+];
+const backButton = quiet("Take back", "Take back what was written last", takeBack);
+const full = el("p", { class: "notice", role: "status" }, "The text is as long as the model or this page can read: no token can follow. Shorten it to write on.");
 
 function draw() {
   const { words, others } = kept();
@@ -86,21 +93,27 @@ function draw() {
     el(
       "li",
       { class: share === null ? "out" : "" },
-      go ? el("button", { type: "button", class: "part-name", "aria-label": `Append ${shown(name)}`, onclick: go }, token(name)) : el("span", {}, name),
+      go ? el("button", { type: "button", class: "part-name", "aria-label": `Append ${shown(name)}`, disabled: !meta.room, onclick: go }, token(name)) : el("span", {}, name),
       el("b", { class: "bar", "--w": share ?? 0 }, el("i", {})),
       el("output", {}, share === null ? "\u2013" : `${fixed(100 * share, 2)}%`),
     );
-  const rows = meta.words.slice(0, 20).map((name, i) => bar(name, words[i], () => append(i)));
+  const add = (i) => {
+    remember();
+    append(i);
+  };
+  const rows = meta.words.slice(0, 20).map((name, i) => bar(name, words[i], () => add(i)));
   bars.replaceChildren(...rows, bar("other listed tokens", words.slice(20).reduce((a, share) => a + (share ?? 0), 0)), bar("all other tokens", others));
   const { tokens, token: bytes, what } = meta.cache;
   status.textContent = `Cache: ${tokens} tokens × ${digits(bytes / 1000)} kB (${what}) = ${digits((tokens * bytes) / 1000)} kB.`;
   backButton.hidden = !knobs.written.length;
+  full.hidden = meta.room > 0;
 }
 
 function start() {
   if (meta.beams) return;
   drawKnobs();
   draw();
+  knobs.ahead = Math.min(knobs.ahead, meta.room);
   if (knobs.ahead > 0) {
     knobs.ahead -= 1;
     setTimeout(sample, 60);
@@ -109,7 +122,7 @@ function start() {
 
 return {
   controls: meta.beams ? [] : [knobsHere],
-  body: meta.beams ? beamsOf(meta.beams) : [status, bars],
+  body: meta.beams ? beamsOf(meta.beams) : [full, status, bars],
   keys: meta.beams ? [] : [["Tab", "next slider or token"], ["Enter", "append the token"]],
   read: () => ({}),
   async apply() {

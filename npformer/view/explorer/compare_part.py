@@ -18,7 +18,7 @@ BUDGET = 1e-6  # the largest relative difference between two stages that roundin
 def compare_view(found: list[dict[str, Any]], text: str) -> dict[str, Any]:
     """Returns the data of the tab."""
     notes = [
-        "Stages of one shape are compared: the root mean square of the difference, over that of the other.",
+        "Stages of the same shape are compared. Relative difference: the root mean square of a - b over that of b.",
         "Heads: half the sum of the differences of the weights from a token, on average; 1 if none is shared.",
     ]
     about = {"kind": "compare", "heading": "Compare", "subtitle": text, "title": f"Compare: {text}", "arrays": {}}
@@ -44,7 +44,7 @@ def comparison(title: str, ours: tuple[Trace, ModelAnswer | None], theirs: Any, 
 
 
 def differences(trace: Trace, other: Trace) -> list[tuple[str, float, float]]:
-    """For each stage with equal shapes: its name, |a - b| / |b| by root mean squares, and the largest |a - b|."""
+    """For each stage of the same shape: its name, |a - b| / |b| by root mean squares, and the largest |a - b|."""
     found = []
     for name in trace:
         if name in other and np.shape(trace[name]) == np.shape(other[name]):

@@ -38,6 +38,19 @@ def cut_note(model: Any, given: Any, name: str) -> str:
     return f"{name} has {encoded.n_tokens:,} tokens, and the model reads {kept:,} of them: the rest is cut off."
 
 
+def room_to_write(model: Any, given: Any) -> int:
+    """The number of tokens that can follow a text. Raises NpformerError for a text that the model has cut."""
+    limit = min(longest_text(model.folder, model.config), TOKENS)
+    (encoded,) = Encoder(model).read([given])
+    size = encoded.n_tokens
+    if size > limit:
+        raise NpformerError(
+            f"Write: the text has {size:,} tokens, and the model reads at most {limit:,}, so a token after it has no "
+            "meaning. Shorten the text."
+        )
+    return limit - size
+
+
 def _may_be_cut(model: Any, given: Any) -> bool:
     """Whether a text may have more tokens than the model reads, with at most one per byte, and special tokens."""
     size = sum(len(each.encode(errors="replace")) for each in ([given] if isinstance(given, str) else given))

@@ -21,8 +21,8 @@ from npformer.view.pack import pack_floats
 
 TOKENS = 128  # maximum tokens of a text, because every array of the page is kept while it runs
 NOTES = [
-    "The page reads the words as they are changed; changes of heads, blocks and rows are the engine's alone.",
-    f"Large arrays are shown with evenly spaced rows and columns, at most {ROWS} and {COLUMNS}.",
+    "The code in Step sees changed words, but not changed heads, blocks or rows.",
+    f"Large arrays are shown with evenly spaced rows and columns: at most {ROWS} and {COLUMNS} in the picture.",
 ]
 
 

@@ -12,6 +12,7 @@ from npformer.interpret.next_words import TEMPERATURES, next_words
 from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import piece_names
 from npformer.view.answer_data import LEAST
+from npformer.view.explorer.reading import room_to_write
 
 WORDS = 100  # number of words that are listed and can be sampled
 BEAMS = 5
@@ -29,6 +30,7 @@ def write_view(model: Any, given: Any, text: str) -> dict[str, Any]:
 
 def _words(model: Any, given: Any) -> dict[str, Any]:
     """The next words with logits, and the total for all others, which gives exact probabilities at any temperature."""
+    room = room_to_write(model, given)
     config, found = model.config, next_words(model, given, WORDS)
     ids = read_inputs(model, given).inputs[0].ids.tolist()
     logits = model.run([read_inputs(model, given).inputs[0]])[0]["logits"][-1]
@@ -41,7 +43,7 @@ def _words(model: Any, given: Any) -> dict[str, Any]:
             "The logits are divided by the temperature, then top-k keeps the k largest,",
             "then top-p the fewest words that have at least this probability together.",
         ],
-        "words": found.words, "logits": found.logits.tolist(),
+        "room": room, "words": found.words, "logits": found.logits.tolist(),
         "append": [_after(before, each, word) for each, word in zip(texts, found.words, strict=True)],
         "temperatures": TEMPERATURES, "others": np.maximum(found.others, LEAST).tolist(),
         "cache": {"tokens": len(ids), "token": size, "what": f"{config.n_layers} layers, {config.kv_heads} heads"},
