@@ -305,14 +305,19 @@ def test_a_request_that_is_read_many_times_is_read_in_several_steps(monkeypatch)
 @pytest.mark.parametrize("texts", [1, 9])
 @pytest.mark.parametrize("family", ["distilbert", "deberta-v2", "bert", "modernbert"])
 def test_each_layer_of_a_long_batch_is_a_step(family, texts):
-    """The answers have the bits of a whole run, for one text and for texts on several threads."""
-    model = tiny.model(family, threads=2)
+    """The answers have the bits of a whole run, for one text and for texts on several threads.
+
+    A batch of up to 128 tokens is one step, because it is short and may be replayed.
+    """
+    model = tiny.model(family, threads=2, max_length=200)
     task = pipeline("text-classification", model, top_k=None)
-    items: list[Any] = ["ice cream " * (2 * i + 9) for i in range(texts - 1)] + [Pair("music", "in paris " * 9)]
+    items: list[Any] = ["ice cream " * (2 * i + 9) for i in range(texts - 1)] + [Pair("music", "in paris " * 80)]
     work, requests = work_of(task, items)
     count, found = steps_of(work.in_steps(requests))
     assert count >= model.config.n_layers
     assert found == task(items)
+    work, requests = work_of(task, ["ice cream"])
+    assert steps_of(work.in_steps(requests))[0] < model.config.n_layers
     embed = pipeline("feature-extraction", tiny.model(family, "base", threads=2), return_tensors=True)
     singles = ["ice cream " * (2 * i + 9) for i in range(texts)]
     work, requests = work_of(embed, singles)
