@@ -114,7 +114,7 @@ def test_each_change_is_a_chip_that_a_click_undoes(live: Live, models: dict[str,
     model = models["distilbert"]
     live.explore({"m": model}, TEXT, state(TEXT, edits=[HEAD, FFN, WORD]), width=width, dark=dark)
     ours, text = [without_head("layers.1.attention.context", 2), zero("layers.0.ffn.output")], "I hate good ice cream"
-    assert live.texts(".chips bdi") == ["without layer 1, head 2", "without FFN of layer 0", "“love” → “hate”"]
+    assert live.texts(".applied bdi") == ["without layer 1, head 2", "without FFN of layer 0", "“love” → “hate”"]
     assert after(live) == expected(model, text, *ours)
     assert expected(model, TEXT)[0].replace(" ", ", ") in live.text(".was")
     live.act(lambda: live.click(live.all(".change")[0]))
@@ -131,7 +131,7 @@ def test_each_change_is_a_chip_that_a_click_undoes(live: Live, models: dict[str,
 def test_a_word_that_is_typed_over_is_no_longer_changed(live: Live, models: dict[str, Any]) -> None:
     live.explore({"m": models["distilbert"]}, TEXT, state(TEXT, edits=[WORD, HEAD]))
     live.type("I like ice cream")
-    assert live.texts(".chips bdi") == ["without layer 1, head 2"]
+    assert live.texts(".applied bdi") == ["without layer 1, head 2"]
 
 
 def test_the_address_keeps_the_state_and_reopens_it(live: Live, models: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def test_the_address_keeps_the_state_and_reopens_it(live: Live, models: dict[str
     live.settle()
     assert live.outcomes() == expected(models["distilbert"], OTHER)
     live.open(state(TEXT, edits=[HEAD]), "view=model")
-    assert live.texts(".chips bdi") == ["without layer 1, head 2"]
+    assert live.texts(".applied bdi") == ["without layer 1, head 2"]
     assert live.one("textarea").get_attribute("value") == TEXT
     live.open({"texts": "b"})
     assert live.outcomes() == expected(models["distilbert"], TEXT)

@@ -38,7 +38,7 @@ def click(page: Live, at: str) -> None:
 def test_a_click_removes_a_head_and_another_puts_it_back(page: Live, model: Any) -> None:
     click(page, "1 2")
     assert after(page) == expected(model, TEXT, without_head(CONTEXT, 2))
-    assert page.texts(".chips bdi") == ["without layer 1, head 2"]
+    assert page.texts(".applied bdi") == ["without layer 1, head 2"]
     assert cell(page, "1 2").get_attribute("aria-pressed") == "true"
     shown = [" ".join(each.split()) for each in page.texts(".panel .outcomes li")]
     before = dict(each.split() for each in expected(model, TEXT))
@@ -60,7 +60,7 @@ def test_a_drag_or_the_slider_scales_a_head(page: Live, model: Any) -> None:
     target = cell(page, "1 1")
     page.js("arguments[0].scrollIntoView({ block: 'center', inline: 'center' })", target)
     page.act(lambda: page._actions().click_and_hold(target).move_by_offset(20, 0).release().perform())
-    assert page.texts(".chips bdi") == ["layer 1, head 1 × 2"]  # noqa: RUF001
+    assert page.texts(".applied bdi") == ["layer 1, head 1 × 2"]  # noqa: RUF001
     assert after(page) == expected(model, TEXT, scale_head(CONTEXT, 1, 2.0))
     slider = page.one(".panel input[type=range]")
     page.focus(slider)

@@ -147,7 +147,7 @@ def test_a_refused_line_stays_open_with_the_reason_beside_it(page: Live, model: 
     assert len(page.all(".code li")) > 80  # the page is still there, with its answer
     assert page.texts(".page-answer li") == expected(model, TEXT)
     page.until(lambda: page.js("return document.activeElement") == editor)
-    assert page.texts(".chips bdi") == []
+    assert page.texts(".applied bdi") == []
     page.press(ESCAPE)
     assert line(page) == SCORES
     change_line(page, to)
@@ -161,11 +161,11 @@ def test_a_refused_line_leaves_the_accepted_one_in_force(live: Live, model: Any)
     live.explore({"m": model}, TEXT, at="view=step")
     to_scores(live, 0)
     change_line(live, "scores = q @ k.mT")
-    answer, chips = live.texts(".page-answer li"), live.texts(".chips bdi")
+    answer, chips = live.texts(".page-answer li"), live.texts(".applied bdi")
     change_line(live, "scores = q @ k")  # is refused when it runs
     assert "ValueError" in live.text(".code .on .problem")
     assert live.one(".code .on textarea").get_attribute("value") == "scores = q @ k"
-    assert (live.texts(".page-answer li"), live.texts(".chips bdi")) == (answer, chips)
+    assert (live.texts(".page-answer li"), live.texts(".applied bdi")) == (answer, chips)
     assert [each["to"] for each in live.state()["edits"]] == ["scores = q @ k.mT"]
     live.until(lambda: live.js("return document.activeElement.tagName") == "TEXTAREA")
     live.press(ESCAPE)

@@ -82,7 +82,7 @@ function secondField() {
 
 // ---- Chips -------------------------------------------------------------------------------------------------------
 
-const chips = el("ul", { class: "chips", "aria-label": "Changes", hidden: true });
+const chips = el("ul", { class: "applied", "aria-label": "Changes", hidden: true });
 
 const pageOnly = el(
   "p",
