@@ -26,16 +26,16 @@ from npformer.engine.runtime.packing import Batch, Text, pack, shards
 from npformer.engine.runtime.padding import as_padded, check_texts, padded, unpadded
 from npformer.engine.runtime.products import kernel
 from npformer.engine.runtime.steps import Steps
-from npformer.engine.runtime.threads import plain_products, run_row_parallel, threads_for_parts
+from npformer.engine.runtime.threads import run_row_parallel
 from npformer.engine.tape import Stages
 from npformer.engine.taps import listening
 from npformer.engine.transformer import backward, forward, forward_in_steps, transformer, transformer_backward
 from npformer.generating_model import GeneratingModel
 
-REPLAYED = 128  # rows up to which a pass is replayed; with more, the interpreter takes little of its time
-
 if TYPE_CHECKING:
     from npformer.text.translation_tokenizer import TranslationTokenizer
+
+REPLAYED = 128  # rows up to which a pass is replayed; with more, the interpreter takes little of its time
 
 
 class Model(GeneratingModel):
@@ -176,7 +176,7 @@ class Model(GeneratingModel):
         """The answers of `forward`, replayed if batches of this shape recur."""
         c, count = self.config, 2 if self.config.n_token_types > 1 else 1
         arrays = batch.lengths, batch.positions, batch.places, batch.read
-        shape = (*[each.tobytes() for each in arrays], batch.farthest, threads_for_parts(), plain_products())
+        shape = (*[each.tobytes() for each in arrays], batch.farthest)
 
         def work(weights: Mapping[str, Any], inputs: Sequence[np.ndarray], caches: Sequence[Any]) -> Arrays:
             ids, token_type_ids = (*inputs, batch.token_type_ids)[:2]

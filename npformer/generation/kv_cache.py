@@ -23,7 +23,7 @@ from npformer.engine.replay.replays import Replays
 from npformer.engine.runtime.products import kernel
 from npformer.engine.runtime.same_bits import VECTOR
 from npformer.engine.runtime.sums import TERMS
-from npformer.engine.runtime.threads import parallel_for, plain_products, threads_for_parts
+from npformer.engine.runtime.threads import parallel_for
 from npformer.engine.taps import listening, tap
 
 REPLAYED = 1 << 18  # numbers in the keys of a layer up to which attention is replayed; with more, products dominate
@@ -194,8 +194,7 @@ class SelfAttentionCache:
 
         if not self._in_place.arrays or self._in_place.arrays[0] is not self.keys:
             self._in_place = InPlace(self.keys, self.values)
-        sizes = q.shape, q.dtype.char, self.keys.shape, mask.shape, n_heads, n_beams, front, scale
-        shape = *sizes, threads_for_parts(), plain_products()
+        shape = q.shape, q.dtype.char, self.keys.shape, mask.shape, n_heads, n_beams, front, scale
 
         def others(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
             return inputs[0] + 1, mask

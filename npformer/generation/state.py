@@ -22,7 +22,6 @@ from npformer.engine.replay.passes import Arrays, Pass, Work
 from npformer.engine.runtime.packing import Batch, Text, pack
 from npformer.engine.runtime.padding import check_texts
 from npformer.engine.runtime.steps import Steps, finished, pieces
-from npformer.engine.runtime.threads import plain_products, threads_for_parts
 from npformer.engine.taps import listening
 from npformer.engine.transformer import decode_target, encode, encode_source
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
@@ -279,16 +278,14 @@ def _reach(mechanisms: Sequence[Mechanism]) -> int | None:
 
 def replayed_step(model: BaseModel, work: Work, batch: Batch, caches: Sequence[Any], recurs: bool = True) -> np.ndarray:
     """The rows of a step, replayed if it recurs and no listener hears its stages."""
-    inputs = batch.ids, batch.positions
-    if listening() or not recurs:
-        return work(model.weights, inputs, caches)["rows"]
-    shape = "step", len(batch.ids), batch.lengths.tobytes(), threads_for_parts(), plain_products()
     size = (model.config.decoder or model.config).vocab_size
 
     def others(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         return (inputs[0] + 1) % size, batch.positions
 
-    return model.replays.run(Pass(shape, work, model.weights, inputs, others, caches))["rows"]
+    shape, inputs = ("step", len(batch.ids), batch.lengths.tobytes()), (batch.ids, batch.positions)
+    each = Pass(shape, work, model.weights, inputs, others, caches)
+    return (model.replays.run(each) if recurs and not listening() else each())["rows"]
 
 
 def _rows(tokens: np.ndarray, positions: np.ndarray, n_beams: int) -> Batch:

@@ -39,7 +39,7 @@ def test_steps_have_the_bits_of_the_engine(
         expected = generated(model, settings)
     for _ in range(3):
         assert generated(model, settings) == expected
-    steps = [each for name, each in model.replays._shapes.items() if name[0] == "step"]
+    steps = [each for name, each in model.replays._shapes.items() if name[0][0] == "step"]
     cached = not any(type(each).__name__ in ("RelativeBias", "ALiBi", "Alibi") for each in model.parts.stack.mechanisms)
     assert any(each.tested for each in steps) or not cached or model.config.decoder
 

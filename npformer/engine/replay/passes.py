@@ -30,7 +30,8 @@ class Pass(NamedTuple):
 
     Parameters
     ----------
-    shape : everything on which the operations depend, except the weights and the values of the inputs
+    shape : everything on which the operations depend, except the weights, the values of the inputs, and the settings of
+        the thread
     work : returns arrays by name
     weights : nested dicts and lists of arrays
     inputs : small arrays whose values differ between passes

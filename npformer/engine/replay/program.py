@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from npformer.engine.replay.passes import InPlace
-from npformer.engine.replay.recorder import Call, InParts, Place, Recorder, address, views
+from npformer.engine.replay.recorder import Call, InParts, Place, Recorder, replaced, views
 from npformer.engine.replay.simplify import without_copies
+from npformer.engine.runtime.products import address
 from npformer.engine.runtime.threads import run_tasks
 
 ALIGNED = 64  # bytes: a line of the cache, and a vector of every CPU
@@ -174,15 +175,11 @@ class _Binder:
         self.memories = memories
 
     def __call__(self, value: Any) -> Any:
-        kind = type(value)
-        if kind is Place:
-            memory, first = self.memories[value.memory]
-            return np.ndarray(value.shape, value.dtype, memory, first + value.offset, value.strides)
-        if kind is tuple or kind is list:
-            return kind([self(each) for each in value])
-        if kind is dict:
-            return {name: self(each) for name, each in value.items()}
-        return value
+        return replaced(value, Place, self._array)
+
+    def _array(self, place: Place) -> np.ndarray:
+        memory, first = self.memories[place.memory]
+        return np.ndarray(place.shape, place.dtype, memory, first + place.offset, place.strides)
 
     def call(self, call: Call | InParts) -> Bound:
         """The call as a function without arguments."""

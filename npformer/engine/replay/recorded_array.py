@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from npformer.engine.replay.recorder import Recorder, owner
+from npformer.engine.replay.recorder import Recorder, owner, replaced
 from npformer.engine.runtime import recording
 from npformer.engine.runtime.recording import Changed, Unrecordable
 
@@ -192,14 +192,11 @@ for _name in REFUSING:
 
 def plain(value: Any) -> Any:
     """The value with each recorded array as a plain view, also within tuples, lists and dicts."""
-    kind = type(value)
-    if kind is Recorded:
-        return value.view(np.ndarray)
-    if kind is tuple or kind is list:
-        return kind([plain(each) for each in value])
-    if kind is dict:
-        return {name: plain(each) for name, each in value.items()}
-    return value
+    return replaced(value, Recorded, _plain)
+
+
+def _plain(array: Recorded) -> np.ndarray:
+    return array.view(np.ndarray)
 
 
 def _recorded(array: np.ndarray) -> Recorded:

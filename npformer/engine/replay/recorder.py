@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npformer.engine.runtime.products import address
 from npformer.engine.runtime.recording import Changed, Unrecordable
 
 
@@ -24,8 +25,8 @@ class Place(NamedTuple):
 class Call(NamedTuple):
     """function(*args, **kwargs, out=out), with a `Place` for each array of the pass.
 
-    Without `out`, the function overwrites one of its arguments, or raises `Changed`. places: those that the call reads
-    or writes.
+    Without `out`, the function overwrites one of its arguments, or raises `Changed`. `places` lists all views that the
+    call reads or writes.
     """
 
     function: Callable[..., Any]
@@ -46,6 +47,18 @@ class InParts(NamedTuple):
         return [place for part in self.parts for call in part for place in call.places]
 
 
+def replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The value with change(each) for each instance of exactly this class, also within tuples, lists and dicts."""
+    found = type(value)
+    if found is kind:
+        return change(value)
+    if found is tuple or found is list:
+        return found([replaced(each, kind, change) for each in value])
+    if found is dict:
+        return {name: replaced(each, kind, change) for name, each in value.items()}
+    return value
+
+
 def owner(array: np.ndarray) -> np.ndarray:
     """The array that owns the memory of a view."""
     base: Any = array.base
@@ -62,11 +75,6 @@ def views(array: np.ndarray) -> Iterator[np.ndarray]:
     while isinstance(each, np.ndarray):
         yield each
         each = each.base
-
-
-def address(array: np.ndarray) -> int:
-    """The address of the first element of an array. array.ctypes takes ten times as long."""
-    return int(array.__array_interface__["data"][0])
 
 
 class CachesOfNow:
@@ -149,22 +157,18 @@ class Recorder:
 
     def placed(self, value: Any, places: list[Place]) -> Any:
         """The value with a `Place` for each array in memory that the pass made. Adds them to `places`."""
-        kind = type(value)
-        if kind is np.ndarray:
-            memory = owner(value)
+
+        def place(array: np.ndarray) -> Any:
+            memory = owner(array)
             number, _ = self._numbers.get(id(memory), (None, None))
             if number is None:
-                return value
-            whole = value.nbytes == memory.nbytes and min(value.strides, default=0) >= 0
-            offset = 0 if whole else address(value) - address(memory)
-            place = Place(number, offset, value.shape, value.dtype, value.strides)
-            places.append(place)
-            return place
-        if kind is tuple or kind is list:
-            return kind([self.placed(each, places) for each in value])
-        if kind is dict:
-            return {name: self.placed(each, places) for name, each in value.items()}
-        return value
+                return array
+            whole = array.nbytes == memory.nbytes and min(array.strides, default=0) >= 0
+            offset = 0 if whole else address(array) - address(memory)
+            places.append(Place(number, offset, array.shape, array.dtype, array.strides))
+            return places[-1]
+
+        return replaced(value, np.ndarray, place)
 
     # --- what the runtime asks ---
 

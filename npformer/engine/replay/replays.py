@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npformer.engine.replay.passes import Arrays, Pass
 from npformer.engine.runtime.recording import Changed
+from npformer.engine.runtime.threads import plain_products, threads_for_parts
 
 if TYPE_CHECKING:
     from npformer.engine.replay.program import Program
@@ -87,7 +88,7 @@ class _Shape:
 
 
 class Replays:
-    """Runs the passes of a model, and replays those that recur.
+    """Runs a model's passes, replaying those that recur.
 
     A program is made of a pass, tested with other inputs, and used as long as the model has the same arrays of
     weights. A pass that cannot be recorded, or whose program gives other bits, always runs as the engine is written.
@@ -104,9 +105,8 @@ class Replays:
         self._passes += 1
         if not self._weights.holds(each.weights):
             self._shapes, self._weights = {}, _Snapshot(each.weights)
-        shape = self._shapes.get(each.shape)
-        if shape is None:
-            shape = self._shape(each.shape)
+        name = each.shape, threads_for_parts(), plain_products()
+        shape = self._shapes.get(name) or self._shape(name)
         shape.last = self._passes
         answers = shape.replay(each)
         if answers is not None:
@@ -145,7 +145,7 @@ class Replays:
         return each()
 
     def _has_room(self, nbytes: int) -> bool:
-        """Whether a program of this size fits, after those that hardly run have given their room."""
+        """Whether a program of this size fits. Drops programs that have been idle, if that makes room."""
         shapes = sorted(self._shapes.values(), key=lambda shape: shape.last)
         sizes = {shape: program.nbytes for shape in shapes if (program := shape.program) is not None}
         room = ROOM - sum(sizes.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.engine.replay.recorder import Call, InParts, Place
+from npformer.engine.replay.recorder import Call, InParts, Place, replaced
 
 Calls = list[Call | InParts]
 
@@ -82,20 +82,13 @@ def _moved(call: Any, moved: Mapping[int, tuple[Place, Place]]) -> Any:
         return InParts([[_moved(each, moved) for each in part] for part in call.parts])
     if not any(place.memory in moved for place in call.places):
         return call
-    return Call(call.function, *[_placed(each, moved) for each in call[1:]])
 
+    def move(place: Place) -> Place:
+        while place.memory in moved:
+            place = _there(place, *moved[place.memory])
+        return place
 
-def _placed(value: Any, moved: Mapping[int, tuple[Place, Place]]) -> Any:
-    kind = type(value)
-    if kind is Place:
-        while value.memory in moved:
-            value = _there(value, *moved[value.memory])
-        return value
-    if kind is tuple or kind is list:
-        return kind([_placed(each, moved) for each in value])
-    if kind is dict:
-        return {name: _placed(each, moved) for name, each in value.items()}
-    return value
+    return Call(call.function, *replaced(call[1:], Place, move))
 
 
 def _there(place: Place, source: Place, target: Place) -> Place:

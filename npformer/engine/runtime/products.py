@@ -215,12 +215,12 @@ def with_margins(b: np.ndarray) -> np.ndarray:
 def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
     """Whether b is a slice that `column_products` returned, with margins of `margin` columns."""
     whole = with_margins(b)
-    left = (_address(b) - _address(whole)) // b.itemsize
+    left = (address(b) - address(whole)) // b.itemsize
     width = b.shape[-1] + 2 * margin
     return whole is not b and left == margin and whole.shape[-1] == width + -width % VECTOR
 
 
-def _address(array: np.ndarray) -> int:
+def address(array: np.ndarray) -> int:
     """The address of the first byte of an array. array.ctypes takes ten times as long."""
     return int(array.__array_interface__["data"][0])
 

@@ -19,7 +19,7 @@ class Changed(Exception):
 
 
 class Recorder(Protocol):
-    """What the runtime asks of a recorder. `replay/recorder.py` has the only one."""
+    """The part of a recorder that the runtime calls, implemented in `replay/recorder.py`."""
 
     tried: bool  # whether a trial chose the way of some work
     settled: bool  # whether all of these trials have ended at least once

@@ -6,8 +6,8 @@ import copy
 import dataclasses
 import os
 import pickle
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -241,19 +241,13 @@ def test_threads_that_use_one_model_at_once() -> None:
     model = warmed(tiny.model())
     inputs = [texts(model, [7], seed) for seed in range(8)]
     expected = [Model(model.config, model.weights).run(each) for each in inputs]
-    wrong = []
 
     def work(index: int) -> None:
         for _ in range(30):
-            if not equal(model.run(inputs[index]), expected[index]):
-                wrong.append(index)
+            assert equal(model.run(inputs[index]), expected[index])
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="only for systems with fork")
