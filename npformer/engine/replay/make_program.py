@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from npformer.engine.replay.passes import Arrays, InPlace, Pass
+from npformer.engine.replay.passes import InPlace, Pass
 from npformer.engine.replay.program import Program
 from npformer.engine.replay.recorded_array import Recorded, plain
 from npformer.engine.replay.recorder import Recorder
 from npformer.engine.runtime.recording import Unrecordable, recorded_by
 
 
-def make_program(each: Pass) -> tuple[Program, Arrays]:
-    """The program of a pass, and the answers of the pass. Raises Unrecordable for a pass that cannot be repeated."""
+def make_program(each: Pass) -> Program:
+    """The program of a pass. Raises Unrecordable for a pass that cannot be repeated."""
     recorder, own = Recorder(), [np.array(array) for array in each.inputs]
     inputs = [recorder.gives(array.view(Recorded), array) for array in own]
     caches: list[Any]
@@ -26,7 +26,7 @@ def make_program(each: Pass) -> tuple[Program, Arrays]:
         in_place, caches = [], [_Cache(recorder, index, cache) for index, cache in enumerate(each.caches)]
     with recorded_by(recorder):
         answers = plain(dict(each.work(_seen(recorder, each.weights), inputs, caches)))
-    return Program(recorder, own, answers, in_place), answers
+    return Program(recorder, own, answers, in_place)
 
 
 def _seen(recorder: Recorder, weights: Any) -> Any:

@@ -130,7 +130,7 @@ class Replays:
         if not self._making.acquire(blocking=False):
             return each()
         try:
-            program, _ = make_program(each)
+            program = make_program(each)
         except Exception:  # whatever it is, the pass itself raises it too, or does not
             shape.refuse()
             return each()

@@ -126,8 +126,7 @@ OPERATIONS: dict[str, Formula] = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_program_gives_the_bits_of_its_pass(operation: str, dtype: type) -> None:
     formula = OPERATIONS[operation]
-    program, answers = make_program(pass_of(formula, numbers(0, dtype)))
-    assert answers["y"].tobytes() == formula(numbers(0, dtype)).tobytes()
+    program = make_program(pass_of(formula, numbers(0, dtype)))
     for seed in (1, 2, 0):
         x = numbers(seed, dtype)
         [found] = program([x]).values()
@@ -138,7 +137,7 @@ def test_a_program_gives_the_bits_of_its_pass(operation: str, dtype: type) -> No
 def test_a_table_is_read_by_ids_of_the_pass() -> None:
     """NumPy tells only the table of `table[ids]`, so the weights of a pass are recorded views."""
     ids = np.array([1, 3])
-    program, _ = make_program(pass_of(lambda ids, weights: weights["table"][ids] * 2, ids, {"table": TABLE}))
+    program = make_program(pass_of(lambda ids, weights: weights["table"][ids] * 2, ids, {"table": TABLE}))
     assert np.array_equal(program([np.array([0, 9])])["y"], TABLE[[0, 9]] * 2)
 
 
@@ -146,7 +145,7 @@ def test_a_program_reads_the_weights_that_the_model_has() -> None:
     """A weight that is changed in place has effect, as in the engine."""
     weights = {"w": TABLE.copy()}
     x = numbers(0)
-    program, _ = make_program(pass_of(lambda x, weights: (1 + weights["w"][:3]) * x, x, weights))
+    program = make_program(pass_of(lambda x, weights: (1 + weights["w"][:3]) * x, x, weights))
     weights["w"] *= 3
     assert np.array_equal(program([x])["y"], (1 + weights["w"][:3]) * x)
 
@@ -159,7 +158,7 @@ def test_a_program_reads_weights_through_plain_views() -> None:
         return x[:, :2] + np.lib.stride_tricks.sliding_window_view(weights["w"] * 2, 2, axis=1)[:3, 1]
 
     x = numbers(0)
-    program, _ = make_program(pass_of(work, x, weights))
+    program = make_program(pass_of(work, x, weights))
     weights["w"] += 1
     assert np.array_equal(program([x])["y"], work(x, weights))
 
@@ -180,7 +179,7 @@ def test_a_program_reads_weights_through_plain_views() -> None:
 )
 def test_a_program_refuses_values_with_which_the_pass_would_do_something_else(formula: Formula) -> None:
     x = np.abs(numbers(0))
-    program, _ = make_program(pass_of(formula, x))
+    program = make_program(pass_of(formula, x))
     assert np.array_equal(program([x + 1])["y"], formula(x + 1))
     with pytest.raises(Changed):
         program([-x])
@@ -226,7 +225,7 @@ def test_large_arrays_are_read_in_place() -> None:
 
     x = numbers(0)
     arrays = [InPlace(TABLE[:4].copy() + each, numbers(each)) for each in range(3)]
-    program, _ = make_program(pass_of(work, x, caches=arrays[0]))
+    program = make_program(pass_of(work, x, caches=arrays[0]))
     for each in [*arrays, *arrays]:
         each.arrays[0][...] += 1
         assert np.array_equal(program([x], each)["y"], work(x, each.arrays))
@@ -245,7 +244,7 @@ class Growing:
 
 def test_a_cache_is_asked_in_each_pass() -> None:
     x, caches = numbers(0), Growing()
-    program, _ = make_program(pass_of(lambda x, caches: 2 * caches[0].attend(x + 1), x, caches=[caches]))
+    program = make_program(pass_of(lambda x, caches: 2 * caches[0].attend(x + 1), x, caches=[caches]))
     for count in range(2, 5):
         assert np.allclose(program([x], [caches])["y"], 2 * count * (x + 1), rtol=1e-6)  # sums of a few equal terms
     assert np.array_equal(program([x], [Growing()])["y"], 2 * (x + 1))
@@ -253,7 +252,7 @@ def test_a_cache_is_asked_in_each_pass() -> None:
 
 @pytest.mark.parametrize(("formula", "count"), [(padded, 3), (in_halves, 3), (read_after_the_copy, 4)])
 def test_copies_of_results_are_omitted(formula: Formula, count: int) -> None:
-    program, _ = make_program(pass_of(formula, numbers(0)))
+    program = make_program(pass_of(formula, numbers(0)))
     assert len(program._calls) == count
 
 
