@@ -13,10 +13,14 @@ from npformer.engine.layers.layer import Layer
 from npformer.engine.layers.stack import Stack
 from npformer.engine.mechanisms import Causal
 from npformer.engine.norms.layernorm import LayerNorm
-from npformer.engine.runtime.packing import places_of
 from npformer.families.building import decoder_layer_of, encoder_layer_of
 
 Layers = Sequence[Mapping[str, Any]]
+
+
+def places_of(lengths: np.ndarray) -> np.ndarray:
+    """The index of each row in its text, (T,)."""
+    return np.concatenate([np.arange(length) for length in lengths])
 
 
 def encoder(

@@ -181,11 +181,6 @@ def positions(ids: np.ndarray, uncounted: int | None) -> np.ndarray:
     return np.where(counted, np.cumsum(counted, axis=-1) - 1, -1)
 
 
-def places_of(lengths: np.ndarray) -> np.ndarray:
-    """The index of each row in its text, (T,), for texts of these lengths."""
-    return np.concatenate([np.arange(length) for length in lengths])
-
-
 def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
     """The indices of texts, in groups of about SHARD tokens or fewer, as in `group_by_length`.
 
