@@ -71,7 +71,8 @@ def difference(name: str, above: str) -> Iterable[str]:
     """Returns the difference of a page to that of its parent, function by function."""
     child, parent, titled = page(name), page(above), title(above, inside=True)
     yield f"## What differs from {titled}"
-    yield f"The functions that [{titled}]({above}.md) lacks, compared with the functions that they replace."
+    yield f"The functions that [{titled}]({above}.md) lacks, compared with the functions that they replace. A function"
+    yield "that is replaced is shown under the name of its replacement."
     yield ""
     for each, other, lines in differences(child, parent):
         place = "" if page_of(each) == name else f" of `{page_of(each)}.py`"
@@ -114,12 +115,14 @@ def files(name: str) -> Iterable[str]:
         yield "## Fields of config.json"
         yield "The fields that change the computation, found by changing them. Values that npformer does not support"
         yield f"are errors. The examples are from {example(name)[0]} or, if it lacks a field, from another checkpoint."
+        yield "The last columns show what the field sets in npformer's `Config`, which may be half, twice or the"
+        yield "opposite of the field."
         yield ""
         rows = [
             (code(each.name), "" if each.value is None else code(_short(each.value)), *_meaning(each.sets))
             for each in known
         ]
-        yield from table(("field", "example", "sets", "meaning"), rows)
+        yield from table(("field", "example", "sets", "meaning of what it sets"), rows)
     yield "## Tensors"
     yield "A linear weight is (in, out) here, and its transpose in checkpoints, unless the table says (in, out)."
     yield "[Weights](../reference/weights.md) explains the letters."
@@ -178,8 +181,9 @@ def mistakes(name: str) -> Iterable[str]:
     mine, above = _mistakes(name), PARENTS[name]
     inherited = {each.name for each in _mistakes(above)} if above else set()
     yield "## What ports get wrong"
-    yield "[`npformer golden compare`](../howto/find-a-mistake.md) names these mistakes in a port. Each is followed by"
-    yield "what is right. Ports of [every family](index.md#mistakes-in-every-family) can make others."
+    yield "[`npformer golden compare`](../howto/find-a-mistake.md) names these mistakes in a port, in the order of a"
+    yield "model's parts. The sentence after each says what is right. Ports of"
+    yield "[every family](index.md#mistakes-in-every-family) can make others."
     yield ""
     own = [each for each in mine if each.name not in inherited]
     yield from _list(own)
@@ -222,14 +226,14 @@ def families() -> Iterable[str]:
         ("family", "what it changes"), ((f"[{title(each)}]({each}.md)", changes(each)) for each in PARENTS)
     )
     yield "## Side by side"
-    yield "Each row is from a published checkpoint, which the page of the family names."
+    yield "Each row is from a published checkpoint, which the page of the family names, or for the Transformer of 2017"
+    yield "from a small model."
     yield from table(
         ("family", "positions", "norm, by each block", "feed-forward", "heads", "a token sees"),
         (side(name, example(name)[1]) for name, _ in in_order()),
     )
     yield "## Mistakes in every family"
-    yield "Mistakes in attention, activations, inputs, heads and weights that any port can make. Where families differ,"
-    yield "the sentence says for which models it holds."
+    yield "Mistakes in attention, activations, inputs, heads and weights that ports of most families can make."
     yield ""
     yield from _list(_everywhere().values())
 

@@ -34,9 +34,9 @@ def parameters(made: Any) -> dict[str, tuple[str, str]]:
 
 
 def literal(text: str) -> str:
-    """Returns a docstring's text as Markdown, with its backticks as code."""
-    parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
+    """Returns a docstring's text as Markdown, with its backticks and its indented lines as code."""
+    parts = re.split(r"(`[^`]*`|^ {4}.*$)", text, flags=re.MULTILINE)
+    return "".join(part if part.startswith(("`", "    ")) else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
 
 
 def rows(made: Any) -> Iterable[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from config_fields import published
 from markdown import code, directive, table
 from sphinx.application import Sphinx
 
@@ -20,7 +21,7 @@ from npformer.golden.suite import cases
 
 #: All sizes differ, so that each identifies its letter. The width of heads, 10, is independent of D / H.
 LETTERS = {1000: "V", 600: "L", 602: "L + 2", 100: "F", 72: "D", 36: "G K", 12: "K", 60: "H K", 10: "K", 6: "H", 7: "C"}
-LETTERS[8] = "buckets"
+LETTERS |= {30: "G K", 20: "E", 8: "buckets"}
 LAYER = re.compile(r"\.\d+(?=\.)")
 
 
@@ -77,7 +78,9 @@ def sized(config: Config) -> Config:
     sizes = {"n_heads": 6, "d_ffn": 100, "vocab_size": 1000}
     decoder = replace(config.decoder, **sizes) if config.decoder else config.decoder
     sizes |= {"n_kv_heads": 3} if config.n_kv_heads else {}
-    sizes |= {"head_width": 10} if config.head_width else {}
+    wide = config.head_width or any(each.head_width for _, each in published(config.model_type))
+    sizes |= {"head_width": 10} if wide else {}
+    sizes |= {"d_embedding": 20} if config.d_embedding else {}
     labels = tuple("ABCDEFG") if config.labels else ()
     return replace(config, d_model=72, max_length=600, labels=labels, decoder=decoder, **sizes)
 

@@ -376,10 +376,14 @@ MISTAKES = (
         _tiled,
     ),
     Mistake("unscaled scores", "q k^T must be divided by sqrt(d_head), or have the factor in config.json", _unscaled),
-    Mistake("doubly scaled scores", "q k^T is divided by sqrt(d_head) twice, perhaps once in q", _doubly_scaled),
+    Mistake(
+        "doubly scaled scores",
+        "q k^T is divided by sqrt(d_head) once, and not if q was",
+        _doubly_scaled,
+    ),
     Mistake(
         "scores divided by sqrt(d_head)",
-        "this model has a different factor of q k^T: 1 in T5, a number from config.json in other models",
+        "the factor of q k^T is not 1 / sqrt(d_head) in every model: it is 1 in T5, and in others in config.json",
         _scaled_by_width,
     ),
     Mistake(
@@ -418,10 +422,8 @@ MISTAKES = (
         "the concatenated heads pass through one more linear layer, W_O",
         {"": {"*.attention.output": lambda y, at: at("attention.combined")}},
     ),
-    Mistake(
-        "rotary positions", "this model adds positions to embeddings and does not rotate queries and keys", _rotary
-    ),
+    Mistake("rotary positions", "only models with rotary positions rotate queries and keys", _rotary),
     Mistake("causal mask", "in an encoder every token attends to all tokens before and after it", _causal),
-    Mistake("attention in a window", "in this model the distance between two tokens does not limit attention", _window),
+    Mistake("attention in a window", "only layers with a window limit the distance between two tokens", _window),
     Mistake("special tokens hidden", "tokens attend to [CLS] and [SEP] as to any other token", _special_hidden),
 )

@@ -78,7 +78,7 @@ def _misused(port: Any) -> Ways:
 MISTAKES = (
     Mistake(
         "causal mask left out",
-        "in this model, or in its decoder, a token sees itself and earlier tokens; scores of later tokens must be -inf",
+        "a decoder's token sees itself and earlier tokens, so the scores of later tokens must be -inf",
         _other_masks({"": lambda n: np.ones((n, n), bool)}),
     ),
     Mistake("causal mask off by one", "a token sees itself and earlier tokens, and no others", _other_masks(SHIFTED)),

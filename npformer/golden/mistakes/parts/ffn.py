@@ -120,17 +120,21 @@ LEFT_OUT: Rules = {"*.activation": lambda y, at: at.source}
 MISTAKES = (
     Mistake(
         "tanh GELU for erf",
-        "the activation is the tanh approximation of GELU; this model has the exact GELU",
+        "the model has the exact GELU, with erf, not its tanh approximation",
         _gelu_for("gelu", gelu_tanh),
     ),
     Mistake(
         "erf GELU for tanh",
-        "the activation is the exact GELU; this model was trained with the tanh approximation",
+        "the model was trained with the tanh approximation of GELU, not with the exact GELU",
         _gelu_for("gelu_tanh", gelu),
     ),
     Mistake("quick GELU", "x sigmoid(1.702 x) approximates GELU with errors of up to 0.02", _quick_gelu),
-    Mistake("wrong constant in the activation", "the formula is that of GELU with a wrong constant", _other_constant),
-    Mistake("wrong activation", "the activation differs from that of this model", _other_activation),
+    Mistake(
+        "wrong constant in the activation",
+        "the tanh approximation of GELU has sqrt(2 / pi) and 0.044715",
+        _other_constant,
+    ),
+    Mistake("wrong activation", "the activation is the one that config.json names", _other_activation),
     Mistake(
         "activation left out",
         "the FFN is act(x W_1 + b_1) W_2 + b_2; without act it is a single linear map",
@@ -183,13 +187,12 @@ GATED = (
     *MISTAKES,
     Mistake(
         "stages under wrong names",
-        "ffn.gate is the product with gate_proj, which is activated; ffn.up is the product with up_proj",
+        "ffn.gate is the product that is activated, with gate_proj in Llama; ffn.up is the other one, with up_proj",
         _renamed,
     ),
     Mistake(
         "gate and up swapped",
-        "the activation applies to gate_proj, or to the first half of a fused layer; up_proj or the second half is not"
-        " activated",
+        "the gate is activated (gate_proj in Llama, the first half of a fused layer); up, the other one, is not",
         _swapped,
     ),
     Mistake(

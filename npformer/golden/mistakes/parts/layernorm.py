@@ -66,7 +66,11 @@ LEFT_OUT = {
     "the head's": "head.norm",
 }
 MISTAKES = (
-    Mistake("another layer norm eps", "torch's default is 1e-5; config.json of BERT models says 1e-12", _other_eps),
+    Mistake(
+        "another layer norm eps",
+        "eps is in config.json: 1e-12 in BERT's, and 1e-5, torch's default, in many others",
+        _other_eps,
+    ),
     Mistake(
         "eps outside the root",
         "x - mean is divided by sqrt(variance + eps), not by sqrt(variance) + eps",

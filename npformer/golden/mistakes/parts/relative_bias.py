@@ -105,7 +105,7 @@ MISTAKES = (
     ),
     Mistake(
         "relative bias scaled",
-        "scores are divided by sqrt(d_head) before the bias is added",
+        "the bias is added as it is; only q k^T may be divided by sqrt(d_head)",
         {"": biased(lambda bias, at: bias * at.d_head**-0.5)},
     ),
     Mistake(

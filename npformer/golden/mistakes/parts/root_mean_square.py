@@ -41,7 +41,11 @@ def without_weight(y: np.ndarray, at: Any) -> np.ndarray:
 
 
 MISTAKES = (
-    Mistake("wrong RMSNorm eps", "eps is rms_norm_eps in config.json", everywhere(_other_eps)),
+    Mistake(
+        "wrong RMSNorm eps",
+        "eps is in config.json, as rms_norm_eps, or in T5's as layer_norm_epsilon",
+        everywhere(_other_eps),
+    ),
     Mistake(
         "eps outside the root of RMSNorm",
         "x is divided by sqrt(mean square + eps), not by sqrt(mean square) + eps",

@@ -299,7 +299,11 @@ MISTAKES = (
         "a token is rotated by its place in its text, from 0, without padding",
         _other_positions,
     ),
-    Mistake("rotation with the wrong base", "theta is rope_theta in config.json for this kind of layer", _other_thetas),
+    Mistake(
+        "rotation with the wrong base",
+        "theta is in config.json, as rope_theta; layers with a window may have their own",
+        _other_thetas,
+    ),
     Mistake("rotation scaled differently", "frequencies are scaled by rope_parameters in config.json", _other_scaling),
     Mistake(
         "rotation rounded",
