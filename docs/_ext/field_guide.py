@@ -241,7 +241,7 @@ def families() -> Iterable[str]:
 def changes(name: str) -> str:
     """Returns the sentences of a page's docstring that describe the family and its changes."""
     sentences = re.findall(r"\S.*?\.(?=\s|$)", " ".join((page(name).__doc__ or "").split()))
-    differs = [each for each in sentences if re.match("(It|They|The code) differs?|BERT differs", each)]
+    differs = [each for each in sentences if re.match(r"[^,.]{2,40} differs?\b|DistilBERT has", each)]
     return literal(" ".join([f"{first_line(name)[1]}.", *differs]))
 
 

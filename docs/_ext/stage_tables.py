@@ -23,6 +23,7 @@ from npformer.interpret.stages import of_model
 WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 104, 36, 116, 56, 26
 LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 HOOK = re.compile(r"(?<=blocks\.)\d+(?=\.)")
+LAST = re.compile(r"\blayers\.\d+\.")  # in the formula of a stage after the layers
 
 
 def stages(case: str) -> Iterable[str]:
@@ -53,6 +54,8 @@ def merged(found: Mapping[str, Stage]) -> dict[str, Stage]:
     rows = {}
     for name, each in found.items():
         alike = len(kinds[patterns[name]]) == 1
+        if name == patterns[name]:
+            each = each._replace(formula=LAST.sub("layers.-1.", each.formula))
         rows.setdefault(
             patterns[name] if alike else name, each._replace(hook=HOOK.sub("*", each.hook)) if alike else each
         )

@@ -191,9 +191,11 @@ def attention_stages(
         Stage("key", f"({s}, D)", f"K = {x} W_K{b_k}", made_by, parents=(source,), kept="key" in read),
         Stage("value", f"({s}, D)", f"V = {x} W_V{b_v}", made_by, parents=(source,), kept=False),
         *turned,
-        Stage("query_heads", "(H, T, K)", "Q_h, K columns of Q", split, "attn.hook_q", (query,)),
-        Stage("key_heads", f"({kv_heads}, {s}, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),
-        Stage("value_heads", f"({kv_heads}, {s}, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
+        Stage("query_heads", "(H, T, K)", "Q_h, the columns of head h in Q", split, "attn.hook_q", (query,)),
+        Stage("key_heads", f"({kv_heads}, {s}, K)", "K_h, the columns of head h in K", split, "attn.hook_k", (key,)),
+        Stage(
+            "value_heads", f"({kv_heads}, {s}, K)", "V_h, the columns of head h in V", split, "attn.hook_v", ("value",)
+        ),
         *added,
         Stage("scores", f"(H, T, {s})", formula, attend, "attn.hook_attn_scores", scored, kept=False),
         Stage("weights", f"(H, T, {s})", "W_h = softmax(scores)", softmax, "attn.hook_pattern", ("scores",)),
