@@ -26,7 +26,7 @@ class Stage(NamedTuple):
     formula: str
     function: str  # module and name, relative to npformer.engine
     hook: str = ""  # the name of the hook in TransformerLens's HookedEncoder, if any
-    parents: tuple[str, ...] = ()  # the stages that it is computed from, or INPUT, SOURCE, EMBEDDED
+    parents: tuple[str, ...] = ()  # the stages from which this stage is computed, or INPUT, SOURCE, EMBEDDED
     kept: bool = True  # whether a backward pass reads it
 
 
