@@ -54,7 +54,7 @@ COMMENTS = {
 
 
 def template() -> str:
-    """Returns the file that `learn start` writes: the functions to write have a docstring but no body."""
+    """Returns the file that `learn start` writes, in which the functions to write have a docstring but no body."""
     parts = [HEAD]
     for number, (title, (given, learnt)) in enumerate(CONTENTS.items(), 1):
         line = f"# --- Chapter {number}: {title} "
@@ -65,7 +65,7 @@ def template() -> str:
 
 
 def _spaced(parts: list[str]) -> str:
-    """Joins the parts of a file, with two empty lines around functions and one after the imports."""
+    """Joins the parts of a file, with two empty lines around functions and one empty line after the imports."""
     return "\n\n".join(parts).replace("import numpy as np\n\n\n#", "import numpy as np\n\n#")
 
 
