@@ -1,7 +1,7 @@
 """The declarations of all tasks, read by the pipeline, the command line, datasets and the service.
 
-Without a task name, a pipeline uses the first task declared for the model's head. A task's class declares the form of
-its answers.
+A pipeline without a task name uses the first task declared for the model's head. The class of a task declares the form
+of its answers.
 """
 
 from __future__ import annotations
