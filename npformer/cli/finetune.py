@@ -134,7 +134,7 @@ def _train(
     args: argparse.Namespace, model: Model, weights: Trainable, recipe: Recipe, output: Path,
     examples: Sequence[Example], held_out: Sequence[Example], numbers: Evaluate, score: str,
 ) -> tuple[Trainer[Example], dict[str, float]]:  # fmt: skip
-    """Runs or resumes the training and selects the best weights; returns the trainer and these weights' metrics."""
+    """Runs or resumes the training, and selects the best weights. Returns the trainer and the best metrics."""
     recipe = replace(recipe, dropout=standard_rates(model.config, args.dropout, head=args.dropout))
     training = Trainer(
         HeadLoss(model.config, args.label_smoothing), weights, recipe, output / recipes.TRAINING, model.threads,
@@ -145,6 +145,6 @@ def _train(
 
 
 def _labels(source: Path, found: tuple[str, ...], limits: Limits) -> tuple[str, ...]:
-    """Returns the model's labels if the files use all of them, by name or number, else the labels of the files."""
+    """Returns the labels of the model if the files use all of them, by name or number, else the labels in the files."""
     own = read_config(read_json(source / CONFIG, limits, "config"), limits=limits).labels
     return own if {each.lower() for each in found} <= label_keys(own).keys() and len(own) == len(found) else found

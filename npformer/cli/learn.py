@@ -55,7 +55,7 @@ examples:
 
 ACTIONS = ("start", "check", "hint", "solution", "reset", "look", "grade")
 OF_A_FUNCTION = ("hint", "solution", "reset")
-PAUSE = 0.3  # seconds between looks at whether the file has changed
+PAUSE = 0.3  # seconds between checks for changes to the file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,9 +110,9 @@ def _check(args: argparse.Namespace) -> int:
     except NpformerError as error:
         if not args.gradescope:
             raise
-        print(json.dumps(gradescope({}, str(error)), indent=1))  # a submission without the file gets no points
+        print(json.dumps(gradescope({}, str(error)), indent=1))  # without the file, a submission gets no points
         return DIVERGES
-    seen = file.stat().st_mtime_ns  # read before the check, because the file may change during it
+    seen = file.stat().st_mtime_ns  # read before the check, because the file may change meanwhile
     code = _checked(args)
     while args.watch:
         time.sleep(PAUSE)
@@ -147,7 +147,7 @@ def _grade(args: argparse.Namespace) -> None:
             for each in learn.grade(*given):
                 grades.append(each)
                 add(1)
-    finally:  # an interrupted run writes the grades so far
+    finally:  # an interrupted run also writes the grades so far
         text = grading.table(grades, args.chapter)
         if args.csv is None:
             print(text, end="")

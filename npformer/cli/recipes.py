@@ -34,7 +34,7 @@ def output(args: argparse.Namespace) -> Path:
         left = f"; {folder / TRAINING} can be deleted" if (folder / TRAINING).exists() else ""
         raise NpformerError(f"{folder}: already contains a model; give another folder{left}")
     if (folder / TRAINING).exists():
-        with in_use(folder / TRAINING):  # fails early if the folder is in use; the training locks it again
+        with in_use(folder / TRAINING):  # fails early if the folder is in use; the training locks the folder again
             pass
     return folder
 
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
 
 
 def read(args: argparse.Namespace) -> Recipe:
-    """Makes the recipe without its dropout rates, which depend on the model. Raises NpformerError for a bad option."""
+    """Makes the recipe without dropout rates, which depend on the model. Raises NpformerError for an invalid option."""
     try:
         first, second = map(float, args.betas.split(","))
     except ValueError:

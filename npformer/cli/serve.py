@@ -25,7 +25,7 @@ every user of a machine can see a process's arguments.
 example:
   npformer serve distilbert-sst2 --port 8123"""
 
-#: Option -> the field of ServiceLimits that it sets, and its help.
+#: Option -> the field of ServiceLimits that the option sets, and the help text.
 LIMITS = {
     "--max-body": ("body", "maximum bytes in a request"),
     "--max-texts": ("texts", "maximum texts in a request"),
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _named(models: list[str], names: list[str]) -> dict[str, str]:
-    """Returns the models by the names to serve them under."""
+    """Returns the models by the names under which they are served."""
     if len(names) != len(models) or len(set(names)) != len(names) or not all(names):
         raise NpformerError(
             f"--name: expected a name for each of {len(models)} models, each of them once, got {', '.join(names)}"
@@ -90,7 +90,7 @@ def _named(models: list[str], names: list[str]) -> dict[str, str]:
 
 
 def _api_key(path: Path | None) -> str | None:
-    """Returns the key from the file if one is given, else from the environment, or None."""
+    """Returns the key from the given file, or else from the environment, or None."""
     if path is None:
         return os.environ.get(KEY)
     try:

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns --layer, --head and --method for the view. Raises NpformerError if the view does not take one of them."""
+    """Returns --layer, --head and --method for the view. Raises NpformerError for an option that the view lacks."""
     if args.kind in ("attribution", "page"):
         methods = {"methods": args.method}
     elif args.method:
