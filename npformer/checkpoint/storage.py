@@ -108,7 +108,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def converted(array: Array, dtype: np.dtype[Any] | None) -> Array:
-    """The array as C-contiguous, aligned, read-only and in `dtype` (None: unchanged). Copies only if necessary.
+    """Makes an array C-contiguous, aligned, read-only and of this `dtype` (None: unchanged). Copies only if necessary.
 
     Widening is exact, because float16 and bfloat16 are subsets of float32, and float32 is a subset of float64.
     """

@@ -89,7 +89,7 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
 
 
 def _widened(value: Any) -> Any:
-    """The value with float32 arrays instead of float16 arrays."""
+    """Converts the float16 arrays in a value to float32."""
     if isinstance(value, np.ndarray):
         return value.astype(np.float32) if value.dtype == np.float16 else value
     if isinstance(value, Mapping):
@@ -98,7 +98,7 @@ def _widened(value: Any) -> Any:
 
 
 def _narrowed(value: Any) -> Any:
-    """The array in float16, or each array of a tuple."""
+    """Converts an array, or the arrays in a tuple, to float16."""
     return tuple(map(_narrowed, value)) if isinstance(value, tuple) else value.astype(np.float16)
 
 

@@ -1,4 +1,4 @@
-"""Checks of user input. A check returns the value, or raises an NpformerError with its name and the expected values."""
+"""Checks of user input. A check returns the value, or raises an NpformerError with the argument's name."""
 
 from __future__ import annotations
 

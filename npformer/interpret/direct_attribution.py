@@ -59,7 +59,7 @@ class LogitAttribution:
     reads, `ffn` (n_layers,) the part of each feed-forward network, `convolution` (T,) the part of each token in a
     convolution, and `biases` the part of each bias, by the name of its stage. `lens` (n_layers + 1, C) has the logits
     that the head computes from the row after the embeddings and after each layer. If the model has a decoder, the
-    layers are the decoder's. The heads of its self-attention precede those of cross-attention, and the first token is
+    layers are the decoder's. Heads of self-attention precede heads of cross-attention, and the first token is
     the decoder's start token. `position` is the index in `tokens` of the row that the head reads.
     """
 

@@ -83,7 +83,7 @@ STAGES = (
     *formulas.spans_stages(""),
     *map(formulas.probabilities_stage, ("", "start_", "end_")),
 )
-_NO_NUMBERS = np.zeros(0)  # stands for a weight of which only the name matters
+_NO_NUMBERS = np.zeros(0)  # stands for a weight if only its name matters
 _BY_NAME = {stage.name: stage for stage in STAGES}
 #: Heads that return the columns of the last layer's output as separate answers.
 COLUMNS = {"question-answering": ("start_logits", "end_logits"), "replaced-token": ("logits",)}
@@ -311,7 +311,7 @@ def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ends_of_layer(number: str) -> tuple[str, ...]:
-    """The two stages of which the later one ends a layer. The number of the layer may be a pattern."""
+    """The two stages that can be the last stage of a layer. The number of the layer may be a pattern."""
     return f"layers.{number}.ffn_norm", f"layers.{number}.ffn_residual"
 
 

@@ -92,7 +92,7 @@ def _has_axes(axes: Sequence[int], args: tuple[Any, ...]) -> bool:
 
 
 def _is_given(index: int, given: bool, args: tuple[Any, ...]) -> bool:
-    """Whether an optional argument is given: neither left out, nor True, nor empty."""
+    """Whether an optional argument is given. An argument that is missing, True or empty does not count."""
     value = args[index] if index < len(args) else True
     return given is (value is not True and all(np.size(each) for _, each in leaves(value)))
 

@@ -47,7 +47,7 @@ def check(
     chapter : int, optional
         The last chapter to check; by default all chapters.
     limit : float, seconds of processor time for a function, up to 900
-    seed : int, seed of different numbers for most cases, with which functions are judged again; 0 to judge only once
+    seed : int, seed for different numbers in most cases, to judge functions a second time; 0 to judge only once
 
     Returns
     -------

@@ -98,7 +98,7 @@ def grade(
     chapter : int, optional
         The last chapter to check; by default all chapters.
     limit : float, seconds of processor time for a function
-    seed : int, seed of different numbers for most cases, with which functions are judged again; 0 to judge only once
+    seed : int, seed for different numbers in most cases, to judge functions a second time; 0 to judge only once
     seconds : float, for all functions of a file
     jobs : int, number of files to check at a time, by default the number of processors
 

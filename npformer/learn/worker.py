@@ -58,7 +58,7 @@ class WorkerRequest(NamedTuple):
     limit, run_limit : float, seconds of processor time for a function and for a run of the whole model
     stages : str, a file for the stages of the learner's classifier; if it is "", functions are judged instead
     text : str, the text that the classifier reads
-    seed : int, seed of different numbers, with which functions are judged again; 0 to judge only once
+    seed : int, seed for different numbers, to judge functions a second time; 0 to judge only once
     """
 
     file: str

@@ -75,7 +75,7 @@ def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
     malformed file.
     """
     if is_cross_encoder(folder):
-        return EmbeddingRecipe()  # a `CrossEncoder`, for which sentence-transformers uses the defaults too
+        return EmbeddingRecipe()  # sentence-transformers also uses the defaults for a `CrossEncoder`
     modules = read_modules(folder)
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():

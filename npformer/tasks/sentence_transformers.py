@@ -19,7 +19,7 @@ from npformer.tasks.vector_search import similarity
 from npformer.text.inputs import Pair
 
 Prompt = str | None
-SIZES = ("truncate_dim", "max_active_dims")  # options for which None means the setting of the task or of its folder
+SIZES = ("truncate_dim", "max_active_dims")  # None for these options means the setting of the task or of its folder
 
 
 class Encoding(PromptedTask):

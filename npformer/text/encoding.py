@@ -133,7 +133,7 @@ class Encoder:
         """All tokens of a text without truncation. special: include special tokens.
 
         A long text is tokenized in blocks if the tokenizer has safe split points (see `Borders`). Raises NpformerError
-        as soon as the blocks have a few more than `most` tokens.
+        when the number of tokens exceeds `most` by more than a few tokens.
         """
         if special and len(text) <= BLOCK:
             return Tokens.of(self._whole(text, special=True))
@@ -176,8 +176,8 @@ class Encoder:
     def _begun(self, given: str | Pair, cut: str, limit: int | None) -> Encoded | None:
         """Encodes the part of a long text that truncation keeps. Returns None for a text that is short enough.
 
-        Counts all tokens block by block, except tokens beyond the limit `characters`. Memory is constant if the
-        beginning is kept.
+        Counts all tokens block by block, except tokens beyond the limit `characters`. If truncation removes the end,
+        this takes constant memory.
         """
         if self.keeps_end and self._check_length(given):
             return None  # tokenizing the whole text reports the error

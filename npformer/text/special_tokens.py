@@ -51,7 +51,7 @@ def usual_tokens(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, str]
 
 
 def decoder_class(folder: Path, settings: Mapping[str, Any]) -> str:
-    """The class of a decoder's tokenizer, without "Tokenizer": named in the folder, or default of the model_type."""
+    """The tokenizer class (without "Tokenizer") in the files of a decoder, or by default that of its model_type."""
     if name := class_of(folder, settings):
         return stem(name)
     described = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}

@@ -21,7 +21,7 @@ FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.js
 FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA, LLAMA)  # in search order
 MERGES_OF_WORDS = "bpe.codes"  # next to the vocab.txt of BertweetTokenizer and PhobertTokenizer
 
-#: Values of tokenizer_class for which Transformers uses a tokenizer.json unchanged.
+#: Values of tokenizer_class that make Transformers use a tokenizer.json unchanged.
 OF_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 #: File of an older checkpoint -> names (without "Tokenizer") of the classes that npformer supports for this file.

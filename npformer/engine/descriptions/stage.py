@@ -17,7 +17,7 @@ EMBEDDED = "embedded"  # the input of a stack
 class Stage(NamedTuple):
     """The declaration of a stage.
 
-    Shapes are those in a trace of one text, with T tokens, S tokens of its source, width D (E for tables), H heads
+    Shapes are the same as in a trace of one text, with T tokens, S source tokens, width D (E for tables), H heads
     (G of keys and values, if fewer) of width K, F hidden units and C outputs.
     """
 

@@ -1,4 +1,4 @@
-"""Scalings of rotary embeddings: changes to the frequencies for texts longer than those in training."""
+"""Scalings of rotary embeddings: changes to the frequencies for texts that are longer than in training."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Low frequencies are divided by a factor, high frequencies are unchanged, and those in between are interpolated.
+    """Low frequencies are divided by a factor, high frequencies are unchanged, and the rest are interpolated.
 
     Grattafiori et al., 2024, The Llama 3 Herd of Models, and the code published with Llama 3.1.
 
@@ -89,7 +89,7 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class Yarn(Scaling):
-    """Low frequencies are divided by a factor, high frequencies are unchanged, and a ramp blends those in between.
+    """Low frequencies are divided by a factor, high frequencies are unchanged, and a ramp blends the rest.
 
     Peng et al., 2023, YaRN, section 3.2.
 

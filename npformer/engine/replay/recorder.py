@@ -70,7 +70,7 @@ def owner(array: np.ndarray) -> np.ndarray:
 
 
 def views(array: np.ndarray) -> Iterator[np.ndarray]:
-    """The array and all arrays of which it is a view."""
+    """The array and all its base arrays."""
     each: Any = array
     while isinstance(each, np.ndarray):
         yield each
@@ -95,7 +95,7 @@ class Recorder:
     caches : the caches of the pass that runs
     tried : whether trials chose the variant of some work, so that a later program may be faster
     settled : whether all of these trials have ended at least once
-    fixed : read-only weights of which the pass read a copy, which does not follow a change
+    fixed : read-only weights that the pass read as a copy, which would not follow a change
     """
 
     def __init__(self) -> None:

@@ -88,7 +88,7 @@ class _Shape:
 
 
 class Replays:
-    """Runs a model's passes, replaying those that recur.
+    """Runs the passes of a model, and replays recurring passes.
 
     A pass is recorded as a program, which is tested on other inputs and used as long as the model has the same weight
     arrays. A pass that cannot be recorded, or that has a program with different bits, always runs in the engine.

@@ -19,7 +19,7 @@ def without_copies(calls: Sequence[Call | InParts], sizes: Sequence[int], kept: 
     A copy of a whole memory is omitted if no later call uses that memory, and if no call between its first use and the
     copy uses the target.
 
-    sizes: the bytes of each memory. kept: memories that are used after the last call or belong to the caller.
+    sizes: the bytes of each memory. kept: memories that are read after the last call, or that belong to the caller.
     """
     uses = defaultdict[int, list[int]](list)
     views = defaultdict[int, set[Place]](set)

@@ -103,9 +103,9 @@ def unpadded(
     uncounted: int | None = None,
     skips_masked: bool = False,
 ) -> list[Text]:
-    """Converts ids (B, L) to texts of the tokens for which the mask is True, with their positions.
+    """Converts ids (B, L) to texts without masked tokens, with the positions of the tokens.
 
-    uncounted: as in `pack`. skips_masked: positions do not count tokens for which the mask is False.
+    uncounted: as in `pack`. skips_masked: positions do not count masked tokens.
     """
     types = [None] * len(ids) if token_types is None else [row[at] for row, at in zip(token_types, mask, strict=True)]
     if skips_masked:
