@@ -25,8 +25,7 @@ ROWS = 8  # maximum number of rows shown without gaps
 
 
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
-    """Selects the stages to show: stages outside the layers, stages of `layer` (default: 0), and the last layer's
-    output.
+    """Selects the stages to show: outside the layers, in `layer` (default: 0), and the last layer's output.
 
     An encoder and a decoder have a last layer each. With `patterns`, selects the matching stages, only in `layer` if
     given. Raises NpformerError for an unknown layer, or a pattern without matches.
