@@ -74,7 +74,7 @@ class Positions:
 
     table: str = "learned"  # one of TABLES
     first: int = 0  # row of the first token of a text
-    skips_padding: bool = False  # padding tokens are not counted, and all have row first - 1
+    skips_padding: bool = False  # padding tokens are not counted, and use row `first - 1`
     skips_masked: bool = False  # tokens that the attention mask hides are not counted
 
     def __post_init__(self) -> None:

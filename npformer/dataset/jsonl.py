@@ -61,7 +61,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Seen:
-    """Collects the values of a column or field: the kind of the values, and the requirements on their type."""
+    """Reads the values of a column or field, and records their kind and what their type must represent."""
 
     def __init__(self, name: str = "", depth: int = 0, root: Seen | None = None) -> None:
         self.name, self.depth, self.kind = name, depth, ""

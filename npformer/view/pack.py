@@ -64,8 +64,9 @@ def _encode(array: np.ndarray) -> str:
 def pack_weights(names: Sequence[str], layers: Sequence[np.ndarray]) -> list[Packed]:
     """Packs attention weights in a block for each layer. The page inflates a layer when it is first shown.
 
-    Weights have four decimals if they then fit into `BUDGET`, else three, else two. More than `ALWAYS_FITS` weights, as
-    in long texts, have three decimals even beyond the budget, because two decimals would show too little.
+    Weights have four decimals if they then fit into `BUDGET`, else three, else two. If there are more than
+    `ALWAYS_FITS` weights, as for long texts, they have three decimals even if they exceed the budget, because two
+    decimals would show too little.
     """
     choices = (4, 3, 2) if sum(layer.size for layer in layers) <= ALWAYS_FITS else (3,)
     for decimals in choices:

@@ -103,7 +103,7 @@ class Mechanism:
     # --- scores ---
 
     def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray] | None:
-        """The keyword arguments of `add` for texts with these places, (N, L) and (N, S); None to add nothing.
+        """The arguments of `add` for queries at places (N, L) and keys at places (N, S), or None to add nothing.
 
         Each argument is an array whose first axis is N or 1 and whose second axis is H or 1.
         """

@@ -15,7 +15,7 @@ from npformer.engine.replay.simplify import without_copies
 from npformer.engine.runtime.products import address
 from npformer.engine.runtime.threads import run_tasks
 
-ALIGNED = 64  # bytes; a multiple of the cache line and of the vector of every CPU
+ALIGNED = 64  # bytes; a multiple of the sizes of cache lines and vectors on every CPU
 OF_CALL = 500  # approximate bytes of a call with its arrays
 
 Bound = Callable[[], Any]

@@ -29,7 +29,7 @@ class Recorder(Protocol):
         """The results of tasks that may run at the same time, on several threads."""
 
     def original(self, array: np.ndarray) -> np.ndarray:
-        """The array that was passed in, for `array`, a recorded view of it."""
+        """The array that was passed in, given its recorded view `array`."""
 
 
 class _Local(threading.local):

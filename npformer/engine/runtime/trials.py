@@ -1,8 +1,8 @@
 """`Trial`: chooses the fastest of several ways to do the same work, by timing the work itself.
 
 The gain from a second thread or from a different layout of weights depends on the machine and its load, so a fixed cost
-model would not work. A trial runs real work in each way several times, in turn, and compares the median times. The
-result has the same bits in every way.
+model would not work. A trial runs real work in each way several times, in turn, and compares the median times. All ways
+must give the same bits.
 """
 
 from __future__ import annotations

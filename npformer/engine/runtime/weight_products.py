@@ -179,7 +179,7 @@ def _columns_at_edges(
 
 @functools.lru_cache(maxsize=1000)
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
-    """The columns to recompute. For each edge: the index of its part, the columns, and their slice when gathered."""
+    """For each edge: the index of its weight, the columns to recompute, and their slice among the gathered columns."""
     places, end = [], 0
     for i, (start, stop) in enumerate(shares):
         for edge in k.edges((stop - start) // VECTOR * VECTOR):
