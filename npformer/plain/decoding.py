@@ -111,10 +111,10 @@ def sample(step, ids, past, end_id, max_new_tokens, temperature, p, random):
 def beam_search(step, ids, past, end_id, max_new_tokens, n_beams):
     """The n_beams best continuations, best first: pairs of (sum of log p) / length and the new tokens.
 
-    Each step selects the 2 n_beams best extensions of all beams. Extensions among the first n_beams that end are
-    finished, and the n_beams best of the others continue. The search never stops early. After the last step, every text
-    counts as ended, so again the texts among the first n_beams are finished. Wu et al., 2016, section 7, divide by ((5
-    + length) / 6)^alpha.
+    Each step selects the 2 n_beams best extensions of all beams. An extension that ends the text is finished if it is
+    among the n_beams best. The n_beams best extensions that do not end the text continue. The search never stops early.
+    After the last step, every text counts as ended, so the n_beams best texts are finished. Wu et al., 2016, section 7,
+    divide by ((5 + length) / 6)^alpha.
     """
     beams, longer, finished = [(0.0, [], ids, past)], [], []  # score, tokens, the ids to read next, and the cache
     for _ in range(max_new_tokens):

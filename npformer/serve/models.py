@@ -230,7 +230,7 @@ def portions(items: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
 
 
 def n_characters(item: Any) -> int:
-    """Returns the number of characters of a text or pair. A conversation counts as 0, because it is not repeated."""
+    """Returns the number of characters of a text or pair; 0 for a conversation, which is read only once."""
     return len(item) if isinstance(item, str) else sum(map(len, item)) if isinstance(item, Pair) else 0
 
 

@@ -179,8 +179,8 @@ def strings(texts: Any) -> Iterator[str]:
 def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, made_of: Callable[[str], int]) -> None:
     """Raises NpformerError for texts that would become too long when normalized and exhaust memory.
 
-    Only texts that could become too long are measured, block by block. A match of a pattern across two blocks is
-    missed. growth: maximum ratio of new to old length, without Unicode normal forms. made_of: a function that
+    Only texts that could become too long are measured, block by block. A match that spans two blocks is missed. growth:
+    maximum ratio of new to old length, without Unicode normal forms. made_of: a function that
     returns the length of a block after normalization.
     """
     made, most = 0, LONGER * limits.characters

@@ -1,8 +1,8 @@
-"""`Recorded`: an array of a pass that is being recorded. NumPy tells it about every function that uses it.
+"""`Recorded`: an array of a pass that is being recorded. NumPy reports each use to the array.
 
-An operation allocates or overwrites memory, so making a view is not an operation. A question about a value, such as
-`bool(x)`, is recorded too: the next steps of the pass depend on the answer, so a replay checks that the answer is the
-same.
+An operation allocates or overwrites memory, so making a view is not an operation. A query of a value, such as
+`bool(x)`, is also recorded. A replay checks that its result is the same, because the next steps of the pass depend on
+the result.
 """
 
 from __future__ import annotations
