@@ -1,5 +1,5 @@
-"""Type a text, change the model and see what becomes of the answer: a page in the
-browser, computed by this process, on this machine only."""
+"""Type a text, change the model and see how the answer changes, on a page in the
+browser that this process computes and serves to this machine only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from npformer.loading import load
 
 MODEL = "distilbert-sst2"
 EPILOG = """The page is served on 127.0.0.1, to the browser that has its address.
-Ctrl-C ends it.
+Ctrl-C stops the server.
 
 example:
   npformer explore "time flies like an arrow" --no-browser"""

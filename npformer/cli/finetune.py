@@ -28,9 +28,9 @@ from npformer.training.metrics import evaluate_blocks, evaluate_labels
 from npformer.training.start import companions, start, write_model
 from npformer.training.trainer import Evaluate
 
-EPILOG = """files of labels: .tsv, .csv or .jsonl with a column "label" and a text (text,
-sentence), or two (text and text_pair, sentence1 and sentence2, premise and
-hypothesis, question and sentence).
+EPILOG = """files of labels: .tsv, .csv or .jsonl with a column "label", and a column of
+texts (text or sentence) or two columns of texts (text and text_pair, sentence1
+and sentence2, premise and hypothesis, or question and sentence).
 
 files of text: .txt, for a causal language model such as GPT-2. Each file is one
 document, followed by the end token. Documents are packed into blocks of the

@@ -78,7 +78,7 @@ ACTIONS = {
         "FILE",
         "the golden file, then the port's arrays (.safetensors, .npz, a folder of .npy) or a folder of its weights,"
         " unless --torch",
-        "Compare a port's stages and weights with a golden file and find the first\nthat diverges.",
+        "Compare a port's stages and weights with a golden file, and find the\nfirst stage or weight that diverges.",
         "  npformer golden compare golden.safetensors mine.npz --names names.json",
         COMPARED,
     ),

@@ -1,5 +1,5 @@
-"""Print the maths of a model: its page of plain NumPy. With --standalone, one file
-with everything that the page uses; it runs without npformer."""
+"""Print the maths of a model: its page of plain NumPy. With --standalone, print
+one file with everything that the page uses, which runs without npformer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", metavar="NAME", help="a family, such as llama, or a page: formulas, gradients"
     )
     add_options(parser, model_options(required=False, note="instead of NAME"))
-    parser.add_argument("--standalone", action="store_true", help="one file that needs NumPy alone")
+    parser.add_argument("--standalone", action="store_true", help="one file that needs only NumPy")
     output = "write the text to FILE; with -m and --standalone, also the weights, to FILE.npz"
     parser.add_argument("-o", "--output", metavar="FILE", help=output)
 

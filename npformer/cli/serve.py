@@ -15,9 +15,9 @@ from npformer.serve import ServiceLimits, need_extra
 from npformer.tasks.declaration import whole
 
 KEY = "NPFORMER_API_KEY"
-EPILOG = f"""Requests of different clients share batches; each answer is the same as alone.
-GET /docs lists the routes. SIGTERM stops the service: accepted requests are
-answered, then it exits with 0.
+EPILOG = f"""Requests of different clients share batches; each answer is the same as for
+its request alone. GET /docs lists the routes. After SIGTERM, the service
+answers the accepted requests, then exits with 0.
 
 The API key is read from the variable {KEY} or from a file, because
 every user of a machine can see a process's arguments.
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-j", "--threads", type=whole, metavar="N", help="cores per process (default: all, divided among the processes)"
     )
     add_options(parser, [REVISION, OFFLINE, KEEP])
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key that requests need")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key that requests must send")
     parser.add_argument(
         "--access-log", action="store_true", help="log each request: method, path, status, time and rows, but no texts"
     )

@@ -167,7 +167,7 @@ def _signature_problem(name: str, function: Any, expected: inspect.Signature) ->
         return ""
     got = short(f"{name}{signature}", MESSAGE)
     if str(signature) == f"({OLDER.get(name)})":
-        advice = f"`npformer learn reset {name}` writes the new form, and keeps your code in a file of its own"
+        advice = f"`npformer learn reset {name}` writes the new form, and saves your code in another file"
         return f"{got} has the parameters of npformer 0.4; expected {name}{expected}. Change them, or {advice}."
     return f"The signature was changed: expected {name}{expected}, got {got}."
 

@@ -180,7 +180,7 @@ whole datasets, with the extra "data":
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
       --normalize --truncate-dim 32 "what is ice cream made of?"
 
-Row i of the array is the vector of text i; NaN if text i cannot be read.""",
+Row i of the array is the vector of text i, or NaN if text i cannot be read.""",
             (
                 PROMPT_NAME,
                 option("--normalize", "scale each vector to length 1", "normalize_embeddings"),
