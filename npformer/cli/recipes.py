@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
     add("--eps", float, "E", default.eps, "epsilon of Adam")
     add("--clip", float, "N", default.clip, "largest gradient norm; 0: no limit")
     add("--dropout", float, "P", 0.1, "dropout rate, at the family's usual stages")
-    add("--label-smoothing", float, "E", label_smoothing, "fraction of the target's probability spread over all classes")
+    add("--label-smoothing", float, "E", label_smoothing, "probability moved from the target to all classes")
     add("--window", whole, "N", default.window, "sort the texts of N batches by length before batching")
     add("--average", whole, "N", default.average, "average the last N checkpoints if that scores higher")
     parser.add_argument(

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-j", "--threads", type=whole, metavar="N", help="cores per process (default: all, divided among the processes)"
     )
     add_options(parser, [REVISION, OFFLINE, KEEP])
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key that requests must send")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key that clients send")
     parser.add_argument(
         "--access-log", action="store_true", help="log each request: method, path, status, time and rows, but no texts"
     )
