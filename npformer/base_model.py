@@ -147,7 +147,7 @@ def check_model(where: str, model: Any, *kinds: type) -> None:
         return
     hint = "npformer.load(name) returns one"
     if isinstance(getattr(model, "model", None), BaseModel):  # a pipeline
-        hint = "its attribute .model is one"
+        hint = "use its attribute .model"
     elif isinstance(model, BaseModel):
         hint = f"{where} does not accept a translation model"
     raise NpformerError(f"{where}: expected a Model, got {model!r:.60}; {hint}")

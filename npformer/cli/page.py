@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         _write(source(model), args.output)
         return
     if args.output is None:
-        raise NpformerError("--output: expected a file, beside which the weights are written, such as -o model.py")
+        raise NpformerError("--output: expected a file such as -o model.py; the weights are written next to it")
     path, arrays = _files(args.output)
     ids, meaning = _ids(model)
     text, flat = standalone_model(model, ids, arrays.name)
@@ -66,7 +66,7 @@ def _files(output: str) -> tuple[Path, Path]:
     path = Path(output)
     if not path.name or path.suffix.lower() == ".npz" or is_stream(path):
         raise NpformerError(
-            f"--output: expected the name of a Python file, beside which the weights are written, such as -o model.py, "
+            f"--output: expected the name of a Python file, such as -o model.py, with the weights next to it, "
             f"got {shown(output)}"
         )
     return path, path.with_suffix(".npz")

@@ -84,7 +84,7 @@ def _named(models: list[str], names: list[str]) -> dict[str, str]:
     """Returns the models by the names under which they are served."""
     if len(names) != len(models) or len(set(names)) != len(names) or not all(names):
         raise NpformerError(
-            f"--name: expected a name for each of {len(models)} models, each of them once, got {', '.join(names)}"
+            f"--name: expected a different name for each of {len(models)} models, got {', '.join(names)}"
         )
     return dict(zip(names, models, strict=True))
 

@@ -34,8 +34,8 @@ def check_layer_types(data: Mapping[str, Any], config: Config) -> None:
     if wrong is not None:
         expected = SLIDING if own[wrong] else FULL
         raise NpformerError(
-            f"layer_types: layer {wrong}: expected {expected}, the type that the window fields of a "
-            f"{config.model_type} model give, got {kinds[wrong]}"
+            f"layer_types: layer {wrong}: expected {expected}, the type implied by the window fields of a "
+            f"{config.model_type} model, got {kinds[wrong]}"
         )
 
 

@@ -40,7 +40,7 @@ def differentiate(
         slopes = metric_of(model, wanted, position, each, text, "grads").gradient(each)
         found.append({name: _fitting(name, slopes.get(name), array) for name, array in each.items()})
         if odd := sorted(slopes.keys() - each.keys()):
-            raise NpformerError(f"grads: gradient of {odd[0]!r}: expected one of the answers {', '.join(each)}")
+            raise NpformerError(f"grads: expected gradients of the answers {', '.join(each)}, got one of {odd[0]!r}")
     grads = {name: _joined(model.config.head, name, [each[name] for each in found]) for name in answers[0]}
     with constant_weights(), model.cores(1):
         model.backward(grads, recording.stages, inputs)

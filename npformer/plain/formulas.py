@@ -247,9 +247,8 @@ def rotary_angles(positions, frequencies, magnitude=1.0):
 def rotate(x, cos, sin):
     """Rotates columns i and i + K / 2 of each head by an angle, x (..., L, K), cos and sin (L, K / 2).
 
-    Su et al., 2021, RoFormer, equation 34, pairs columns 2 i and 2 i + 1. Most checkpoints order the columns of each
-    head so that i and i + K / 2 are a pair. For other checkpoints (Cohere), move the even columns of each head in W_Q
-    and W_K to the front.
+    Su et al., 2021, RoFormer, equation 34, pairs columns 2 i and 2 i + 1. Most checkpoints order each head's columns so
+    that i and i + K / 2 are a pair. Otherwise (Cohere), put the even columns of each head in W_Q and W_K first.
     >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])).tolist()
     [[-3.0, 2.0, 1.0, 4.0]]
     """

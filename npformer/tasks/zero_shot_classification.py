@@ -147,6 +147,6 @@ def _warn_of_other_ids(model: Model, entailment: int) -> None:
     other = next((i for label, i in ids.items() if label.lower().startswith("entail")), entailment)
     if other != entailment:
         warn(
-            f"{path}: label2id gives entailment the id {shown(other)}, and id2label gives it {entailment}; using "
+            f"{path}: the id of entailment is {shown(other)} in label2id, but {entailment} in id2label; using "
             f"id2label; see {TRANSFORMERS_VERSIONS}"
         )

@@ -112,7 +112,7 @@ class HeadLoss:
         if self.config.problem_type not in (None, "single_label_classification"):
             problem = self.config.problem_type
             raise NpformerError(
-                f"problem_type: expected single_label_classification, the only one that can be trained, got {problem}"
+                f"problem_type: expected single_label_classification, the only type that can be trained, got {problem}"
             )
         number("label_smoothing", self.label_smoothing, 0, 1)
 
@@ -195,7 +195,7 @@ def _texts(example: Example) -> Sequence[Text]:
     texts = [example.text] if isinstance(example.text, Text) else example.text
     if not isinstance(texts, list | tuple) or not all(isinstance(each, Text) and len(each) for each in texts):
         got = "an empty one" if isinstance(example.text, Text) else shown(example.text)
-        raise NpformerError(f"text: expected a Text with tokens, or a list of such for multiple choice, got {got}")
+        raise NpformerError(f"text: expected a Text with tokens, or a list of Texts for multiple choice, got {got}")
     return texts
 
 

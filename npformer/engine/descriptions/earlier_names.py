@@ -48,5 +48,5 @@ def refuse(names: Iterable[str], gated: bool, version: Any = NAMES) -> None:
     if (gated and "hidden" in parts) or (version != NAMES and "gate" in parts):
         raise NpformerError(
             "recorded with the names of an earlier version: ffn.hidden is now ffn.gate, which the activation reads, "
-            "and ffn.gate is now ffn.up; record it again"
+            "and ffn.gate is now ffn.up; record the file again"
         )
