@@ -126,7 +126,7 @@ class _Check:
         self.foreign: dict[str, str] = {}
 
     def report(self) -> Report:
-        """Starts processes until a process completes. Each process judges only functions without a verdict."""
+        """Starts processes until one completes the check. Each process judges only functions without a verdict."""
         over = False
         while not over:
             known = {name: each.state for name, each in self.verdicts.items()} | dict.fromkeys(self.runs, "")

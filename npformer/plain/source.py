@@ -157,7 +157,7 @@ def _filled(template: str, **values: Any) -> str:
 
 
 class _File:
-    """The calls of functions of pages in `main`: the text of calls, the functions in them, and arrays to store."""
+    """Writes the calls in `main` as text, and collects the functions that they use and the arrays to store."""
 
     def __init__(self, config: Any, weights: Mapping[str, Any], flat: dict[str, np.ndarray]) -> None:
         self.config, self.weights, self.flat = config, weights, flat

@@ -16,7 +16,7 @@ KEEP_ALIVE = 75  # maximum seconds that a connection may be idle; most load bala
 
 
 class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
-    """A connection with deadlines for heads of requests and for reading answers; `bodies.py` has that for bodies."""
+    """A connection with deadlines for receiving a request's head and for sending an answer (bodies: `bodies.py`)."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
