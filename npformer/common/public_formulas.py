@@ -63,7 +63,7 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
     """The public form of a formula. Its source, signature and docstring are those of the formula.
 
     A debugger that steps into the public form shows the formula, because the code of the public form has the line
-    number of the formula's first line. The next step is inside the formula.
+    number of the formula's first line. The debugger's next step enters the formula.
     """
     code, parameters = inspect.unwrap(function).__code__, [*inspect.signature(function).parameters]
     masked = "mask" in parameters

@@ -296,8 +296,8 @@ def usable(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The settings of a folder that a model can use, and a note for each setting that is ignored or limited.
 
-    Files often have settings for other libraries or a larger model, which a call may replace. room: maximum number of
-    new tokens, to which a stored max_new_tokens is limited.
+    Files often have settings for other libraries or for a larger model. A call may replace these settings. room:
+    maximum number of new tokens, to which a stored max_new_tokens is limited.
     """
     found, notes = dict(settings), {}
     for name, value in settings.items():

@@ -135,8 +135,8 @@ def _merges(path: Path, pieces: Sequence[Piece], limits: Limits) -> list[tuple[s
     tried = sum(len(text) ** 2 for text in known)  # each split takes time proportional to the piece's length
     if tried > MOST_TRIED:
         raise NpformerError(
-            f"{path}: expected at most {MOST_TRIED} characters in the splits of all pieces, got {tried}, because "
-            "pieces are long"
+            f"{path}: expected at most {MOST_TRIED} characters in the splits of all pieces, got {tried}; the pieces "
+            "are too long"
         )
     order = {piece.text: i for i, piece in enumerate(pieces)}
     found: list[tuple[float, int, int, str]] = []

@@ -267,7 +267,7 @@ def tried(read: Read, path: Path, rows: int, limits: Limits) -> SafeTokenizer:
     for text in REPEATED if has_regex else ():
         length = 8
         while length <= LONGEST:  # doubling finds slow patterns while texts are still short
-            given = (text * length)[:length] + "!"  # with the last character, a match fails only at the end
+            given = (text * length)[:length] + "!"  # the last character makes a match fail, but only at the end
             if all(_seconds(result, given) > SECONDS for _ in range(TRIES)):
                 raise NpformerError(f"{path}: its regular expressions take too long on {length} characters")
             length *= 2

@@ -23,7 +23,7 @@ class Recorder(Protocol):
 
     tried: bool  # whether a trial chose the variant of some work
     settled: bool  # whether all of these trials have ended at least once
-    fixed: list[np.ndarray]  # read-only weights that the pass read a copy of
+    fixed: list[np.ndarray]  # read-only weights of which the pass read a copy
 
     def in_parts(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         """The results of tasks that may run at the same time, on several threads."""
