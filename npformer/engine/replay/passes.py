@@ -26,7 +26,7 @@ class InPlace:
 
 
 class Pass(NamedTuple):
-    """The work work(weights, inputs, caches).
+    """The call work(weights, inputs, caches).
 
     Parameters
     ----------

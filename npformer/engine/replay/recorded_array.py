@@ -131,7 +131,7 @@ class Recorded(np.ndarray):
         else:
             _recorder().call(np.ndarray.__setitem__, (array, index, value))
 
-    # --- questions about values ---
+    # --- queries of values ---
 
     def __bool__(self) -> bool:
         return bool(self._asked(bool))

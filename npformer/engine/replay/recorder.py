@@ -118,7 +118,8 @@ class Recorder:
         self._noted.append(Call(function, given, options, outs, places))
 
     def made(self, function: Callable[..., Any], args: Any, kwargs: Any, out: bool) -> np.ndarray:
-        """Notes the call function(*args, **kwargs) and returns its new array. out: whether it has a parameter `out`."""
+        """Notes the call function(*args, **kwargs) and returns its result. out: whether the function has a parameter
+        `out`."""
         found = np.asarray(function(*args, **kwargs))
         array = self.new(found)
         if out:
@@ -170,7 +171,7 @@ class Recorder:
 
         return replaced(value, np.ndarray, place)
 
-    # --- what the runtime asks ---
+    # --- called by the runtime ---
 
     def in_parts(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         if self._noted is not self.calls:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from npformer.engine.replay.program import Program
 
 PASSES = 12  # number of passes before a program is made; making and testing it takes about as long
-MOST_PASSES = 8 * PASSES  # the same, at most, for a program that depends on unfinished trials
+MOST_PASSES = 8 * PASSES  # maximum passes before a program that depends on unfinished trials is made
 REPLAYS = 64  # replays before a program that depends on trials is made again, because later trials may differ
 MOST_REPLAYS = 4096
 SHAPES = 512  # shapes whose passes are counted

@@ -155,8 +155,10 @@ class Kernel:
         return low * b.size if low > 1 else 0
 
     def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """a @ b for several rows and a multiple of VECTOR columns. Small products are summed in the same blocks as
-        large ones."""
+        """a @ b for several rows and a multiple of VECTOR columns.
+
+        Small products are summed in the same blocks as large products.
+        """
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
         # Twice the limit, to be safe. Products up to this size are summed in blocks below, with the same bits.
         if size > 2 * self.small:

@@ -16,7 +16,7 @@ from npformer.engine.runtime.recording import recorder
 Way = TypeVar("Way")
 Result = TypeVar("Result")
 
-TURNS = 5  # number of runs of each variant in a trial; the median tolerates two slow ones
+TURNS = 5  # number of runs of each variant in a trial; the median tolerates two slow runs
 GAIN = 0.95  # because of noise, a variant replaces the current one only if it takes at most this fraction of the time
 SHARE = 0.01  # maximum fraction of the total time that trials may lose to slower ways
 PATIENCE = 0.05  # seconds of work before the first trial, so that a process for a single sentence runs no trial
