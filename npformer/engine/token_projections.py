@@ -1,5 +1,4 @@
-"""Token tables that are narrower than the layers. Token rows are projected up, and the output of the stack is projected
-down.
+"""Token tables that are narrower than the layers, with projections before and after the stack.
 
 Zhang et al., 2022, OPT: Open Pre-trained Transformer Language Models, and the code published for the 350M model.
 """

@@ -86,8 +86,9 @@ def each_word_by_source(
     group: int | None = None,
     progress: bool | None = None,
 ) -> list[list[Method]]:
-    """Scores the words of a source for each token of its translation; leave-one-out needs one set of runs for all
-    tokens.
+    """Scores the words of a source for each token of its translation.
+
+    Leave-one-out needs only one set of runs for all tokens.
 
     Parameters
     ----------

@@ -43,8 +43,8 @@ class Trace(Mapping[str, Any]):
     A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, and (D,) or (C,) for the
     whole text. `tokens`, `token_type_ids` and `ids` describe the text: lists for several texts, and None if unknown.
     `key_tokens` and `key_ids` describe the source of a translation. `grads` has the requested gradients.
-    TransformerLens's hooks and Hugging Face's module paths are accepted as names. Looking up a stage
-    that has not fired raises NpformerError, with the nearest names.
+    TransformerLens's hooks and Hugging Face's module paths are accepted as names. Looking up a stage that has not fired
+    raises NpformerError, with the nearest names.
 
     Parameters
     ----------
@@ -243,8 +243,10 @@ class Trace(Mapping[str, Any]):
     # --- files -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Writes a safetensors file, with stage `name` of text i as `i/name`, its token ids as `i/ids`, and those of
-        its source as `i/source_ids`."""
+        """Writes a safetensors file.
+
+        Stage `name` of text i has the name `i/name`, its token ids `i/ids`, and the ids of its source `i/source_ids`.
+        """
         arrays = {f"{i}/{name}": array for name, each in self._arrays.items() for i, array in enumerate(each)}
         arrays |= {f"{i}/ids": ids.astype(np.int64) for i, ids in enumerate(self._ids)}
         arrays |= {f"{i}/source_ids": ids.astype(np.int64) for i, ids in enumerate(self._key_ids)}

@@ -118,8 +118,7 @@ class Recorder:
         self._noted.append(Call(function, given, options, outs, places))
 
     def made(self, function: Callable[..., Any], args: Any, kwargs: Any, out: bool) -> np.ndarray:
-        """Notes the call function(*args, **kwargs) and returns its result. out: whether the function has a parameter
-        `out`."""
+        """Makes and notes a call, and returns the new array. out: whether the function has a parameter `out`."""
         found = np.asarray(function(*args, **kwargs))
         array = self.new(found)
         if out:
