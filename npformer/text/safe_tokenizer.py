@@ -180,8 +180,8 @@ def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, 
     """Raises NpformerError for texts that would become too long when normalized and exhaust memory.
 
     Only texts that could become too long are measured, block by block. A match that spans two blocks is missed. growth:
-    maximum ratio of new to old length, without Unicode normal forms. made_of: a function that
-    returns the length of a block after normalization.
+    maximum ratio of new to old length, without Unicode normal forms. made_of: function that returns the length of a
+    block after normalization.
     """
     made, most = 0, LONGER * limits.characters
     for text in texts:

@@ -12,7 +12,7 @@ PARTIAL = "\ufffd"  # the text of an incomplete character
 
 
 class StopStrings:
-    """Returns whether a stop string ends in the last token of each row of ids, (R, L) -> (R,).
+    """A function of rows of ids: whether a stop string ends in the last token of each row, (R, L) -> (R,).
 
     As in Transformers, a stop string may begin in the prompt, and may end inside the last token. Negative ids are
     padding.
