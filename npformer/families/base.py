@@ -358,8 +358,8 @@ def read_ids(name: str, value: Any) -> tuple[int, ...]:
 def read_text_ids(data: Mapping[str, Any]) -> dict[str, Any]:
     """The start token, the end tokens of generated texts, and the padding token.
 
-    Each may be missing. An id without a row in the embedding table counts as missing. For example, a small GPT2Config
-    has the ids of the large vocabulary, and Llama's first checkpoints have a padding token of -1.
+    Each of these tokens may be missing. An id without a row in the embedding table counts as missing. For example, a
+    small GPT2Config has the ids of the large vocabulary, and Llama's first checkpoints have a padding token of -1.
     """
     start = _tokens("bos_token_id", data)
     return {"start_id": next(iter(start), None), "end_ids": _tokens("eos_token_id", data), "pad_id": read_padding(data)}

@@ -3,8 +3,8 @@
 A known mistake is an edit of a page's function. A learner may also make a mistake in only one branch of a function,
 make two mistakes at once, or copy the steps of another exercise, with a mistake, instead of calling its function. For
 each of these possibilities there are programs with the corresponding edits. `constants.py` has mistakes with a number,
-and `changed.py` changes the right
-answer. A program must reproduce the learner's answers in every case, or in every case that its sentence mentions.
+and `changed.py` changes the right answer. A program must reproduce the learner's answers in every case, or in every
+case that its sentence mentions.
 """
 
 from __future__ import annotations

@@ -66,8 +66,7 @@ class Verdict:
     kind : "numbers", "form", "dtype", "argument", "exception", "random", "signature", "missing", "syntax" or "time", if
         wrong
     problem : str, one sentence
-    cause, sentence : str, the known mistake that gives the learner's numbers, and its explanation; "" if no mistake
-    does
+    cause, sentence : str, the known mistake that gives the learner's numbers, and its explanation; "" without one
     line : int, line that raised an exception; 0 without an exception
     numbers : str, the first case that shows the problem
     note : str, a sentence about a right function
