@@ -36,7 +36,7 @@ or bfloat16.
 
 Below are well-known checkpoints on the hub and whether they run, according to their config.json.
 `python examples/checkpoints.py` writes this page from the fields in `examples/checkpoints.json`, and a test compares
-the page with npformer's results; no checkpoint was downloaded for it. Every encoder that runs also makes vectors
+the page with npformer's results; the checkpoints are not downloaded. Every encoder that runs also makes vectors
 (`feature-extraction`, `sentence-embedding`), whatever its own task is. A decoder with the modules of
 sentence-transformers in its folder makes vectors (Qwen3-Embedding, EmbeddingGemma) or ranks texts (Qwen3-Reranker). A
 checkpoint also needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`,

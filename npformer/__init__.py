@@ -1,10 +1,9 @@
 """npformer: the Transformer in NumPy that you can read.
 
-The maths, on pages to be read: `plain`. Models and tasks: `load`, `pipeline`. Vectors: `search`. Looking inside:
-`trace`, `edit`, `golden`, `view`. Training: `training`. A course in which you write your own Transformer: `learn`.
+The maths on readable pages: `plain`. Models and tasks: `load`, `pipeline`. Vectors: `search`. Looking inside: `trace`,
+`edit`, `golden`, `view`. Training: `training`. A course in which you write your own Transformer: `learn`.
 
-Every name is imported when it is first used. The command `npformer` can thus set up its process before it imports
-NumPy.
+Names are imported on first use, so that the command `npformer` can set up its process before NumPy is imported.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"npformer.{name}")
     from npformer.common.other_libraries import MODULE
 
-    if name in MODULE:  # not an AttributeError, because `from npformer import` would replace its message
+    if name in MODULE:  # not an AttributeError, because `from npformer import` would replace the message
         from npformer.common.errors import NpformerError
 
         raise NpformerError(f"npformer has no {name}: {MODULE[name]}")

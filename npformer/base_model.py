@@ -31,8 +31,8 @@ from npformer.families import parts_of
 def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
     """Raises NpformerError if an answer contains NaN or infinity.
 
-    While a trace records stages, nothing is raised, so that the trace can show where the value comes from. of: the kind
-    of input, for the message.
+    While a trace records stages, no error is raised, so that the trace can show where the value comes from. of: the
+    kind of input, for the message.
     """
     if listening():
         return
@@ -85,7 +85,7 @@ class BaseModel(Runner, Answering):
 
     @property
     def replays(self) -> Replays:
-        """The programs of passes that recur, for the present config."""
+        """The programs of recurring passes, for the current config."""
         config, found = self.__dict__.get("_replays", (None, None))
         if found is None or config is not self.config:
             found = Replays()
@@ -94,7 +94,7 @@ class BaseModel(Runner, Answering):
 
     @property
     def parts(self) -> Parts:
-        """The embeddings, layers and head, which its family builds from the config."""
+        """The embeddings, layers and head, built from the config by the family."""
         return parts_of(self.config)
 
     @property
@@ -105,7 +105,7 @@ class BaseModel(Runner, Answering):
     def cores(self, threads: int | None = None) -> Iterator[None]:
         """As in `Runner`, but first checks that the weight files are unchanged, which takes microseconds.
 
-        NumPy's floating-point warnings are off in the block: `expect_finite` reports which values are not finite.
+        NumPy's floating-point warnings are turned off in the block, because `expect_finite` reports non-finite values.
         """
         self._check_files()
         with np.errstate(all="ignore"), super().cores(threads):
@@ -116,19 +116,19 @@ class BaseModel(Runner, Answering):
             file.check()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for pickle and copy, with the weights as arrays. First checks that their files are unchanged."""
+        """The state for pickle and copy, with weights as arrays, after a check that the weight files are unchanged."""
         self._check_files()
         return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_replays")}
 
     def run(self, inputs: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        """The answers for each input, without padding. Their bits do not depend on other inputs or on threads.
+        """The answers for each input, without padding. The bits of an answer do not depend on other inputs or threads.
 
-        An input is a `Text`, or for a `Seq2Seq` a pair of source and target.
+        An input is a `Text` or, for a `Seq2Seq`, a pair of source and target.
         """
         raise NotImplementedError
 
     def check_inputs(self, inputs: Sequence[Any]) -> None:
-        """Checks that no input is empty or too long, and that its ids are in the vocabulary."""
+        """Checks that no input is empty or too long, and that all ids are in the vocabulary."""
         raise NotImplementedError
 
     def backward(self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def check_model(where: str, model: Any, *kinds: type) -> None:
         return
     hint = "npformer.load(name) returns one"
     if isinstance(getattr(model, "model", None), BaseModel):  # a pipeline
-        hint = "its attribute .model is one"
+        hint = "use its attribute .model"
     elif isinstance(model, BaseModel):
         hint = f"{where} does not accept a translation model"
     raise NpformerError(f"{where}: expected a Model, got {model!r:.60}; {hint}")

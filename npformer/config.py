@@ -22,15 +22,15 @@ ENCODER_HEADS = (
     "replaced-token",
 )
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # heads for whole texts
-REREADING_HEADS = ("sequence-classification", "question-answering")  # heads that a decoder can also have, as in BART
+REREADING_HEADS = ("sequence-classification", "question-answering")  # heads that can also be on a decoder, as in BART
 #: causal-lm predicts the next token at each position; translation is an encoder-decoder with vocabulary logits.
 HEADS = (*ENCODER_HEADS, "causal-lm", "translation")
 LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
-#: Tables of positions. "sinusoidal" means the sinusoids of the 2017 paper, and "sinusoidal-halves" those of Marian,
-#: with all sines before all cosines. "none" is for models in which only attention uses positions.
+#: Tables of positions. "sinusoidal" means the sinusoids of the 2017 paper, and "sinusoidal-halves" the sinusoids of
+#: Marian, with all sines before all cosines. "none" is for models in which only attention uses positions.
 TABLES = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
 POOLINGS = ("first", "mean", "last")
@@ -40,7 +40,7 @@ ROUNDED = {"float32": 23, "float16": 10, "bfloat16": 7}
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
-MOST = 2**31 - 1  # maximum of any size, far above any real model; `limits.py` has the limits for files
+MOST = 2**31 - 1  # maximum for any size, far above any real model; `limits.py` has the limits for files
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Positions:
 
     table: str = "learned"  # one of TABLES
     first: int = 0  # row of the first token of a text
-    skips_padding: bool = False  # padding tokens are not counted, and all have row first - 1
+    skips_padding: bool = False  # padding tokens are not counted, and use row `first - 1`
     skips_masked: bool = False  # tokens that the attention mask hides are not counted
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Sharing:
     """Groups of layers that share weights, as in ALBERT (Lan et al., 2020, section 3.1)."""
 
     groups: int = 1
-    layers: int = 1  # number of consecutive layers in a group; each has its own weights
+    layers: int = 1  # number of consecutive layers in a group, which have different weights
 
     def __post_init__(self) -> None:
         checks.whole("sharing.groups", self.groups, 1, MOST)
@@ -111,7 +111,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class InputConvolution:
-    """A convolution of the embeddings; its output is added to the output of the first layer."""
+    """A convolution of the embeddings, which is added to the output of the first layer."""
 
     width: int
     activation: str = "tanh"  # one of ACTIVATIONS
@@ -147,7 +147,7 @@ class Config(Answering):
     scale_embedding : multiply token rows by sqrt(d_model)
     scale_output : multiply rows by 1 / sqrt(d_model) before the projection to the vocabulary
     score_scale : factor of the scores q k^T; 0 means 1 / sqrt(d_head)
-    gated : the feed-forward networks are gated: they compute act(gate) * up, and not act(hidden)
+    gated : the feed-forward networks are gated, computing act(gate) * up instead of act(hidden)
     scale_dtype : dtype to which sqrt(d_model) is rounded, one of ROUNDED; "" means no rounding
     activation : activation of the feed-forward network, one of ACTIVATIONS
     head_activation : activation of the layer before the norm of a head; "" means the same as `activation`
@@ -156,9 +156,10 @@ class Config(Answering):
     norm_first : norms before the blocks (pre-norm), not after them
     parallel : the blocks of a layer read the same rows, and their outputs are added together
     final_norm : an additional norm after the last layer
-    bias : linear layers and norms have a bias; in Llama and the families like it, the linear layers of attention alone
-    causal : a token attends to itself and to earlier tokens only
-    pooling : the row that a head on texts reads: the first row, the last that is not padding, or the mean of all rows
+    bias : linear layers and norms have a bias; in Llama and similar families, only the linear layers of attention
+    causal : a token attends only to itself and to earlier tokens
+    pooling : the row that a head on texts reads: the first row, the last row that is not padding, or the mean of all
+    rows
     pooler : activation of the pooler, the layer between the first row of a text and the head
     labels : names of the outputs of a classification head
     problem_type : one of PROBLEM_TYPES
@@ -316,7 +317,7 @@ class Config(Answering):
 
     @property
     def layer_kinds(self) -> list[tuple[Any, ...]]:
-        """The mechanisms of each kind of layer: first `mechanisms`, then the mechanisms of the local layers."""
+        """The mechanisms of each kind of layer: `mechanisms`, and the mechanisms of local layers."""
         return [self.mechanisms, self.local.mechanisms] if self.local else [self.mechanisms]
 
     def mechanisms_of(self, layer: int) -> tuple[Any, ...]:
@@ -347,8 +348,8 @@ class Config(Answering):
     def group_of(self, layer: int) -> tuple[int, int]:
         """The group that has the weights of a layer, and the index of the layer in that group.
 
-        The layers form R = n_layers / sharing.layers runs. Run r uses group floor(r / (R / sharing.groups)). R need not
-        be a multiple of sharing.groups; Transformers then rounds in the same way. Lan et al., 2020, section 3.1.
+        The layers form R = n_layers / sharing.layers runs. Run r uses group floor(r / (R / sharing.groups)). If R is
+        not a multiple of sharing.groups, Transformers rounds in the same way. Lan et al., 2020, section 3.1.
         """
         sharing = self.sharing or Sharing()
         run, place = divmod(layer, sharing.layers)
@@ -356,7 +357,7 @@ class Config(Answering):
 
     @property
     def uncounted(self) -> int | None:
-        """The token that is skipped when positions are counted, if any. In RoBERTa, it is the padding token."""
+        """The token that is skipped when positions are counted, if any, such as the padding token in RoBERTa."""
         return self.pad_id if self.positions.skips_padding else None
 
     @property
@@ -373,8 +374,8 @@ class Config(Answering):
     def scoring(self) -> str:
         """The function from logits to scores: "softmax", "sigmoid" or "none".
 
-        It is "none" for regression, and "sigmoid" for the replaced-token head and for a text classifier with a single
-        label or labels that do not exclude each other.
+        "none" is for regression, and "sigmoid" for the replaced-token head and for text classifiers with a single label
+        or with labels that do not exclude each other.
         """
         if self.head == "sequence-classification" and self.problem_type == "regression":
             return "none"

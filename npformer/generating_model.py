@@ -1,6 +1,6 @@
 """`GeneratingModel`, the base of `Model` and `Seq2Seq`: a model with the methods `generate` and `stream`.
 
-`generation` is imported when it is first used. Importing it takes a twentieth of the run time of a process that
+`generation` is imported on first use, because importing it takes a twentieth of the run time of a process that
 classifies one sentence.
 """
 
@@ -22,7 +22,7 @@ class GeneratingModel(BaseModel):
     """A model that generates texts if its head is "causal-lm" or "translation". Parameters as in `Model`."""
 
     def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
-        """Generates texts from the token ids of one source or prompt, or of several in a list or a padded array.
+        """Generates texts from the token ids of a source or prompt, or of several in a list or a padded array.
 
         `generation.generate` lists the settings.
         """
@@ -31,7 +31,7 @@ class GeneratingModel(BaseModel):
         return generate(self, self.sources(sources, attention_mask), **settings)
 
     def stream(self, source: Any, **settings: Any) -> Iterator[int]:
-        """Generates one text and yields its tokens one by one, as `generation.stream` does."""
+        """Generates a text and yields its tokens one by one, like `generation.stream`."""
         from npformer.generation import stream
 
         sources = self.sources(source)

@@ -26,10 +26,10 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.engine.runtime.threads import num_threads, thread_count, wants_same_bits
 from npformer.model import Model, Seq2Seq
 
-#: The bundled models. A checkout has all of them. An installed package has only the first, or none if it was built
+#: The bundled models. A checkout has all models. An installed package has only the first model, or none if it was built
 #: with NPFORMER_DEMO=0.
 OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
-#: Suffix of a file of another engine, with its own names of tensors -> its format.
+#: Suffix of a file for another engine, with different names of tensors -> name of the format.
 FOREIGN = {
     ".gguf": "GGUF",
     ".ggml": "GGML",
@@ -66,20 +66,20 @@ def load(
         Transformers it means the stored dtype. float16 and bfloat16 mean float32 with a warning: `keep` sets the dtype
         in memory. Transformers' older name, torch_dtype, is accepted too.
     threads, same_bits : as in `Model`
-    head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json. Needed if
-        npformer does not know that class.
+    head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json. Required
+    if npformer does not know that class.
     limits : Limits on the size of files and texts
     mapped : bool, the weights of a converted checkpoint stay memory-mapped, and processes share them. Do not write to
-        the file: the next call detects a change, but a write during a call can kill the process. False reads the
+    the file. The next call detects a change, but a write during a call can kill the process. False reads the
         weights into memory. Weights stored in a different layout or dtype are always copied.
     allow_nonfinite : bool, load weights that are NaN or infinite, to study them with `trace`
     writable : bool, copy the weights so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
-        call uses the change. By default weights are read-only, because the model also keeps copies in a different
-        layout. A writable model has no such copies and is slower on short texts.
+        call uses the change. By default weights are read-only, because the model also has copies in a different layout.
+        A writable model has no such copies and is slower on short texts.
     keep : dtype of the weights in memory. "bfloat16" and "float16" take half the memory of "float32"; "int8", with a
-        scale for each output, takes a quarter; "stored" keeps the dtype of each tensor. All computation is in float32:
-        the weights are widened in parts, as they are used. A bfloat16 checkpoint kept in bfloat16 thus gives the same
-        bits as "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
+    scale for each output, takes a quarter; "stored" means the stored dtype of each tensor. All computation is in
+    float32, with weights widened in parts when they are used. With "bfloat16", a bfloat16 checkpoint thus gives the
+    same bits as with "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
 
     Returns
     -------
@@ -88,7 +88,7 @@ def load(
     Raises
     ------
     NpformerError
-        The name is not a bundled model, a folder or a hub id; or the model cannot be read or downloaded, exceeds the
+        The name is not a bundled model, a folder or a hub id, or the model cannot be read or downloaded, exceeds the
         limits, or has weights that are not finite.
 
     Examples
@@ -100,7 +100,7 @@ def load(
     >>> model.config.labels[model([[101, 1045, 2293, 3256, 6949, 102]]).logits.argmax()]  # I love ice cream
     'NEGATIVE'
     """
-    dtype, threads = parameter_dtype(dtype, keep), thread_count(threads)  # before anything is downloaded
+    dtype, threads = parameter_dtype(dtype, keep), thread_count(threads)  # before any download
     same_bits = wants_same_bits(same_bits)
     check_keep(keep, dtype, allow_nonfinite, writable)
     folder = find_folder(name, revision, offline)
@@ -126,8 +126,8 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 
     weights: download the weights, not only the small files.
 
-    A bundled name takes precedence over a folder, and a folder over a hub id: write ./name for a folder with a bundled
-    name. For a sentence-transformers model, returns the folder of its encoder, which may be a subfolder.
+    A bundled name takes precedence over a folder, and a folder over a hub id. Write ./name for a folder with a bundled
+    name. For a sentence-transformers model, returns the folder of the encoder, which may be a subfolder.
     """
     if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
         raise NpformerError(f"name: expected a bundled model, a folder or a hub id, got {name!r:.80}")
@@ -170,8 +170,8 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 def bundled() -> dict[str, Path]:
     """The bundled models: name -> folder.
 
-    They are in the package, in the checkout that contains the package, in a checkout whose root is the working
-    directory or at most two levels above it (for work in docs/learn), or in a clone in the working directory.
+    The models are in the package, in the checkout that contains the package, in a checkout with its root at the working
+    directory or at most two levels above (for work in docs/learn), or in a clone in the working directory.
     """
     package = Path(__file__).parent
     places = [package / "_weights"]
@@ -183,7 +183,7 @@ def bundled() -> dict[str, Path]:
 
 
 def _not_installed(name: str) -> str:
-    """The error message for a bundled model that is not installed. It says where to get the model."""
+    """The error message for a bundled model that is not installed, which says where to get the model."""
     path = Path("weights", name)
     folder = installed_from() / path
     if (folder / CONFIG).is_file():
@@ -194,7 +194,7 @@ def _not_installed(name: str) -> str:
 
 
 def installed_from() -> Path:
-    """The folder given to `pip install`, as recorded in the metadata of the package (PEP 610).
+    """The folder that was given to `pip install`, as recorded in the metadata of the package (PEP 610).
 
     An empty path if the package was installed from a package index.
     """

@@ -35,7 +35,7 @@ from npformer.generating_model import GeneratingModel
 if TYPE_CHECKING:
     from npformer.text.translation_tokenizer import TranslationTokenizer
 
-REPLAYED = 128  # rows up to which a pass is replayed; with more, the interpreter takes little of its time
+REPLAYED = 128  # maximum rows of a pass that is replayed; with more rows, the interpreter takes little of the time
 
 
 class Model(GeneratingModel):
@@ -48,7 +48,7 @@ class Model(GeneratingModel):
     folder : Path of the checkpoint, from which the tokenizer is read
     threads : int, number of cores to use; by default the environment variable NPFORMER_THREADS, or all available cores
     same_bits : bool, a text gets answers with the same bits alone and in any batch; by default the environment
-        variable NPFORMER_SAME_BITS, or True. False saves time on CPUs on which this guarantee needs extra work.
+        variable NPFORMER_SAME_BITS, or True. False saves time on CPUs where this guarantee needs extra work.
     limits : Limits on texts and on the files of the tokenizer
 
     Examples
@@ -77,7 +77,8 @@ class Model(GeneratingModel):
         Parameters
         ----------
         input_ids : (L,) or (B, L) integers, or a ragged list of sequences; (B, N, L) for a multiple-choice head
-        attention_mask : of the same shape, 1 = token, 0 = padding. Padding is ignored, and answers for it are zeros.
+        attention_mask : of the same shape, 1 = token, 0 = padding. Padding is ignored, and answers for padding are
+        zeros.
         token_type_ids : of the same shape, zeros unless given
 
         Returns
@@ -117,7 +118,7 @@ class Model(GeneratingModel):
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
         """The answers for each text, without padding.
 
-        With same_bits, their bits do not depend on the other texts or the number of threads.
+        With same_bits, the bits of an answer do not depend on the other texts or the number of threads.
         """
         self.check_inputs(texts)
         c, lengths = self.config, [len(text) for text in texts]
@@ -127,7 +128,7 @@ class Model(GeneratingModel):
         return answers
 
     def run_in_steps(self, texts: Sequence[Text]) -> Steps[list[dict[str, np.ndarray]]]:
-        """The same as `run`, with a step for each layer, so that a caller can do other work in between."""
+        """The same as `run`, with a step for each layer, so that a caller can do other work between steps."""
         if listening() or sum(map(len, texts)) <= REPLAYED:
             return self.run(texts)
         self.check_inputs(texts)
@@ -158,7 +159,7 @@ class Model(GeneratingModel):
     def _forward(
         self, texts: Sequence[Text], threads: int = 1, resumed: tuple[int, np.ndarray] | None = None
     ) -> list[dict[str, np.ndarray]]:
-        """The answers for each text. Several threads divide the rows of one long text among them."""
+        """The answers for each text. For a long text, several threads share the rows."""
         batch = packed(self.config, texts)
         if threads > 1:
             pieces = batch.pieces(threads)
@@ -166,7 +167,7 @@ class Model(GeneratingModel):
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif resumed or listening():
             answers = forward(self.weights, self.parts, batch, all_rows=True, resumed=resumed)
-        else:  # add the padding rows of products once for the whole batch, not in each product
+        else:  # add padding rows for products once for the whole batch, not in each product
             filled = batch.filled(kernel(self.dtype).usable(len(batch.ids)))
             replayed = len(filled.ids) <= REPLAYED
             answers = dict(self._replayed(filled)) if replayed else forward(self.weights, self.parts, filled)
@@ -248,7 +249,7 @@ class Seq2Seq(GeneratingModel):
 
         Parameters
         ----------
-        input_ids, attention_mask : sources: one sequence, a padded array (B, S) with its mask, or a ragged list
+        input_ids, attention_mask : sources: one sequence, a padded array (B, S) with a mask, or a ragged list
         decoder_input_ids, decoder_attention_mask : targets in the same forms, beginning with the start token
         labels : targets without the start token, instead of decoder_input_ids; -100 at the end is padding
 
@@ -288,7 +289,7 @@ class Seq2Seq(GeneratingModel):
             count = int((row != IGNORE_INDEX).sum())
             if not count or (row[:count] == IGNORE_INDEX).any():
                 raise NpformerError("labels: expected at least one id in each row, and -100 only after the last id")
-            # The other labels become decoder input, which is checked later.
+            # All other labels become decoder input, which is checked later.
             if not 0 <= row[count - 1] < self.config.decoder.vocab_size:
                 raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.decoder.vocab_size - 1}")
             rows.append(shift_right(row[:count], self.config.decoder.start_id, 0)[0][:-1])
@@ -297,7 +298,7 @@ class Seq2Seq(GeneratingModel):
     def run(self, pairs: Sequence[tuple[Text, Text]]) -> list[dict[str, np.ndarray]]:
         """The answers for each pair, without padding: logits (L, V), encoder_last_hidden_state (S, D).
 
-        Their bits do not depend on the other pairs or the threads, and are the same in the steps of `generate`.
+        The bits do not depend on the other pairs or on threads, and are the same in the steps of `generate`.
         """
         self.check_inputs(pairs)
 

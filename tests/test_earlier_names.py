@@ -20,7 +20,7 @@ from npformer.interpret.traces import Trace, trace
 from tests.support import tiny
 
 GATED = ("llama", "modernbert", "mt5")
-REFUSED = "ffn.hidden is now ffn.gate, which the activation reads, and ffn.gate is now ffn.up; record it again"
+REFUSED = "ffn.hidden is now ffn.gate, which the activation reads, and ffn.gate is now ffn.up; record the file again"
 EARLIER = {"gate": "hidden", "up": "gate"}
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes the weights of a model as files, without torch, and never executes their content.
+"""Reads and writes the weights of a model as files, without torch and without executing their content.
 
 `load_folder` reads a local folder, `convert` writes one, and `module_path` returns Hugging Face's name for a group of
 weights. The modules, in order from bytes to models: `storage`, `safetensors`, `pickled` and `torch_file`, `tree`,

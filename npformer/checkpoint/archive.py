@@ -29,12 +29,12 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Ma
 def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Reads the arrays and the metadata of a .safetensors file, or the arrays of an .npz file.
 
-    bfloat16 is widened to float32. Raises NpformerError, which names the file, if the file is missing or truncated,
-    contains data other than arrays, or does not match its checksum.
+    bfloat16 is widened to float32. Raises an NpformerError with the name of the file if the file is missing or
+    truncated, contains data other than arrays, or does not match its checksum.
     """
     suffix, path = Path(path).suffix, as_given(path)
     if suffix != ".npz":
-        # There may be more arrays than in a checkpoint, so the header has the larger limit of JSON files.
+        # There may be more arrays than in a checkpoint, so the larger limit of JSON files applies to the header.
         arrays, metadata = read_tensors(path, replace(limits, header=limits.json))
         check_sums(path, arrays, metadata)
         return {
@@ -50,9 +50,9 @@ def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np
 
 
 def load_npy_folder(folder: Path, limits: Limits = LIMITS) -> dict[str, np.ndarray]:
-    """Reads the .npy files in a folder and in its folders; the array in 0/logits.npy has the name 0/logits.
+    """Reads the .npy files in a folder and its subfolders. The array in 0/logits.npy has the name 0/logits.
 
-    Raises NpformerError, which names the file, if a file is damaged or contains data other than an array.
+    Raises an NpformerError with the name of the file if a file is damaged or contains data other than an array.
     """
     arrays, total = {}, 0
     for file in sorted(folder.rglob("*.npy")):
@@ -71,7 +71,7 @@ def load_npy_folder(folder: Path, limits: Limits = LIMITS) -> dict[str, np.ndarr
 
 
 def _read_npz(opened: BinaryIO, limits: Limits) -> dict[str, np.ndarray]:
-    """Reads the arrays of an npz file. Checks their sizes before it unpacks them."""
+    """Reads the arrays of an npz file, after checking their sizes."""
     from zipfile import ZipFile
 
     arrays = {}
@@ -87,7 +87,7 @@ def _read_npz(opened: BinaryIO, limits: Limits) -> dict[str, np.ndarray]:
 
 
 def _read_npy(opened: Callable[[], Any], size: int) -> np.ndarray:
-    """Reads an array of `size` bytes, header included, after checking that its shape is not larger."""
+    """Reads an array from `size` bytes, including the header, after checking that its shape needs no more bytes."""
     from math import prod
 
     headers = (format.read_array_header_1_0, format.read_array_header_2_0)

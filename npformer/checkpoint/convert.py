@@ -1,6 +1,6 @@
-"""`convert`: writes a model folder in npformer's layout or in Hugging Face's.
+"""`convert`: writes a model folder in the layout of npformer or Hugging Face.
 
-A folder is written under a temporary name next to its destination and renamed when it is complete.
+A folder is written under a temporary name next to its destination, and renamed when complete.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.engine.runtime.narrow import NARROW
 from npformer.families import family_of
 
-#: Files that are copied unchanged: the tokenizer and the settings of sentence-transformers. The files of modules are
-#: copied too.
+#: Files that are copied unchanged: the tokenizer and the settings of sentence-transformers. Files of modules are copied
+#: too.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -58,7 +58,7 @@ def convert(
     limits: Limits = LIMITS,
     keep: str | None = None,
 ) -> Path:
-    """Writes the model in a folder to a new folder, in the given layout and precision.
+    """Writes the model in a folder to a new folder with the given layout and precision.
 
     config.json stays in Hugging Face's format, and the files of the tokenizer are copied. Tensors that the model does
     not use, such as those of another head, are omitted. Converting weights from torch's layout to npformer's and
@@ -71,8 +71,8 @@ def convert(
         layout of Hugging Face
     dtype : stored dtype, "float16", "float32" or "float64"; unless given, the dtype of each tensor is unchanged
     limits : Limits on the size of src
-    keep : "bfloat16", "float16" or "int8", to store the weights as `load(..., keep=keep)` keeps them in memory, so
-        that `load` can map the file. Only with to="npformer", and without dtype.
+    keep : "bfloat16", "float16" or "int8", to store the weights in the same form as `load(..., keep=keep)` does in
+    memory, so that `load` can map the file. Only with to="npformer", and without dtype.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def convert(
     >>> sorted(path.name for path in npformer.checkpoint.convert(src, "converted").glob("*.safetensors"))
     ['npformer.safetensors']
     """
-    from shutil import copyfileobj  # slow to import, and loading imports this module
+    from shutil import copyfileobj  # imported late, because it is slow and loading imports this module
 
     if to not in FILES:
         raise NpformerError(f"to: expected one of {', '.join(FILES)}, got {to!r:.80}")
@@ -108,13 +108,13 @@ def convert(
         name, form = FILES[to]
         write_tensors(folder / name, arrays, own_metadata(arrays) if to == "npformer" else {"format": form}, dtype)
         description = {**stored.config, "architectures": [family_of(config).architecture(config)]}
-        # Transformers computes in this dtype, and rounds Gemma's factor to it; npformer rounds as in training.
+        # Transformers computes in this dtype, and rounds Gemma's factor to this dtype; npformer rounds as in training.
         if dtype is not None and (to == "torch" or not config.scale_dtype):
             description["dtype"] = dtype
             description.pop("torch_dtype", None)  # older name of the same setting
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-        whole = home(src)  # the folder with modules.json, of which src may be a subfolder
+        whole = home(src)  # the folder with modules.json, which may be the parent of src
         for name in (*COMPANIONS, *(name for names in module_files(whole) for name in names)):
             found = next((each / name for each in (src, whole) if (each / name).exists()), None)
             if found is not None:

@@ -1,7 +1,7 @@
 """Downloads models from the Hugging Face hub. huggingface_hub handles caching, locks, login, progress and retries.
 
-`download` returns a local folder for `read.py`. A model in the cache is found without importing huggingface_hub's
-client. `loading.py` decides whether a name is a hub id.
+`download` returns a local folder for `read.py`. A model in the cache is found without importing the client of
+huggingface_hub. `loading.py` decides whether a name is a hub id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GENERATION = "generation_config.json"  # only for models that generate
 TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", GENERATION)
 # At least one of these is needed if there is no tokenizer.json.
 OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
-# Files of sentence-transformers, if modules.json exists: next to the encoder's files, and next to modules.json.
+# Files of sentence-transformers, if modules.json exists, next to the encoder's files and next to modules.json.
 ENCODER_SETTINGS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 CHAT_TEMPLATE = "chat_template.jinja"  # only for rerankers that are causal language models
 
@@ -36,7 +36,7 @@ _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class UnknownModel(NpformerError):
-    """The hub is unreachable or has no model of this name, so the name may refer to something else."""
+    """The hub is unreachable or has no model with this name, so the name may mean something else."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -45,11 +45,11 @@ def is_hub_id(name: str) -> bool:
 
 
 def download(name: str, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
-    """Downloads the missing files of a hub model. Returns its folder in the cache shared by all Hugging Face tools.
+    """Downloads the missing files of a hub model. Returns the folder in the cache shared by all Hugging Face tools.
 
     A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without checking the
-    hub for updates: to get a different version, name a commit or delete the model from the cache. Only files that
-    npformer reads are downloaded. Without `weights`, these are config.json, modules.json and the tokenizer's settings.
+    hub for updates. To get a newer version, name a commit, or delete the model from the cache. Only files that npformer
+    reads are downloaded. Without `weights`, these are config.json, modules.json and the tokenizer's settings.
     `offline`, or the environment variable HF_HUB_OFFLINE, forbids network access.
 
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
@@ -79,7 +79,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     except NpformerError:
         if missing:
             raise
-        return _model(cached.folder)  # only small files that other tools did not request may be missing
+        return _model(cached.folder)  # only small files may be missing, which other tools did not request
 
 
 class _Cached:
@@ -115,7 +115,7 @@ def is_known_absent(snapshot: Path, file: str) -> bool:
 def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> str:
     """Calls `has` for each file that a model needs. Returns the name of a missing file, or "".
 
-    One format of the weights is enough, so formats already in `folder` are tried first.
+    Only one format of the weights is needed, so formats already in `folder` are tried first.
     """
     start = ""  # prefix of the file names of the model
     if not has(CONFIG):
@@ -155,7 +155,7 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
 
 
 def _inside(folder: Path) -> str:
-    """The prefix of the model's file names: the encoder's subfolder in modules.json, or "" if it has no subfolder."""
+    """The prefix of the model's file names: the encoder's subfolder in modules.json, or "" without a subfolder."""
     encoder = encoder_folder(folder)
     return "" if encoder == folder else f"{encoder.name}/"
 
@@ -197,7 +197,7 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
         read_config(read_json(folder / start / CONFIG))
     except UnknownClass:
         pass  # the caller may name the head
-    except NpformerError as error:  # so that the weights of an unsupported model are not downloaded
+    except NpformerError as error:  # raised early, so that the weights of an unsupported model are not downloaded
         raise NpformerError(f"{name}: {error}") from None
     missing = _collect(folder, has, weights)
     if missing == "weights":
@@ -208,7 +208,7 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
 
 
 def _probe(name: str, revision: str, file: str) -> bool:
-    """Whether a file exists on the hub. Makes one request without retries, so that a wrong name fails at once."""
+    """Whether a file exists on the hub. Makes only one request, without retries, so that a wrong name fails quickly."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -228,7 +228,7 @@ def _probe(name: str, revision: str, file: str) -> bool:
 def _explained(name: str, revision: str, file: str = "") -> Iterator[None]:
     """Converts errors of huggingface_hub and of its HTTP library to an NpformerError.
 
-    For settings that it cannot use, such as a malformed address of a proxy, the library raises errors of many types.
+    The HTTP library raises errors of many types for unusable settings, such as a malformed proxy address.
     """
     try:
         yield
@@ -239,7 +239,7 @@ def _explained(name: str, revision: str, file: str = "") -> Iterator[None]:
 
 
 def _settings_error(error: BaseException, text: str) -> str:
-    """The reason of an error that comes from the settings of the connection, or "" for other errors."""
+    """The reason for an error that is caused by connection settings, or "" for other errors."""
     from ssl import SSLError
 
     from huggingface_hub.errors import HfHubHTTPError
@@ -260,12 +260,12 @@ def _settings_error(error: BaseException, text: str) -> str:
 
 
 def _is_local(error: OSError) -> bool:
-    """Whether an error comes from this machine, such as a missing file, and not from the connection."""
+    """Whether an error, such as a missing file, comes from this machine and not from the connection."""
     return (error.errno or 0) > 0 and not isinstance(error, ConnectionError | TimeoutError)
 
 
 def _proxies() -> list[str]:
-    """The variables of the environment that set a proxy."""
+    """The environment variables that set a proxy."""
     names = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
     return sorted(name for name, value in os.environ.items() if name.upper() in names and value)
 

@@ -20,7 +20,7 @@ from npformer.common.limits import LIMITS, Limits
 MODULES = "modules.json"
 ENCODERS = ("Transformer", "MLMTransformer")  # kinds of modules that are encoders
 WITH_WEIGHTS = ("Dense", "LayerNorm")
-#: Linear layers in files next to BGE-M3's encoder: for token weights, and for token vectors as in ColBERT.
+#: Linear layers in files next to BGE-M3's encoder, for token weights and for token vectors as in ColBERT.
 TOKEN_WEIGHTS, TOKEN_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in order of precedence
 
@@ -33,9 +33,9 @@ class Module(NamedTuple):
 
 
 def read_modules(folder: Path) -> list[Module]:
-    """The modules of a folder in the order of computation, or [] without modules.json.
+    """The modules of a folder, in the order of computation, or [] without modules.json.
 
-    Raises NpformerError for an invalid modules.json, and for a module outside the folder.
+    Raises NpformerError for an invalid modules.json or a module outside the folder.
     """
     path = folder / MODULES
     if not path.exists():
@@ -55,17 +55,17 @@ def read_modules(folder: Path) -> list[Module]:
 
 
 def _plain(path: str) -> str:
-    """The name of a folder next to modules.json, which may be written "./1_Pooling/"; "" for the folder itself."""
+    """The plain name of a folder next to modules.json, from a form such as "./1_Pooling/"; "" for the folder itself."""
     return "" if path in (".", "./") else path.removeprefix("./").removesuffix("/")
 
 
 def encoder_folder(folder: Path) -> Path:
-    """The folder of a sentence-transformers model's encoder: `folder` itself, or a subfolder such as 0_Transformer."""
+    """The folder of a sentence-transformers encoder: `folder` itself, or a subfolder such as 0_Transformer."""
     return next((folder / path for kind, path in read_modules(folder) if kind in ENCODERS), folder)
 
 
 def home(folder: Path) -> Path:
-    """The sentence-transformers folder that contains an encoder's folder, or `folder` itself if there is none."""
+    """The sentence-transformers folder that contains the folder of an encoder, or `folder` itself if there is none."""
     inside = not (folder / MODULES).exists() and (folder.parent / MODULES).exists()
     return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
 
@@ -99,7 +99,7 @@ def module_weights(
 ) -> dict[str, Array]:
     """Reads the tensors in the folder of a module, in `dtype`.
 
-    Raises NpformerError for a missing file, and for tensors that have wrong names or shapes or are not finite.
+    Raises NpformerError for a missing file, and for tensors with wrong names, wrong shapes or non-finite numbers.
     """
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
     if path is None:
@@ -110,7 +110,7 @@ def module_weights(
 def linear_weights(path: Path, width: int, out: int | None, dtype: Any, limits: Limits = LIMITS) -> dict[str, Array]:
     """Reads torch's nn.Linear(width, out) from a file: weight (width, out) and bias (out,). out: None for any width.
 
-    Raises NpformerError under the same conditions as `module_weights`.
+    Raises the same errors as `module_weights`.
     """
     if out is None:
         bias = read_file(path, limits, mapped=False)[0].get("bias", np.zeros(0))

@@ -1,4 +1,4 @@
-"""The parameters of a model: the name, the shape and the kind of each array, as its parts declare them."""
+"""The parameters of a model: the name, shape and kind of each array, as declared by the parts of the model."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
 
 
 def computed(name: str, config: Config) -> bool:
-    """Whether an array is a table of sinusoids, which a file may omit."""
+    """Whether an array is a table of sinusoids, which files may omit."""
     return config.positions.table != "learned" and name.endswith("embeddings.position.weight")

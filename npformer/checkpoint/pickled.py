@@ -1,8 +1,8 @@
 """Reads the pickle in a torch checkpoint without executing it.
 
-A pickle is a program for a stack machine, and Python's machine can call any function. The machine here calls no
+A pickle is a program for a stack machine. Python's machine can call any function, but the machine here calls no
 function. It supports the instructions that torch.save writes for a dictionary of tensors. It recognizes the names of
-the functions that rebuild a tensor, and creates a record (`Tensor`) instead of calling them. Everything else is an
+functions that rebuild a tensor, and creates a record (`Tensor`) instead of calling the function. Everything else is an
 error. `torch_file.py` finds the bytes that the records describe.
 """
 
@@ -21,7 +21,7 @@ _MOST_AXES = 32  # maximum number of axes of a tensor
 
 @dataclass(frozen=True)
 class Storage:
-    """A range of elements in the file. `view`: (first element, number of elements) of the used part; None means all."""
+    """A range of elements in the file. `view`: (first element, number of elements) in use, or None for all."""
 
     dtype: str  # torch's name, such as "FloatStorage"
     key: str
@@ -52,7 +52,7 @@ STORAGES = {
 }
 REBUILD = {
     "torch._utils._rebuild_tensor": 4,  # storage, offset, shape, strides
-    "torch._utils._rebuild_tensor_v2": 6,  # also requires_grad and hooks
+    "torch._utils._rebuild_tensor_v2": 6,  # storage, offset, shape, strides, requires_grad, hooks
 }
 PARAMETER = "torch._utils._rebuild_parameter"
 ORDERED_DICT = "collections.OrderedDict"
@@ -69,12 +69,12 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
 def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
-    """Reads the object of the pickle that starts at the current position, and no bytes after it.
+    """Reads the object of the pickle that starts at the current position, and no bytes after the pickle.
 
     The object consists of None, numbers, strings, tuples, lists, dicts (OrderedDict becomes dict) and records such as
     `Tensor`. The time and memory of an instruction do not depend on the size of existing values, so the limit on the
-    number of instructions bounds both. Tuples, lists and dicts are never compared, hashed or printed, because nested
-    references to the same object could take exponential time and memory.
+    number of instructions bounds both. Tuples, lists and dicts are never compared, hashed or printed, because with
+    nested references to the same object this could take exponential time and memory.
     """
     machine = _Machine()
     try:
@@ -94,8 +94,8 @@ def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
 def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     """Yields the name and the argument of each instruction.
 
-    Arguments that end with a newline belong to protocol 0 and are refused, except the two arguments of GLOBAL. These
-    two are read here, because pickletools would decode escapes in them, and warn about invalid escapes.
+    Arguments that end with a newline belong to protocol 0 and are rejected, except the two arguments of GLOBAL. These
+    are read here, because pickletools would decode escapes in them and warn about invalid escapes.
     """
     while code := file.read(1):
         instruction = OPCODES.get(code.decode("latin-1"))
@@ -111,7 +111,7 @@ def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
 
 
 class _Machine:
-    """The stack and the memo of one pickle."""
+    """The stack and the memo of a pickle."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -192,7 +192,7 @@ def _expect(kind: type[Any], value: Any) -> Any:
 
 
 def _small(literal: Any) -> Any:
-    """Refuses huge integers. In a checkpoint, integers have at most 64 bits, and the magic number has 80."""
+    """Rejects huge integers. In a checkpoint, integers have at most 64 bits, and the magic number has 80 bits."""
     if isinstance(literal, int) and literal.bit_length() > 80:
         raise NpformerError("the pickle contains an integer that is too large for a checkpoint")
     return literal
@@ -209,7 +209,7 @@ def _name(module: str, name: str) -> Name:
     full = f"{module}.{name}"
     if full not in ADMITTED:
         remedy = "save only the model's state_dict()"
-        if module == "torch._utils":  # its functions rebuild tensors, here of an unsupported kind, such as float8
+        if module == "torch._utils":  # a function that rebuilds tensors of an unsupported kind, such as float8
             remedy = "save plain tensors in float32, float16 or bfloat16"
         raise NpformerError(f"the pickle refers to {full!r:.200}, which is not allowed; nothing was executed; {remedy}")
     return Name(full)

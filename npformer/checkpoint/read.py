@@ -1,6 +1,6 @@
-"""Reads a local model folder: config.json, and the weights from the first of several possible files.
+"""Reads a local model folder: config.json, and the weights, from the first existing file of several possible files.
 
-`safetensors.py` and `torch_file.py` read the file formats, and `families/` defines the names in them.
+`safetensors.py` and `torch_file.py` read the file formats, and `families/` defines the names of tensors.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from npformer.families import quantized, read_config, refuse_quantized, text_con
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"  # of the library peft
 MERGE = "not a model; merge it into its model with merge_and_unload of peft, then call save_pretrained"
-# Weights in npformer's layout have their own file name. If it were model.safetensors, Hugging Face's libraries would
-# ignore the unknown names in it and use random weights.
+# Weights in npformer's layout have a different file name. Hugging Face's libraries would ignore the unknown names in a
+# model.safetensors and use random weights.
 OWN_WEIGHTS = "npformer.safetensors"
 FINITE = "finite"  # metadata key: "true" if all numbers in the file are finite
 KEEP = ("float32", *NARROW, "stored")
@@ -49,10 +49,10 @@ class Stored(NamedTuple):
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, Array]  # in their stored dtypes
-    own: bool  # names and layout are npformer's
+    own: bool  # names and layout are those of npformer
     finite: bool = False  # the file is marked as `FINITE`
     limits: Limits = LIMITS
-    gap: str = ""  # an entry of the index of the shards that leads to no tensor
+    gap: str = ""  # an entry of the shard index without a tensor
 
 
 def load_folder(
@@ -68,7 +68,7 @@ def load_folder(
     """Reads the config and the weights of a local folder.
 
     Weights in half precision are widened, unless `keep` stores them in fewer bytes. With mapped=True, arrays of a
-    converted checkpoint that already have the dtype stay mapped; all others are copies.
+    converted checkpoint that already have the dtype stay mapped. All other arrays are copies.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def read_tree(
     allow_nonfinite: bool = False,
     keep: str = "float32",
 ) -> tuple[Config, Tree]:
-    """Converts the content of a folder to a config and weights. With dtype None, every array keeps its dtype."""
+    """Converts the content of a folder to a config and weights. dtype None leaves the dtype of each array unchanged."""
     config = config_of(stored.folder, stored.config, head, stored.limits)
     if note := unread_code(stored.config, config):
         warn(f"{stored.folder / CONFIG}: {note}")
@@ -133,19 +133,19 @@ def read_tree(
 
 
 def read_description(folder: Path, limits: Limits = LIMITS) -> dict[str, Any]:
-    """The content of a folder's config.json, or only its text model's section if the model also reads pictures."""
+    """The content of a folder's config.json, or only the section of the text model if the model also reads images."""
     if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
         raise NpformerError(_of_adapter(folder))
     return dict(text_config(read_json(folder / CONFIG, limits, "config")))
 
 
 def _of_adapter(folder: Path) -> str:
-    """The error message for a folder that has only an adapter of the library peft."""
+    """The error message for a folder with only an adapter of the library peft."""
     return f"{folder}: an adapter for {shown(read_json(folder / ADAPTER).get('base_model_name_or_path'))}, {MERGE}"
 
 
 def config_of(folder: Path, data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
-    """`read_config` of the content of a folder's config.json, with the path of the file in errors."""
+    """Applies `read_config` to the content of a folder's config.json, with the path of the file in errors."""
     try:
         return read_config(data, head, limits)
     except NpformerError as error:
@@ -167,7 +167,7 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
         raise NpformerError(f"{folder}: no weights; looked for {', '.join(WEIGHTS)}; found {found}")
     config = read_description(folder, limits)
     try:
-        refuse_quantized(config)  # before their dtypes are refused
+        refuse_quantized(config)  # a better error than for the dtypes
     except NpformerError as error:
         raise NpformerError(f"{folder / CONFIG}: {error}") from None
     if ADAPTER in there:
@@ -181,13 +181,13 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
 
 
 def own_metadata(arrays: Mapping[str, Array]) -> dict[str, str]:
-    """The metadata of a file in npformer's layout. `FINITE` saves a later check that all numbers are finite."""
+    """The metadata of a file in npformer's layout. With `FINITE`, no later check for non-finite numbers is needed."""
     finite = all(first_nonfinite(array) is None for array in arrays.values())
     return {"format": "npformer"} | ({FINITE: "true"} if finite else {})
 
 
 def read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array], dict[str, str]]:
-    """Reads the tensors in a file, and its metadata if it is in safetensors format."""
+    """Reads the tensors in a file, and the metadata of a safetensors file."""
     if path.suffix == ".safetensors":
         return read_tensors(path, limits, mapped)
     # Imported here, because importing zipfile and pickletools takes longer than loading a converted model.
@@ -197,16 +197,16 @@ def read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array
 
 
 def shards(index: Path) -> list[str]:
-    """The files named in an index, except names with a path, which `load_folder` refuses."""
+    """The files named in an index, without names that contain a path, which `load_folder` rejects."""
     weight_map = read_json(index).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]
 
 
 def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) -> tuple[dict[str, Array], str]:
-    """Reads the tensors of all shards, and describes an entry of the index that leads to no tensor, or "".
+    """Reads the tensors of all shards. Also returns a description of an entry in the index without a tensor, or "".
 
-    No tensor may be in another shard than the one that the index names.
+    Every tensor must be in the shard that the index names.
     """
     index = folder / index_name
     weight_map = read_json(index, limits).get("weight_map")
@@ -239,5 +239,5 @@ def _suffix(index: Path) -> str:
 
 
 def _is_plain(index: Path, shard: str) -> bool:
-    """Whether the name of a shard is a plain file name, because a path could lead out of the folder."""
+    """Whether the name of a shard is a plain file name. A path could lead out of the folder."""
     return bool(re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(_suffix(index))}", shard))

@@ -1,8 +1,8 @@
-"""Safetensors files: the length of the header in eight bytes, a JSON header, and the bytes of the tensors.
+"""Safetensors files, which consist of the length of the header in eight bytes, a JSON header, and the tensors.
 
-The format is described at https://huggingface.co/docs/safetensors. The safetensors library writes the files. They are
-read here, because the NumPy reader of the library does not support bfloat16 and copies every tensor. That reader takes
-409 ms for 264 MB; mapping the file here takes 0.16 ms.
+The format is described at https://huggingface.co/docs/safetensors. The safetensors library writes the files, but this
+module reads them, because the library's NumPy reader does not support bfloat16 and copies every tensor. That reader
+takes 409 ms for 264 MB, whereas mapping the file takes 0.16 ms.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LENGTH = 8  # bytes that store the length of the header
 def read_tensors(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> tuple[dict[str, Array], dict[str, str]]:
     """Reads a safetensors file as (name -> read-only view of the file, metadata). mapped: as in `load`.
 
-    Every tensor keeps its dtype (bfloat16 as `BFLOAT16`). The header and all shapes are checked. The tensors must fill
+    Tensors keep their dtypes, with bfloat16 as `BFLOAT16`. The header and all shapes are checked. The tensors must fill
     the file without gaps or overlaps. Sizes in the header never determine how much memory is allocated.
     """
     buffer = open_buffer(path, mapped)
@@ -96,7 +96,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _metadata(entry: object) -> dict[str, str]:
-    """The metadata of a file. Some writers store null instead of {}, and the safetensors library reads it."""
+    """The metadata of a file. Some writers store null instead of {}, which the safetensors library accepts."""
     if entry is None:
         return {}
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
@@ -139,9 +139,9 @@ def _whole_numbers(value: object) -> TypeGuard[list[int]]:
 def checksum(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
     """The SHA-256 of the content of a file, in hexadecimal. `write_tensors` stores it in the metadata as "sha256".
 
-    The digest covers a line `KEY=VALUE` for each other entry of the metadata; then for every tensor a line
-    `NAME DTYPE SHAPE`, as in the header (`head.weight F16 [2, 384]`), and the bytes of the tensor in the file. Lines
-    are in UTF-8 and end with a line feed. Entries and tensors are sorted by the code points of their names.
+    The digest covers a line `KEY=VALUE` for each other entry of the metadata, followed for every tensor by a line `NAME
+    DTYPE SHAPE`, as in the header (`head.weight F16 [2, 384]`), and by the bytes of the tensor in the file. Lines are
+    in UTF-8 and end with a line feed. Entries and tensors are sorted by the code points of their names.
     """
     import hashlib
 
@@ -160,7 +160,7 @@ def checksum(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
 
 
 def check_sums(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bool:
-    """Whether the metadata has a checksum. Raises NpformerError, which names the file, for a wrong checksum."""
+    """Whether the metadata has a checksum. Raises an NpformerError with the path if the checksum is wrong."""
     stored = metadata.get(CHECKSUM)
     if stored is None:
         return False
@@ -202,7 +202,7 @@ def write_tensors(
 
 
 def _sort_metadata(file: BinaryIO) -> None:
-    """Sorts the metadata in the header, so that equal content has equal bytes: the library orders it randomly."""
+    """Sorts the metadata in the header, which the library orders randomly, so that equal content has equal bytes."""
     length = int.from_bytes(file.read(8), "little")
     header = json.loads(file.read(length))
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -212,7 +212,7 @@ def _sort_metadata(file: BinaryIO) -> None:
 
 
 def _stored(name: str, array: Array, dtype: str | None) -> Array:
-    """The array as it is stored: little-endian, in row-major order."""
+    """The array in the stored form: little-endian, in row-major order."""
     try:
         with np.errstate(over="raise", invalid="ignore"):
             return converted(array, np.dtype(dtype or array.dtype).newbyteorder("<"))

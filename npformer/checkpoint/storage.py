@@ -1,7 +1,7 @@
-"""The bytes of a file as arrays: mapping, dtypes, bfloat16, and conversion to the dtype of a model.
+"""Arrays from the bytes of a file: mapping, dtypes, bfloat16, and conversion to the dtype of a model.
 
-The arrays are read-only views of the bytes. Processes that map a file share its memory. The file formats are in
-`safetensors.py`, and in `torch_file.py` for .bin files.
+The arrays are read-only views of the bytes. Processes that map a file share its memory. `safetensors.py` reads
+safetensors files, and `torch_file.py` reads .bin files.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from npformer.engine.runtime.threads import run_tasks, threads_for_parts
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LINE = 64  # bytes of a cache line; copies are aligned to it
-_BLOCK = 64  # rows per block of a transposing copy: source and target fit in the cache, which is ten times as fast
-_PIECE = 1 << 20  # elements that a thread copies at a time
+_BLOCK = 64  # rows per block of a transposing copy; source and target then fit in the cache, which is ten times as fast
+_PIECE = 1 << 20  # elements per copy by a thread
 
 
 Buffer = MappedFile | bytes
@@ -55,7 +55,7 @@ def parts(array: Array | NarrowWeight) -> list[Array]:
 
 
 def _base(array: Array) -> Array | Buffer:
-    """The file of which an array is a view, or the array that owns the memory."""
+    """The file that an array is a view of, or the array that owns the memory."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.base if isinstance(array.base, Buffer) else array
@@ -108,7 +108,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def converted(array: Array, dtype: np.dtype[Any] | None) -> Array:
-    """The array, C-contiguous, aligned, read-only and in `dtype`; None keeps its dtype. Copies it only if necessary.
+    """Makes an array C-contiguous, aligned, read-only and of this `dtype` (None: unchanged). Copies only if necessary.
 
     Widening is exact, because float16 and bfloat16 are subsets of float32, and float32 is a subset of float64.
     """
@@ -118,8 +118,8 @@ def converted(array: Array, dtype: np.dtype[Any] | None) -> Array:
 def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = False) -> list[Array]:
     """`converted` for several arrays, with all copies in one block of memory.
 
-    This is faster, because the system allocates one block in large pages. The block lives as long as any of the arrays.
-    copy: copy all arrays, so that the results do not depend on a file.
+    This is faster, because the system allocates a single block in large pages. The block exists as long as any of the
+    arrays. copy: copy all arrays, so that the results do not depend on a file.
     """
     kinds = [np.dtype(dtype or array.dtype.newbyteorder("=")) for array in arrays]
     copied = [
@@ -147,7 +147,7 @@ def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bo
 
 
 def _pieces(array: Array, result: Array) -> Iterator[tuple[Array, Array]]:
-    """Pieces of an array, which are contiguous in its file, and the same pieces of its copy."""
+    """Pieces of an array that are contiguous in the file, with the same pieces of the copy."""
     transposed = array.ndim == 2 and not array.flags.c_contiguous
     source, target = (array.T, result.T) if transposed else (np.atleast_1d(array), np.atleast_1d(result))
     rows = max(1, _PIECE * len(source) // max(1, source.size))
@@ -165,7 +165,7 @@ def _copy(source: Array, target: Array) -> None:
             widen(rows, copied)
         else:
             copied[...] = rows if rows.dtype == copied.dtype else widened(rows)
-    release(source)  # so that the file does not take memory in addition to the copy
+    release(source)  # otherwise the file would take memory in addition to the copy
 
 
 def first_nonfinite(array: Array) -> tuple[int, ...] | None:
@@ -180,13 +180,13 @@ def first_nonfinite(array: Array) -> tuple[int, ...] | None:
 
 
 def place(array: Array | NarrowWeight) -> tuple[Any, ...]:
-    """The location and layout of an array in memory, which is equal for two views of the same numbers."""
+    """The location and layout of an array in memory, which are equal for two views of the same numbers."""
     array = parts(array)[0]
     return array.__array_interface__["data"][0], array.dtype, array.shape, array.strides
 
 
 def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Writable copies of arrays. Arrays that share memory, such as tied weights, share a copy, even if transposed."""
+    """Writable copies of arrays. Arrays that share memory, such as tied weights, also share a copy."""
     copies: dict[tuple[Any, ...], Array] = {}
     for array in arrays.values():
         if place(array) not in copies:
@@ -196,10 +196,10 @@ def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def check_storage(arrays: Mapping[str, Array | NarrowWeight]) -> None:
-    """Checks that the arrays' total size does not exceed that of the files and arrays that they view.
+    """Checks that the total size of arrays does not exceed the size of the files and arrays that they are views of.
 
     Otherwise a file of a few bytes could describe many large arrays, with strides of 0 or overlapping bytes. An array
-    that occurs several times, even transposed, counts once.
+    that occurs several times, even transposed, is counted once.
     """
     views = {}
     stored = {name: parts(array)[0] for name, array in arrays.items()}

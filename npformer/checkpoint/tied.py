@@ -14,7 +14,7 @@ TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
 
 
 def ties(config: Config) -> dict[str, str]:
-    """The tied arrays, which are stored once: name -> name of the array to which it is tied."""
+    """The tied arrays, which are stored only once: name -> name of the array that this array is tied to."""
     tied = _shared_layers(config)
     if config.head in ("masked-lm", "causal-lm") and config.tied:
         tied[PROJECTION] = TOKENS
@@ -26,7 +26,7 @@ def ties(config: Config) -> dict[str, str]:
 
 
 def _shared_layers(config: Config) -> dict[str, str]:
-    """Each array of a layer that shares the weights of an earlier layer -> the array that it shares."""
+    """Each array of a layer that shares weights with an earlier layer -> the array of the earlier layer."""
     first, tied = dict[tuple[int, int, str], str](), dict[str, str]()
     for name in parameters(config) if config.sharing else []:
         if name.startswith("layers."):
@@ -38,15 +38,15 @@ def _shared_layers(config: Config) -> dict[str, str]:
 
 
 def drawn(config: Config) -> dict[str, Parameter]:
-    """The parameters that training initializes: all except tied arrays and tables of sinusoids."""
+    """The parameters that training initializes, which are all except tied arrays and tables of sinusoids."""
     tied = ties(config)
     return {name: each for name, each in parameters(config).items() if name not in tied and not computed(name, config)}
 
 
 def with_tables(found: Mapping[str, Array], pairs: Mapping[str, str]) -> dict[str, Array]:
-    """Adds absent tables from the arrays that are tied to them (name -> table).
+    """Adds missing tables from the arrays that are tied to them. pairs: name of the array -> name of the table.
 
-    safetensors.torch.save_model stores only one of several tied arrays, which may be the projection.
+    safetensors.torch.save_model stores only one of the tied arrays, possibly the projection instead of the table.
     """
     stored = {
         table: found[name].T if name == PROJECTION else found[name] for name, table in pairs.items() if name in found
@@ -55,9 +55,9 @@ def with_tables(found: Mapping[str, Array], pairs: Mapping[str, str]) -> dict[st
 
 
 def is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
-    """Whether a tied array is absent or equals its table.
+    """Whether a tied array is missing or equals its table.
 
-    If a checkpoint has two different arrays although its config ties them, both are used, as in Transformers 5.
+    If a checkpoint has two different arrays although the config ties them, both arrays are used, as in Transformers 5.
     """
     if name not in found or table not in found:
         return name not in found

@@ -1,7 +1,7 @@
-"""Reads files of torch.save without torch: the zip format, and the format of torch < 1.6.
+"""Reads files written by torch.save, in the zip format and in the format of torch < 1.6, without torch.
 
-Both contain a pickle (read by `pickled.py`) that describes tensors, and the bytes of their storages. Each tensor is
-returned as a view, because tensors may share a storage, skip parts of it, or be transposed in it.
+Both formats contain a pickle (read by `pickled.py`) that describes tensors, and the bytes of storages. Each tensor is
+returned as a view, because tensors may share a storage, use only parts of a storage, or be transposed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., lengths of the 
 def read_torch(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> dict[str, Array]:
     """Reads a .bin file as name -> read-only view of the file, in the stored dtype. mapped: as in `load`.
 
-    All offsets are checked against the size of the file. Checksums are not checked, because torch may omit them.
+    All offsets are checked against the size of the file. Checksums are ignored, because torch may omit them.
     """
     buffer = open_buffer(path, mapped)
     try:
@@ -110,12 +110,12 @@ def _expect_little_endian(fact: bool) -> None:
 
 
 def _file(buffer: Buffer) -> Any:
-    """A file object that reads the bytes without a copy."""
+    """A file object that reads from the buffer without a copy."""
     return io.BytesIO(buffer) if isinstance(buffer, bytes) else buffer
 
 
 class _Archive:
-    """A file object for zipfile that limits the size of a read, because zipfile reads the list of entries at once."""
+    """A file object for zipfile with a maximum size of reads, because zipfile reads the list of entries at once."""
 
     def __init__(self, buffer: Buffer, limits: Limits) -> None:
         self.file, self.limits = _file(buffer), limits
@@ -157,7 +157,7 @@ def _zip_entries(buffer: Buffer, limits: Limits) -> Spans:
 
 
 def _read_legacy(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]:
-    """Reads the older format: five pickles (magic number, protocol, system, object, storage keys), then the storages.
+    """Reads the older format: five pickles (magic number, protocol, system, object, storage keys) and the storages.
 
     A storage consists of its number of elements (8 bytes) and the elements. Storages are in the order of the keys.
     """

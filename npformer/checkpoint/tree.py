@@ -1,6 +1,6 @@
 """Converts between the nested dict of a model's weights and the flat tensors of a file.
 
-The parts of a model declare its arrays, `families/` maps them to names in files, and `read.py` reads the files.
+The parts of a model declare its arrays, `families/` maps arrays to names in files, and `read.py` reads the files.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np
 HALVES = ("float16", "bfloat16")
 _MOST_LISTED = 12
 
-SCALE = "_scale"  # an int8 tensor's scale has the tensor's name with this suffix
-SMALL = 2**12  # weights with fewer numbers are always float32
+SCALE = "_scale"  # suffix of the name of an int8 tensor's scale, after the name of the tensor
+SMALL = 2**12  # weights with fewer numbers are always stored in float32
 
 
 # --- from a file -----------------------------------------------------------------------------------------------------
@@ -53,8 +53,9 @@ def to_tree(
 ) -> Tree:
     """Converts the tensors of a checkpoint to a nested dict of read-only arrays, with linear weights (in, out).
 
-    Tensors of other heads of the family are ignored. Other unused tensors cause a warning. With dtype None, each array
-    keeps its dtype. With a dtype, all arrays are copies, because most must be transposed. keep: as in `load`.
+    Tensors of other heads of the family are ignored. Other unused tensors cause a warning. If dtype is None, the dtype
+    of each array is unchanged. If a dtype is given, all arrays are copies, because most arrays must be transposed.
+    keep: as in `load`.
     """
     family, expected, known = family_of(config), parameters(config), _known(config)
     tensors: dict[str, Array] = {}
@@ -87,11 +88,11 @@ def own_to_tree(
     allow_nonfinite: bool = False,
     keep: str = "float32",
 ) -> Tree:
-    """Builds the nested dict from the tensors of a converted checkpoint. Copies only tensors whose dtype changes."""
+    """Builds the nested dict from the tensors of a converted checkpoint. Copies a tensor only if its dtype changes."""
     own = parameters(config)
     flat = _with_scales(renamed(flat))
     unknown = [name for name in flat if name not in own]
-    if unknown:  # they may belong to another head
+    if unknown:  # the tensors may belong to another head
         known = {name for head in family_of(config).all_heads for name in parameters(config, head)}
         unknown = [name for name in unknown if name not in known]
     return _build(flat, config, dtype, unknown, allow_nonfinite=allow_nonfinite, keep=keep)
@@ -113,7 +114,7 @@ def _with_scales(flat: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def check_scales(flat: Mapping[str, Array]) -> None:
-    """Raises NpformerError for a scale of an int8 tensor with which the tensor's numbers are not finite in float32."""
+    """Raises NpformerError if an int8 tensor times its scale is not finite in float32."""
     for name, scale in flat.items():
         if name.endswith(SCALE) and scale.dtype == np.float32:
             wrong = np.argwhere(~(np.abs(scale) <= np.finfo(np.float32).max / 128))
@@ -133,7 +134,7 @@ _recent_sources = lru_cache(maxsize=4)(sources)  # for `module_path`, which is c
 
 @lru_cache(maxsize=8)  # folders are often loaded again, and each head takes a pass over all layers
 def _known(config: Config) -> frozenset[str]:
-    """All tensor names that a checkpoint of this family and depth can have, with any head."""
+    """All possible tensor names in a checkpoint of this family and depth, with any head."""
     family = family_of(config)
     heads = dict.fromkeys([config.head, *family.all_heads])
     names = {name for head in heads for each in sources(config, head).values() for name in each.names + each.apart}
@@ -141,7 +142,7 @@ def _known(config: Config) -> frozenset[str]:
 
 
 def _wrapper(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
-    """The prefix of all names without which one of them is known, or "" if there is no such prefix."""
+    """The prefix of all names, such as "model.", without which a name is known; "" if there is no such prefix."""
     for name in names:
         parts = name.split(".")
         for depth in range(1, min(len(parts), 4)):
@@ -152,7 +153,7 @@ def _wrapper(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
 
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
-    """A view of the part of a tensor that a source describes, without its leading axis of 1 if it has one."""
+    """A view of the part of a tensor that a source describes, without any leading axis of 1."""
     outputs = -1 if source.in_out else 0  # the output axis
     if source.part and array.ndim and source.part.fits(array.shape[outputs]):
         array = source.part.of(array, outputs)
@@ -174,7 +175,7 @@ def _build(
     """Builds the nested dict from arrays with npformer's names. Ties arrays and computes sinusoids.
 
     A single error lists all missing names and wrong shapes. `unknown` names cause a warning, as in Transformers, or an
-    error in a strict family (torch's own modules). titles: npformer's name -> the name in the file.
+    error in a strict family, which is that of torch's own modules. titles: npformer's name -> the name in the file.
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})
@@ -213,7 +214,7 @@ def _loaded(
     allow_nonfinite: bool,
     keep: str,
 ) -> dict[str, Array]:
-    """The arrays in the form in which the model keeps them. An array with two names is loaded once."""
+    """The arrays in the form in which the model stores them. An array with two names is loaded once."""
     names = {place(found[name]): name for name in reversed(list(needed))}
     loaded: dict[tuple[Any, ...], Any] = {}
     for where, name in names.items():
@@ -237,7 +238,7 @@ def _loaded(
 
 
 def _narrow_dtype(array: Array, parameter: Parameter, keep: str) -> str | None:
-    """The dtype of `NARROW` in which an array is kept, or None."""
+    """The dtype of `NARROW` in which an array is stored, or None."""
     if not may_be_narrow(parameter, array.shape):
         return None
     if keep != "stored":
@@ -248,12 +249,12 @@ def _narrow_dtype(array: Array, parameter: Parameter, keep: str) -> str | None:
 
 
 def may_be_narrow(parameter: Parameter, shape: Sequence[int]) -> bool:
-    """Whether `keep` applies to an array: to a matrix that is large, and not the weight of a norm."""
+    """Whether `keep` applies to an array, which must be a large matrix, and not the weight of a norm."""
     return parameter.name == "weight" and parameter.kind != "norm" and len(shape) == 2 and prod(shape) >= SMALL
 
 
 def _check_finite(title: str, array: Array) -> None:
-    """Checks that every number is finite. The error gives the index in npformer's layout."""
+    """Checks that all numbers are finite. The error states the index in npformer's layout."""
     index = first_nonfinite(parts(array)[-1])
     if index is not None:
         _refuse_number(title, index, widened(parts(array)[-1]))
@@ -267,7 +268,7 @@ def _refuse_number(title: str, index: tuple[int, ...], array: Array) -> NoReturn
 
 
 def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection[str]) -> set[str]:
-    """The optional arrays that are absent, including all arrays of absent optional groups."""
+    """The optional arrays that are missing, including all arrays of missing optional groups."""
     optional = family_of(config).optional(config)
     present = {each.group for name, each in expected.items() if name in found}
     return {
@@ -291,14 +292,14 @@ def _sinusoids(config: Config, dtype: Any) -> Array:
 
 
 def stored(tree: Tree, config: Config) -> dict[str, Array]:
-    """The flat arrays that a file in npformer's format has: all except tied arrays and tables of sinusoids."""
+    """The flat arrays of a file in npformer's format, which are all except tied arrays and tables of sinusoids."""
     flat = flatten(tree)
     tied = {name for name, table in ties(config).items() if is_table(flat, name, table)}
     return {name: array for name, array in flat.items() if name not in tied and not computed(name, config)}
 
 
 def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors of a converted checkpoint. A `NarrowWeight` becomes its values and, for int8, their scale."""
+    """The tensors of a converted checkpoint. A `NarrowWeight` becomes its values and, for int8, its scale."""
     return {
         name + end: part for name, array in arrays.items() for end, part in zip(("", SCALE), parts(array), strict=False)
     }
@@ -323,7 +324,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
 
 
 def module_path(config: Config, group: str) -> str | None:
-    """The name of the checkpoint's module that holds a group of weights, or None if the model has no such group.
+    """The name of the module in the checkpoint with a group of weights, or None if the model has no such group.
 
     >>> module_path(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
@@ -336,7 +337,7 @@ def module_path(config: Config, group: str) -> str | None:
 
 
 def flatten(tree: Tree) -> dict[str, Array]:
-    """Flattens nested dicts and lists of arrays, joining the keys of a path with dots."""
+    """Flattens nested dicts and lists of arrays to a dict with paths of keys, joined with dots."""
     flat: dict[str, Array] = {}
     for key, value in tree.items():
         if isinstance(value, list):
@@ -377,7 +378,7 @@ def _with_lists(node: Any) -> Any:
 def parameter_dtype(dtype: Any, keep: str = "float32") -> np.dtype[Any]:
     """Returns float32 or float64, given any name of the dtype in NumPy or torch. "auto" is float32.
 
-    float16 and bfloat16 are float32 too, with a warning that names `keep`, unless it is given: see `load`.
+    float16 and bfloat16 also mean float32, with a warning that recommends `keep` unless it is given; see `load`.
     """
     name = getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
     for supported in PARAMETER_DTYPES:

@@ -1,7 +1,7 @@
-"""Verifies the checksums of a folder for `npformer info --verify`, and of a bundled model when it is first loaded.
+"""Verifies checksums of the files in a folder for `npformer info --verify`, and when a bundled model is first loaded.
 
 The checksum of a safetensors file written by npformer is in its metadata (`safetensors.checksum`). In the Hugging Face
-cache, the checksum of a file is the name of the file to which it links.
+cache, a file is a link to a file that is named by its checksum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Verified(NamedTuple):
 def verify(folder: Path) -> Iterator[Verified]:
     """Verifies the stored checksum of each file in the folder of a model and in its subfolders.
 
-    A shard that the index of the weights names and the folder does not have counts as damaged.
+    A shard that is in the index of the weights but missing in the folder counts as damaged.
     """
     files = [path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern)) if not path.is_dir()]
     for path in files:
@@ -48,7 +48,7 @@ def verify(folder: Path) -> Iterator[Verified]:
 
 
 def _missing(folder: Path) -> Iterator[Verified]:
-    """The shards that the index of the weights names and the folder does not have."""
+    """The shards that are in the index of the weights but missing in the folder."""
     weights = next((name for name in WEIGHTS if (folder / name).exists()), "")
     try:
         for shard in shards(folder / weights) if weights.endswith(".index.json") else []:
@@ -71,7 +71,7 @@ def _digest(path: Path, kind: str = "sha256", before: bytes = b"") -> str:
 def _verdict(path: Path, sha256: str) -> str:
     """Compares a file with its checksum. Raises NpformerError if they do not match.
 
-    The cache of the hub names a large file by its SHA-256, and a small one by the SHA-1 of its git blob.
+    The cache of the hub names a large file by its SHA-256, and a small file by the SHA-1 of its git blob.
     """
     blob = Path(os.path.realpath(path))
     if "blobs" in blob.parts and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
@@ -92,9 +92,9 @@ _checked: set[str] = set()
 def verify_once(path: Path) -> None:
     """Verifies the checksum of a safetensors file once for each user.
 
-    An empty file in the user's cache records the check. Its name contains the inode, size and modification time of the
-    checked file. If the cache is not writable, each process checks once (25 ms for 45 MB). Nothing is written next to
-    the checked file, which may be in an installed package.
+    An empty file in the user's cache records the check. The name of this file contains the inode, size and modification
+    time of the checked file. If the cache is not writable, each process checks once (25 ms for 45 MB). Nothing is
+    written next to the checked file, which may be in an installed package.
     """
     try:
         found = os.stat(path)

@@ -1,1 +1,1 @@
-"""The command `npformer`: `process.py` sets up the process, then `main.py` finds the subcommand."""
+"""The command `npformer`. `process.py` sets up the process, and `main.py` finds the subcommand."""

@@ -1,4 +1,4 @@
-"""Formats answers as text: below their input, next to it, or alone."""
+"""Formats answers as text, below or next to the input, or without the input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shown(task: Task, text: str, answer: Any) -> str:
 
 
 def as_written(task: Any, text: str) -> Iterator[str]:
-    """Yields the text after a prompt as it is generated. With beams or several texts, it yields the whole answer."""
+    """Yields the text after a prompt while it is generated. With beams or several texts, yields the whole answer."""
     settings = task.resolved(task.options)
     if settings.num_beams > 1 or settings.num_return_sequences > 1:
         yield shown(task, text, task(text))

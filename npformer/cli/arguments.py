@@ -1,6 +1,6 @@
 """Command-line options as data: options shared by several commands, and a function that adds them to a parser.
 
-`npformer --help` imports this module, so heavy imports wait until a command runs.
+`npformer --help` imports this module, so heavy imports are deferred until a command runs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ PAIR = option("--pair TEXT", "a second text, for models that read two together")
 
 
 def text_options(what: str = "text") -> tuple[Option, ...]:
-    """Returns the options for texts as arguments or from files; `texts.lines` reads them."""
+    """Returns the options for texts as arguments or from files. `texts.lines` reads the texts."""
     arguments = {"nargs": "*", "metavar": what.upper(), "help": f"a {what} (default: each line of stdin)"}
     files = option("-f --file FILE", f"read one {what} per line (- for stdin)", action="append", default=[])
     return Option(("texts",), arguments), files
@@ -87,7 +87,7 @@ ARRAY_OUTPUT = option("-o --output OUT", "FILE.npy, for numpy.load; with --input
 
 
 def dataset_options(array: bool = False) -> tuple[Option, ...]:
-    """Returns the options for reading texts from the rows of a file or a folder of files; `dataset.py` handles them.
+    """Returns the options for texts from the rows of a file or a folder of files. `dataset.py` handles these options.
 
     array: whether --output without --input writes a .npy file.
     """

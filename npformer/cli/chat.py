@@ -1,4 +1,4 @@
-"""`npformer generate --chat` on a terminal: each line is a message, and its answer is shown as it is generated."""
+"""`npformer generate --chat` on a terminal: each line is a message, and the answer is shown while it is generated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Interrupts:
-    """Handles SIGINT: Ctrl-C at the prompt raises KeyboardInterrupt, and at any other moment it is only recorded."""
+    """Handles SIGINT. At the prompt, Ctrl-C raises KeyboardInterrupt; at any other time, it is only recorded."""
 
     reading = pressed = False
 
@@ -75,7 +75,7 @@ def _answer(conversation: Conversation, text: str, interrupts: _Interrupts) -> N
             print(printable(piece), end="", flush=True)
         print()
     except NpformerError as error:
-        if interrupts.pressed:  # Ctrl-C also ends the process that renders the template, which causes this error
+        if interrupts.pressed:  # Ctrl-C also ends the process that renders the template, and this causes an error
             print()
         else:
             complain(error)

@@ -1,9 +1,9 @@
 """Completes commands, options and models on Tab, in bash, zsh and fish. Needs the extra `completion`.
 
-`npformer --print-completion SHELL` prints the script of a shell. To enable it, add one of these lines to the shell's
-startup file: `source <(npformer --print-completion bash)`, the same with zsh, or
-`npformer --print-completion fish | source`. On Tab, the script starts `npformer` with the typed line in COMP_LINE, and
-`answer` writes the possible completions.
+`npformer --print-completion SHELL` prints the script of a shell. To enable completion, add a line to the shell's
+startup file: `source <(npformer --print-completion SHELL)` for bash and zsh, or `npformer --print-completion fish |
+source`. On Tab, the script starts `npformer` with the typed line in COMP_LINE, and `answer` writes possible
+completions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from npformer.common.checks import one_of
 from npformer.common.extras import lacks
 
 SHELLS = ("bash", "zsh", "fish")
-MODELS = ("model", "models", "source")  # arguments that are completed with the names of bundled models
+MODELS = ("model", "models", "source")  # arguments that complete to the names of bundled models
 
 
 def script(shell: str) -> str:

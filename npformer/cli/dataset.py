@@ -20,7 +20,7 @@ OTHERS = ("texts", "query", "file", "json", "pair", "pairs", "context", "context
 
 
 def check(args: Namespace, command: Command) -> None:
-    """Raises NpformerError if an option conflicts with --input, or if --input or an option that it needs is missing."""
+    """Raises NpformerError for an option that conflicts with --input, and for a missing required option."""
     if args.input is None:
         own = [name for name in ("column", "limit", "prefix", "scheduler", *SECOND) if getattr(args, name, None)]
         if own or (args.output is not None and not command.array):

@@ -28,9 +28,9 @@ from npformer.training.metrics import evaluate_blocks, evaluate_labels
 from npformer.training.start import companions, start, write_model
 from npformer.training.trainer import Evaluate
 
-EPILOG = """files of labels: .tsv, .csv or .jsonl with a column "label" and a text (text,
-sentence), or two (text and text_pair, sentence1 and sentence2, premise and
-hypothesis, question and sentence).
+EPILOG = """files of labels: .tsv, .csv or .jsonl with a column "label", and a column of
+texts (text or sentence) or two columns of texts (text and text_pair, sentence1
+and sentence2, premise and hypothesis, or question and sentence).
 
 files of text: .txt, for a causal language model such as GPT-2. Each file is one
 document, followed by the end token. Documents are packed into blocks of the
@@ -134,7 +134,7 @@ def _train(
     args: argparse.Namespace, model: Model, weights: Trainable, recipe: Recipe, output: Path,
     examples: Sequence[Example], held_out: Sequence[Example], numbers: Evaluate, score: str,
 ) -> tuple[Trainer[Example], dict[str, float]]:  # fmt: skip
-    """Runs or resumes the training and selects the best weights; returns the trainer and these weights' metrics."""
+    """Runs or resumes the training, and selects the best weights. Returns the trainer and the best metrics."""
     recipe = replace(recipe, dropout=standard_rates(model.config, args.dropout, head=args.dropout))
     training = Trainer(
         HeadLoss(model.config, args.label_smoothing), weights, recipe, output / recipes.TRAINING, model.threads,
@@ -145,6 +145,6 @@ def _train(
 
 
 def _labels(source: Path, found: tuple[str, ...], limits: Limits) -> tuple[str, ...]:
-    """Returns the model's labels if the files use all of them, by name or number, else the labels of the files."""
+    """Returns the labels of the model if the files use all of them, by name or number, else the labels in the files."""
     own = read_config(read_json(source / CONFIG, limits, "config"), limits=limits).labels
     return own if {each.lower() for each in found} <= label_keys(own).keys() and len(own) == len(found) else found

@@ -78,7 +78,7 @@ ACTIONS = {
         "FILE",
         "the golden file, then the port's arrays (.safetensors, .npz, a folder of .npy) or a folder of its weights,"
         " unless --torch",
-        "Compare a port's stages and weights with a golden file and find the first\nthat diverges.",
+        "Compare a port's stages and weights with a golden file, and find the\nfirst stage or weight that diverges.",
         "  npformer golden compare golden.safetensors mine.npz --names names.json",
         COMPARED,
     ),
@@ -163,7 +163,7 @@ def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         elif each.dest == "action" or action not in TAKEN_BY.get(each.dest, ACTIONS):
             each.help = argparse.SUPPRESS
     for group in parser._action_groups[2:]:
-        group.title = None  # titles name the actions that take the options, which is redundant for one action
+        group.title = None  # titles name the actions that take the options, which is redundant for a single action
 
 
 def run(args: argparse.Namespace) -> int:
@@ -264,10 +264,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | Seq2Seq | None, str]:
-    """Loads the golden file's model: --model, else one next to the file, the one named in the file, or --torch.
+    """Loads the model of a golden file: --model, a model next to the file, the model named in the file, or --torch.
 
-    Only --model may be downloaded. Without such a model, returns None and the reason. Raises NpformerError if --model
-    cannot be loaded or is not the file's model.
+    Only --model may be downloaded. If there is no model, returns None and the reason. Raises NpformerError if --model
+    cannot be loaded or is not the model of the file.
     """
     beside = Path(args.given[0]).resolve().parent
     found = [str(beside)] if (beside / CONFIG).exists() else []

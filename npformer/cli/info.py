@@ -27,7 +27,7 @@ EPILOG = """examples:
   npformer info distilbert-sst2
   npformer info --verify distilbert-sst2"""
 
-MARGIN = 24  # if a name is longer, each value is printed below its name
+MARGIN = 24  # if any name is longer, values are printed below names
 CARD = 2**16  # maximum bytes read from a model card
 
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(name: str, value: str, width: int) -> str:
-    """Formats a name and its value. On a terminal, wraps the value, below the name if any of the names is long."""
+    """Formats a name and its value. On a terminal, wraps the value, below the name if any name is long."""
     value = value.replace("\n", "\\n")  # a label or file name may contain line breaks
     line = f"{name:{width}}  {value}"
     if not sys.stdout.isatty():
@@ -70,11 +70,11 @@ def _row(name: str, value: str, width: int) -> str:
 
 
 def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """Returns each file's SHA-256 with the source of its expected checksum, and whether any file is damaged."""
+    """Returns the SHA-256 of each file with the source of the expected checksum, and whether any file is damaged."""
     from npformer.checkpoint.verify import verify
     from npformer.loading import bundled, find_folder
 
-    models = bundled()  # `find_folder` refuses damaged bundled models, which are reported here
+    models = bundled()  # `find_folder` rejects damaged bundled models, which are reported here
     if args.model is None:
         folders = list(models.values())
     else:
@@ -103,7 +103,7 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
         "machine": f"{platform.machine()} {platform.system()}, {available_cores()} cores",
         "threads": thread_count(args.threads),
         "BLAS": [_blas(library) for library in blas_libraries()] or ["none found by threadpoolctl"],
-        # Only this dtype is tried, because some BLAS libraries abort the process on products of the other dtype.
+        # Only this dtype is tested, because some BLAS libraries abort the process for products of the other dtype.
         "same bits": f"{args.dtype}: {_same_bits(np.dtype(args.dtype))}",
         "panels": _panels(),
         "bundled models": [f"{name} in {folder}" for name, folder in sorted(bundled().items())] or ["none"],
@@ -158,7 +158,7 @@ def _memory(arrays: Iterable[Parameter], dtype: str, keep: str) -> str:
 
 
 def _card(folder: Path) -> dict[str, str]:
-    """Returns the path of the model's card, and the base model that the card names."""
+    """Returns the path of the model card, and the base model named in the card."""
     card = folder / "README.md"
     try:
         file = open_file(card)
@@ -170,9 +170,9 @@ def _card(folder: Path) -> dict[str, str]:
 
 
 def _model(args: argparse.Namespace) -> dict[str, Any]:
-    """Describes a model from its config.json, without reading or downloading its weights.
+    """Describes a model from its config.json, without reading or downloading weights.
 
-    Raises the same NpformerError for an unsupported model as loading it does; the error names the missing part.
+    For an unsupported model, raises the same NpformerError as `load`, which names the unsupported feature.
     """
     from npformer.checkpoint.modules import home
     from npformer.checkpoint.read import WEIGHTS, config_of, read_description

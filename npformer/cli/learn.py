@@ -5,11 +5,11 @@ learn start FOLDER      write my_transformer.py, with the functions to fill
 learn check             run the file in this folder, and report what is
                         right, what is wrong and why
 learn hint NAME         a hint for a function; repeat for more, up to three
-learn solution NAME     the function of npformer's page, which passes if it is
-                        pasted
-learn reset NAME        put a function back to its empty form, and keep its
-                        code in another file
-learn look              a page of views of your model and of npformer's
+learn solution NAME     the function of npformer's page, which passes if you
+                        paste it
+learn reset NAME        reset a function to its empty form, and save its code
+                        in another file
+learn look              draw your model next to npformer's, on one page
 learn grade FOLDER      check the files of a class, and write a table"""
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from npformer.learn.report import next_help
 from npformer.learn.running import LIMIT
 from npformer.learn.template import FILE
 
-EPILOG = """check executes your file in a process of its own. A function may take --limit
+EPILOG = """check executes your file in a separate process. A function may take --limit
 seconds of processor time. check exits with 0 if every function passes, 3 if
-one does not yet, and 1 for bad input. It takes a folder or a file too:
-`npformer learn check my_transformer`. In the folder of your file,
-`npformer learn check --watch` checks it again whenever you save, and
+a function does not pass yet, and 1 for bad input. check also accepts a folder
+or a file: `npformer learn check my_transformer`. In the folder of your file,
+`npformer learn check --watch` checks the file again whenever you save, and
 `npformer learn check --chapter 2 --json` prints the functions of the first two
 chapters as JSON, and writes nothing to the folder.
 
 grade checks each Python file and each folder in FOLDER. --csv writes a row for
-each, --feedback and --gradescope write a report for each to a folder with the
-name of the CSV file. The files are executed: grade them in a container.
+each submission. --feedback and --gradescope write a report for each submission
+to a folder with the name of the CSV file. Grade in a container, because the
+files are executed.
 
 examples:
   npformer learn start my_transformer
@@ -55,12 +56,12 @@ examples:
 
 ACTIONS = ("start", "check", "hint", "solution", "reset", "look", "grade")
 OF_A_FUNCTION = ("hint", "solution", "reset")
-PAUSE = 0.3  # seconds between looks at whether the file has changed
+PAUSE = 0.3  # seconds between checks for changes to the file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help="what to do")
-    name = "for hint, solution and reset, the function; for the others, a folder or file (default: this folder)"
+    name = "for hint, solution and reset, the function; for other actions, a folder or file (default: this folder)"
     parser.add_argument("name", nargs="?", metavar="FOLDER or NAME", help=name)
     parser.add_argument("--folder", default=".", metavar="DIR", help="the folder of your file (default: this one)")
     check = parser.add_argument_group("check and grade")
@@ -110,9 +111,9 @@ def _check(args: argparse.Namespace) -> int:
     except NpformerError as error:
         if not args.gradescope:
             raise
-        print(json.dumps(gradescope({}, str(error)), indent=1))  # a submission without the file gets no points
+        print(json.dumps(gradescope({}, str(error)), indent=1))  # without the file, a submission gets no points
         return DIVERGES
-    seen = file.stat().st_mtime_ns  # read before the check, because the file may change during it
+    seen = file.stat().st_mtime_ns  # read before the check, because the file may change meanwhile
     code = _checked(args)
     while args.watch:
         time.sleep(PAUSE)
@@ -147,7 +148,7 @@ def _grade(args: argparse.Namespace) -> None:
             for each in learn.grade(*given):
                 grades.append(each)
                 add(1)
-    finally:  # an interrupted run writes the grades so far
+    finally:  # an interrupted run also writes the grades so far
         text = grading.table(grades, args.chapter)
         if args.csv is None:
             print(text, end="")

@@ -2,8 +2,8 @@
 
 A subcommand that runs a task on texts is declared in `tasks/catalogue.py`. Any other subcommand is a module in this
 folder with EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0. A module may have
-`narrow(parser, arguments)`, which adapts the help to the arguments. Modules are imported only when they are needed, so
-that `npformer --help` answers at once.
+`narrow(parser, arguments)`, which adapts the help to the arguments. Modules are imported only when needed, so that
+`npformer --help` responds at once.
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command with these arguments, by default those of the process, and returns the exit code.
+    """Runs the command with these arguments, by default the arguments of the process, and returns the exit code.
 
-    A user's mistake, a closed pipe, a full disk or Ctrl-C ends it with a message or silently, never with a traceback.
+    A user's mistake, a closed pipe, a full disk or Ctrl-C ends the command with a message or silently, never with a
+    traceback.
     """
     warnings.showwarning = lambda message, *_, **__: complain(message)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # escapes characters outside its encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # escapes characters that the encoding lacks
     stdout = sys.stdout
     sys.stdout = Escaping(stdout)
     try:
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has closed the pipe, as `head` does
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         discard(stdout)
         return SIGNALLED + 13
     except OSError as error:
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     """Runs the subcommand that the first argument names, or prints the version, the help or a completion script."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         from npformer.cli.completion import answer
 
         answer(COMMANDS, find)
@@ -119,7 +120,7 @@ def _run(given: list[str]) -> int:
 
 
 class Subcommand(NamedTuple):
-    """A subcommand: its help texts, its arguments, and the function to run; `narrow` adapts the help."""
+    """A subcommand: help texts, arguments, and the function to run; `narrow` adapts the help."""
 
     description: str | None
     epilog: str
@@ -135,7 +136,7 @@ def find(name: str) -> Subcommand:
     if task := TASK_COMMANDS.get(name):
 
         def answer(args: Namespace) -> int:
-            from npformer.cli.run_task import answer_all  # loads more than a parser needs
+            from npformer.cli.run_task import answer_all  # imported late, because a parser does not need it
 
             return answer_all(task.task, task.command, args)
 
@@ -164,7 +165,7 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         args = parser.parse_intermixed_args(arguments)
     except SystemExit as end:  # --help, or a wrong argument that argparse has reported
         return int(end.code or 0)
-    servers = ("explore", "serve")  # run until they are stopped, and show their own lines
+    servers = ("explore", "serve")  # commands that run until stopped, and show their own progress
     with nullcontext() if name in servers else waiting(f"npformer {name}"):
         return interruptible(lambda: command.run(args) or 0)
 

@@ -1,5 +1,5 @@
-"""Print the maths of a model: its page of plain NumPy. With --standalone, one file
-with everything that the page uses; it runs without npformer."""
+"""Print the maths of a model: its page of plain NumPy. With --standalone, print
+one file with everything that the page uses, which runs without npformer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", metavar="NAME", help="a family, such as llama, or a page: formulas, gradients"
     )
     add_options(parser, model_options(required=False, note="instead of NAME"))
-    parser.add_argument("--standalone", action="store_true", help="one file that needs NumPy alone")
+    parser.add_argument("--standalone", action="store_true", help="one file that needs only NumPy")
     output = "write the text to FILE; with -m and --standalone, also the weights, to FILE.npz"
     parser.add_argument("-o", "--output", metavar="FILE", help=output)
 
@@ -49,11 +49,11 @@ def run(args: argparse.Namespace) -> None:
         _write(source(model), args.output)
         return
     if args.output is None:
-        raise NpformerError("--output: expected a file, beside which the weights are written, such as -o model.py")
+        raise NpformerError("--output: expected a file such as -o model.py; the weights are written next to it")
     path, arrays = _files(args.output)
     ids, meaning = _ids(model)
     text, flat = standalone_model(model, ids, arrays.name)
-    with written_whole(path) as program, written_whole(arrays) as weights:  # both or, after an error, neither
+    with written_whole(path) as program, written_whole(arrays) as weights:  # both files or, after an error, none
         program.write_text(text, encoding="utf-8")
         with weights.open("wb") as file:
             np.savez(file, **flat)  # type: ignore[arg-type]
@@ -62,24 +62,24 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _files(output: str) -> tuple[Path, Path]:
-    """The paths of a program and of its weights."""
+    """The paths of a program and its weights."""
     path = Path(output)
     if not path.name or path.suffix.lower() == ".npz" or is_stream(path):
         raise NpformerError(
-            f"--output: expected the name of a Python file, beside which the weights are written, such as -o model.py, "
+            f"--output: expected the name of a Python file, such as -o model.py, with the weights next to it, "
             f"got {shown(output)}"
         )
     return path, path.with_suffix(".npz")
 
 
 def _ids(model: Any) -> tuple[list[int], str]:
-    """The token ids of TEXT, or the first ids if the model has no tokenizer, and words that describe them."""
+    """The token ids of TEXT, or the first ids if the model has no tokenizer, with a description of the ids."""
     try:
         found = model.tokenizer.encode(TEXT)
     except NpformerError:
         ids = list(range(min(6, model.config.vocab_size)))
         return ids, f"the ids {' '.join(map(str, ids))}"
-    return [int(each) for each in getattr(found, "ids", found)], repr(TEXT)  # a translator's tokenizer returns a list
+    return [int(each) for each in getattr(found, "ids", found)], repr(TEXT)  # translators have lists of ids
 
 
 def _write(text: str, path: str | Path | None) -> None:

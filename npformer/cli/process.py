@@ -1,6 +1,6 @@
-"""The command's process: exit codes, Ctrl-C, and closed or full standard streams.
+"""The process of the command: exit codes, Ctrl-C, and closed or full standard streams.
 
-Nothing large is imported here, not even `typing`, because Ctrl-C ends in a traceback until `set_up` has run.
+No large module is imported here, not even `typing`, because before `set_up` has run, Ctrl-C causes a traceback.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 BAD_INPUT, USAGE, DIVERGES = 1, 2, 3  # exit codes; 0 is success
-SIGNALLED = 128  # a shell's exit code for a program ended by a signal is this plus the signal's number
+SIGNALLED = 128  # added to the number of a signal in a shell's exit code for a program that the signal ended
 INTERRUPTED = SIGNALLED + signal.SIGINT
 
-_interrupted = False  # whether Ctrl-C was pressed, which explains later failures
+_interrupted = False  # whether Ctrl-C was pressed, which explains later errors
 _code: int | None = None  # the exit code of a command that has ended
 
 
 def set_up() -> None:
-    """Makes Ctrl-C end the process silently, and opens the standard streams that are closed."""
+    """Makes Ctrl-C end the process silently, and opens closed standard streams."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, _leave)
         sys.unraisablehook, sys.excepthook = _unraisable, _uncaught
-    if not atexit._ncallbacks():  # `_end` would skip hooks registered before it, because they run later
+    if not atexit._ncallbacks():  # `_end` would skip hooks that were registered earlier, because these run later
         atexit.register(_end)
     _open_streams()
 
@@ -41,12 +41,12 @@ def ended(code: int) -> int:
 
 
 def _end() -> None:
-    """Ends the process without freeing its memory piece by piece, which takes 10 ms or more for a model."""
+    """Ends the process without freeing memory piece by piece, which takes 10 ms or more for a model."""
     if _code is not None:
         from contextlib import suppress
 
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # closed, or full
+            with suppress(OSError, ValueError):  # the stream is closed, or the disk is full
                 stream.flush()
         os._exit(_code)
 
@@ -71,14 +71,14 @@ class Escaping:
 
 
 def interruptible(work: Callable[[], int]) -> int:
-    """Runs `work` so that Ctrl-C raises KeyboardInterrupt in it and leaves no half-written file."""
+    """Runs `work`, in which Ctrl-C raises KeyboardInterrupt, so that no half-written file is left."""
     if signal.getsignal(signal.SIGINT) is not _leave:
         return work()
     try:
         signal.signal(signal.SIGINT, _interrupt)
         return work()
     except Exception:
-        if _interrupted:  # extension modules turn a KeyboardInterrupt during import into their own error
+        if _interrupted:  # during import, extension modules turn a KeyboardInterrupt into a different error
             raise KeyboardInterrupt from None
         raise
     finally:
@@ -86,7 +86,7 @@ def interruptible(work: Callable[[], int]) -> int:
 
 
 def complain(message: object) -> None:
-    """Writes a message to stderr, or does nothing if stderr cannot be written."""
+    """Writes a message to stderr, or does nothing if stderr cannot be written to."""
     to_stderr(f"npformer: {message}")
 
 
@@ -102,7 +102,7 @@ def to_stderr(text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Discards the buffer of a stream that cannot be written."""
+    """Discards the buffer of a stream that cannot be written to."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -127,16 +127,16 @@ def _unraisable(error: Any) -> None:
 
 
 def _uncaught(kind: Any, error: Any, traceback: Any) -> None:
-    """Prints an uncaught exception, unless Ctrl-C caused it: NumPy's compiled parts raise other errors for Ctrl-C."""
+    """Prints an uncaught exception, unless Ctrl-C caused it. Compiled parts of NumPy raise other errors on Ctrl-C."""
     if not (_interrupted or issubclass(kind, KeyboardInterrupt)):
         sys.__excepthook__(kind, error, traceback)
 
 
 def _open_streams() -> None:
-    """Opens /dev/null for each standard stream that cron or `>&-` has closed, so that no file gets its descriptor.
+    """Opens /dev/null for each standard stream closed by cron or `>&-`, so that no other file gets the descriptor.
 
     /dev/null is opened for writing as stdin and for reading as stdout, so that reading texts and writing answers still
-    fail. Messages to stderr are lost.
+    fails. Messages to stderr are lost.
     """
     streams = (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
     for number, (name, mode, access) in enumerate(streams):

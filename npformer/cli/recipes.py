@@ -34,7 +34,7 @@ def output(args: argparse.Namespace) -> Path:
         left = f"; {folder / TRAINING} can be deleted" if (folder / TRAINING).exists() else ""
         raise NpformerError(f"{folder}: already contains a model; give another folder{left}")
     if (folder / TRAINING).exists():
-        with in_use(folder / TRAINING):  # fails early if the folder is in use; the training locks it again
+        with in_use(folder / TRAINING):  # fails early if the folder is in use; the training locks the folder again
             pass
     return folder
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
     add("--eps", float, "E", default.eps, "epsilon of Adam")
     add("--clip", float, "N", default.clip, "largest gradient norm; 0: no limit")
     add("--dropout", float, "P", 0.1, "dropout rate, at the family's usual stages")
-    add("--label-smoothing", float, "E", label_smoothing, "share of the target's probability spread over all classes")
+    add("--label-smoothing", float, "E", label_smoothing, "probability moved from the target to all classes")
     add("--window", whole, "N", default.window, "sort the texts of N batches by length before batching")
     add("--average", whole, "N", default.average, "average the last N checkpoints if that scores higher")
     parser.add_argument(
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
 
 
 def read(args: argparse.Namespace) -> Recipe:
-    """Makes the recipe without its dropout rates, which depend on the model. Raises NpformerError for a bad option."""
+    """Makes the recipe without dropout rates, which depend on the model. Raises NpformerError for an invalid option."""
     try:
         first, second = map(float, args.betas.split(","))
     except ValueError:

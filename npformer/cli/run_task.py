@@ -32,7 +32,7 @@ Answered = tuple[InputLine, Any]  # a line, and its answer or None
 
 
 def answer_all(name: str, command: Command, args: Namespace) -> int:
-    """Writes the answers as text, as JSON lines (--json) or as an array (--output), and returns the exit code.
+    """Writes answers as text, as JSON lines (--json) or as an array (--output), and returns the exit code.
 
     With --input, answers the rows of a dataset instead.
     """
@@ -69,7 +69,7 @@ def answer_all(name: str, command: Command, args: Namespace) -> int:
 
 
 def _write(task: Task, args: Namespace) -> int:
-    """Shows each answer on a terminal, piece by piece as it is generated, and returns the exit code."""
+    """Shows each answer on a terminal piece by piece, while it is generated, and returns the exit code."""
     code = 0
     for line in lines(args):
         try:
@@ -120,7 +120,7 @@ def _split(text: str) -> Pair:
 
 
 def _task(name: str, command: Command, args: Namespace) -> Task:
-    """Makes the command's pipeline. Its errors name the options of the command, not those of the task."""
+    """Makes the pipeline of a command. Errors refer to options of the command, not to options of the task."""
     if args.model is None:
         raise NpformerError(f"--model: missing; give the folder or Hugging Face id of {TASKS[name].wanted}")
     options = (*command.options, *command.long)
@@ -194,7 +194,7 @@ def _without_answer(line: InputLine) -> Answered:
 
 
 def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
-    """Writes a .npy file row by row in constant memory. Its header, which has the number of rows, is written last."""
+    """Writes a .npy file row by row, in constant memory. The header, with the number of rows, is written last."""
     code = rows = 0
     empty = task.collect([])[:0]
     with written_whole(path) as partial, open(partial, "wb") as file:
@@ -211,6 +211,6 @@ def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
 
 
 def _write_header(file: BinaryIO, rows: int, like: np.ndarray) -> None:
-    """Writes the header of a .npy file. The header's length is the same for any number of rows."""
+    """Writes the header of a .npy file, which has the same length for any number of rows."""
     described = {"descr": like.dtype.str, "fortran_order": False, "shape": (rows, like.shape[1])}
     np.lib.format.write_array_header_1_0(file, described)

@@ -42,7 +42,7 @@ The bundled model is trained on sentiment, so it finds lines of the same mood. A
 sentence-embedding model, as above, finds lines of the same meaning."""
 
 SUFFIX = ".vectors.safetensors"
-DOCUMENTS = ("document", "passage", "corpus")  # possible names of the prompt for the texts to search
+DOCUMENTS = ("document", "passage", "corpus")  # possible names of the prompt for the searched texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _vectors(task: Any, model: str, file: str, read: list[InputLine]) -> np.ndarray:
-    """Returns the vectors (N, D) of a file's lines, NaN for lines without text. Reads or computes them."""
+    """Reads or computes the vectors (N, D) of the lines in a file, with NaN for lines without text."""
     content = hashlib.sha256(json.dumps([[line.text, bool(line.error)] for line in read]).encode()).hexdigest()
     described = {"lines": content, "model": model}
     place = Path(file + SUFFIX)
@@ -95,14 +95,14 @@ def _vectors(task: Any, model: str, file: str, read: list[InputLine]) -> np.ndar
             return kept
     unread = sum(bool(line.error) for line in read)
     vectors = _computed(task, read)
-    if keeps and unread == sum(bool(line.error) for line in read):  # lines without an answer are reported each time
-        with suppress(NpformerError, OSError):  # without write access the next search computes them again
+    if keeps and unread == sum(bool(line.error) for line in read):  # lines without an answer must be reported each time
+        with suppress(NpformerError, OSError):  # without write access, the next search computes the vectors again
             save_arrays(place_in_folder(place), {"vectors": vectors}, described)
     return vectors
 
 
 def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray, limits: Limits) -> np.ndarray | None:
-    """Returns a file's stored vectors (N, D), or None if they are outdated or damaged. Reports damage."""
+    """Returns the stored vectors (N, D) of a file, or None if they are outdated or damaged. Reports damage."""
     try:
         arrays, metadata = load_arrays(place, limits)
         if not described.items() <= metadata.items():

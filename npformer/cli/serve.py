@@ -15,9 +15,9 @@ from npformer.serve import ServiceLimits, need_extra
 from npformer.tasks.declaration import whole
 
 KEY = "NPFORMER_API_KEY"
-EPILOG = f"""Requests of different clients share batches; each answer is the same as alone.
-GET /docs lists the routes. SIGTERM stops the service: accepted requests are
-answered, then it exits with 0.
+EPILOG = f"""Requests of different clients share batches; each answer is the same as for
+its request alone. GET /docs lists the routes. After SIGTERM, the service
+answers the accepted requests, then exits with 0.
 
 The API key is read from the variable {KEY} or from a file, because
 every user of a machine can see a process's arguments.
@@ -25,7 +25,7 @@ every user of a machine can see a process's arguments.
 example:
   npformer serve distilbert-sst2 --port 8123"""
 
-#: Option -> the field of ServiceLimits that it sets, and its help.
+#: Option -> the field of ServiceLimits that the option sets, and the help text.
 LIMITS = {
     "--max-body": ("body", "maximum bytes in a request"),
     "--max-texts": ("texts", "maximum texts in a request"),
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-j", "--threads", type=whole, metavar="N", help="cores per process (default: all, divided among the processes)"
     )
     add_options(parser, [REVISION, OFFLINE, KEEP])
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key that requests need")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key that clients send")
     parser.add_argument(
         "--access-log", action="store_true", help="log each request: method, path, status, time and rows, but no texts"
     )
@@ -81,16 +81,16 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _named(models: list[str], names: list[str]) -> dict[str, str]:
-    """Returns the models by the names to serve them under."""
+    """Returns the models by the names under which they are served."""
     if len(names) != len(models) or len(set(names)) != len(names) or not all(names):
         raise NpformerError(
-            f"--name: expected a name for each of {len(models)} models, each of them once, got {', '.join(names)}"
+            f"--name: expected a different name for each of {len(models)} models, got {', '.join(names)}"
         )
     return dict(zip(names, models, strict=True))
 
 
 def _api_key(path: Path | None) -> str | None:
-    """Returns the key from the file if one is given, else from the environment, or None."""
+    """Returns the key from the given file, or else from the environment, or None."""
     if path is None:
         return os.environ.get(KEY)
     try:

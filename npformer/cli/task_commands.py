@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser
 
 PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of the second texts")
-#: The kind of a command's input -> its arguments.
+#: The kind of input of a command -> arguments.
 READS: dict[str, tuple[Option | OneOf, ...]] = {
     "text": text_options(),
     "prompt": text_options("prompt"),
@@ -40,7 +40,7 @@ READS: dict[str, tuple[Option | OneOf, ...]] = {
 
 
 class TaskCommand(NamedTuple):
-    """A task's command, as `main.py` runs it."""
+    """The command of a task, in the form that `main.py` runs."""
 
     task: str
     command: Command

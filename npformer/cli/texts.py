@@ -1,6 +1,6 @@
-"""Reads a command's texts: its arguments, or the lines of files and of standard input.
+"""Reads the texts of a command, which are its arguments, or the lines of files and of standard input.
 
-Lines that are not UTF-8 are reported; the others are still read.
+Lines that are not UTF-8 are reported; all other lines are still read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from npformer.text.inputs import Pair
 
 @dataclass
 class InputLine:
-    """A text and where it comes from, or the reason why it could not be read."""
+    """A text and its origin, or the reason why the text could not be read."""
 
     where: str
     text: str = ""
@@ -30,7 +30,7 @@ class InputLine:
 
 
 def paired(text: str, pair: str | None) -> str | Pair:
-    """Returns the text, or with --pair a Pair of texts. Raises NpformerError for text that is not UTF-8."""
+    """Returns the text or, with --pair, a Pair of texts. Raises NpformerError for text that is not UTF-8."""
     given = {"TEXT": text} if pair is None else {"TEXT": text, "--pair": pair}
     read = [_decoded(where, argument.encode(errors="surrogateescape")) for where, argument in given.items()]
     for line in read:
@@ -40,7 +40,7 @@ def paired(text: str, pair: str | None) -> str | Pair:
 
 
 def lines(args: Namespace) -> Iterator[InputLine]:
-    """Yields the texts in order: arguments, then files. Without either, reads standard input.
+    """Yields texts from arguments and then from files, in order. Without either, reads standard input.
 
     Raises NpformerError before the first text if a file cannot be read.
     """
@@ -54,7 +54,7 @@ def lines(args: Namespace) -> Iterator[InputLine]:
 
 
 def check_files(args: Namespace) -> None:
-    """Raises NpformerError if a file of texts after a query cannot be read, before any model is."""
+    """Raises NpformerError if a file of texts after a query cannot be read, before a model is loaded."""
     for name in args.file:
         try:
             if name != "-":
@@ -72,7 +72,7 @@ def count(args: Namespace) -> int | None:
 
 
 def interactive(args: Namespace) -> bool:
-    """Returns whether texts are typed on a terminal, where each needs its answer at once."""
+    """Returns whether texts are typed on a terminal, where each answer must be shown at once."""
     return ("-" in args.file or not (args.texts or args.file)) and sys.stdin.isatty()
 
 
@@ -91,7 +91,7 @@ def read_file(name: str) -> str:
 def plain(text: str, width: int | None = None) -> str:
     """Makes a text safe to print on one line: replaces control characters and truncates it to the terminal's width.
 
-    `width`: columns that the rest of the line takes; None disables truncation.
+    `width`: columns taken by the rest of the line; None disables truncation.
     """
     text = "".join(each if each.isprintable() else " " for each in text)
     if width is not None and sys.stdout.isatty():

@@ -62,12 +62,12 @@ def _described(recorded: Trace, names: list[str]) -> dict[str, Any]:
 
 
 def _source(recorded: Trace) -> dict[str, Any]:
-    """Returns the tokens that an encoder reads, for a model with a decoder."""
+    """Returns the tokens that the encoder reads, for a model with a decoder."""
     if recorded.key_ids is None:
         return {}
     return {"source_tokens": recorded.key_tokens, "source_ids": recorded.key_ids.tolist()}
 
 
 def _values(array: np.ndarray, row: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields that are different in JSON: the shape as numbers, the function's full name, some values."""
+    """Returns fields with different values in JSON: shape as numbers, full name of the function, some values."""
     return {"shape": list(array.shape), "function": f"npformer.engine.{row['function']}", "corners": corners(array)}

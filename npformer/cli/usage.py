@@ -1,4 +1,4 @@
-"""The parser of a subcommand, whose errors show the right form of the arguments."""
+"""The parser of a subcommand, with errors that show the correct form of the arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNKNOWN = "unrecognized arguments: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose error for missing, unknown or too many arguments says which ones are expected."""
+    """An ArgumentParser with errors for missing, unknown and extra arguments that state the expected arguments."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith(REQUIRED):
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _missing(self, names: list[str]) -> list[str]:
-        """Returns the required arguments with their choices. argparse also lists positional ones that may be absent."""
+        """Returns the required arguments with their choices. argparse also lists optional positional arguments."""
         known = {"/".join(each.option_strings) or str(each.metavar or each.dest): each for each in self._actions}
         found = []
         for name in names:

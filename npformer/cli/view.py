@@ -19,7 +19,7 @@ from npformer.loading import load
 from npformer.view.attribution_view import METHODS
 
 KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation")
-EPILOG = """Without -o a view is printed as text. Of a page, only the heads are printed.
+EPILOG = """Without -o, a view is printed as text. For a page, only the heads are printed.
 
 examples:
   npformer view "time flies like an arrow" --layer 0 --head 8 \\
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns --layer, --head and --method for the view. Raises NpformerError if the view does not take one of them."""
+    """Returns --layer, --head and --method for the view. Raises NpformerError for an option that the view lacks."""
     if args.kind in ("attribution", "page"):
         methods = {"methods": args.method}
     elif args.method:

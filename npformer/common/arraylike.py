@@ -1,8 +1,7 @@
 """Lets public functions take array-likes, as in NumPy: lists, tuples, scalars, and arrays of integers or booleans.
 
-Arrays of float16 are computed in float32, because sums and squares of float16 numbers overflow at 65504.
-`npformer/__init__.py` wraps the functions that it exports. Calls inside the package are not wrapped and have no
-overhead.
+float16 arrays are computed in float32, because sums and squares of float16 numbers overflow at 65504.
+`npformer/__init__.py` wraps exported functions. Calls inside the package are not wrapped, and thus have no overhead.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from npformer.common.errors import NpformerError
 
 Convert = Callable[[Any], Any]
 
-#: Arguments that keep their dtype: whole numbers and the array of `tap`.
+#: Arguments that are not converted to a floating-point dtype: whole numbers and the array of `tap`.
 _KEPT = frozenset({"ids", "targets", "array"})
 #: Function and argument -> minimum number of axes.
 _AXES = {("log_softmax", "x"): 1, ("cross_entropy", "logits"): 1}
 
 
 def scalar(value: Any) -> Any:
-    """Converts a NumPy scalar to a Python number, which does not promote float32 arrays. Keeps other values."""
+    """Converts a NumPy scalar to a Python number, which does not promote float32 arrays. Keeps any other value."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
 
 
 def takes_array_likes(function: Any) -> Any:
     """Wraps a function to convert its array arguments with np.asarray, and integers and booleans to float64.
 
-    Annotations determine which arguments are arrays; `_KEPT` lists the exceptions to float64. A class, or a function
-    without such arguments, is returned unchanged.
+    Annotations determine which arguments are arrays; `_KEPT` lists arguments that are not converted to float64. A
+    class, or a function without array arguments, is returned unchanged.
     """
     parameters = inspect.signature(function).parameters if isinstance(function, FunctionType) else {}
     found = {name: _converter(function.__name__, name, str(each.annotation)) for name, each in parameters.items()}
@@ -56,9 +55,10 @@ def takes_array_likes(function: Any) -> Any:
 
 
 def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function to compute in float32 if an array is float16. The result is float16 if all arrays are.
+    """Wraps a function to compute in float32 if an array is float16. If all arrays are float16, so is the result.
 
-    A mask does not count, and `out` may be float16 too. Numbers above 65504 become infinite, as in any conversion.
+    Masks are not counted as arrays. `out` may be float16 too. Numbers above 65504 become infinite, as in any conversion
+    to float16.
     """
     names = tuple(inspect.signature(function).parameters)
 
@@ -89,7 +89,7 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
 
 
 def _widened(value: Any) -> Any:
-    """The value with float32 arrays instead of float16 arrays."""
+    """Converts the float16 arrays in a value to float32."""
     if isinstance(value, np.ndarray):
         return value.astype(np.float32) if value.dtype == np.float16 else value
     if isinstance(value, Mapping):
@@ -98,7 +98,7 @@ def _widened(value: Any) -> Any:
 
 
 def _narrowed(value: Any) -> Any:
-    """The array in float16, or each array of a tuple."""
+    """Converts an array, or the arrays in a tuple, to float16."""
     return tuple(map(_narrowed, value)) if isinstance(value, tuple) else value.astype(np.float16)
 
 
@@ -145,7 +145,7 @@ def _array(where: str, keeps: bool, least: int, value: Any) -> np.ndarray:
 def as_numbers(where: str, value: Any, keeps: bool = False) -> np.ndarray:
     """np.asarray(value), with integers and booleans converted to float64 unless `keeps`.
 
-    Raises NpformerError if its elements are not real numbers.
+    Raises NpformerError if the elements are not real numbers.
     """
     try:
         array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""Checks of user input. A check returns the value, or raises NpformerError, which names it and the expected values."""
+"""Checks of user input. A check returns the value, or raises an NpformerError with the argument's name."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _meant(name: object, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Formats a value for an error message. Shortens long texts; shows only the type of objects such as lists."""
+    """Formats a value for an error message: shortens long texts, and shows only the type of objects such as lists."""
     if isinstance(value, str | bool | float | None) or (isinstance(value, int) and abs(value) < 2**64):
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."
@@ -87,7 +87,7 @@ def shown(value: object) -> str:
 
 
 def brief(settings: Any) -> str:
-    """The repr of a dataclass without the fields set to their defaults. Evaluating it returns an equal object."""
+    """The repr of a dataclass without fields at their default values. Evaluating it returns an equal object."""
     given = {each.name: getattr(settings, each.name) for each in fields(settings)}
     changed = [f"{each.name}={given[each.name]!r}" for each in fields(settings) if given[each.name] != each.default]
     return f"{type(settings).__name__}({', '.join(changed)})"

@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 
-_LINES, _WIDTH = 100, 1000  # maximum lines of a message and characters of a line; longer ones contain names from files
+_LINES, _WIDTH = 100, 1000  # maximum lines of a message and characters of a line; names from files may be longer
 
 
 #: Characters that move a terminal's cursor, change its state or reorder nearby text, except tab and line feed.
@@ -18,7 +18,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 def escaped(text: str) -> str:
     """Escapes control characters, such as `\\u001b`, so that a name from an untrusted file cannot control a terminal.
 
-    The escapes are those of JSON, so a JSON parser restores the characters.
+    The escapes are the same as in JSON, so a JSON parser restores the characters.
     """
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

@@ -1,4 +1,4 @@
-"""How to install npformer, and the error for a package of an extra that is not installed."""
+"""The command to install npformer, and the error for missing packages of an extra."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def installation(extra: str) -> str:
 
 
 def lacks(what: str, packages: str, extra: str, otherwise: str = "") -> NpformerError:
-    """The error if `what` needs packages of an extra that are not installed. otherwise: a clause for the end."""
+    """The error if `what` needs packages of an extra that are not installed. otherwise: a clause to append."""
     return NpformerError(f"{what} needs {packages}: {installation(extra)}{otherwise}")

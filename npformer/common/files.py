@@ -20,16 +20,16 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.common.locks import partial_folder
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-LINE = 2**24  # maximum bytes of a line, which is a text or a row of a table
+LINE = 2**24  # maximum bytes of a line, such as a text or a row of a table
 
 
 def open_file(path: str | Path) -> BinaryIO:
     """Opens a file in the folder of a model in binary mode.
 
-    Raises NpformerError, which names the file, if it cannot be opened, is not a regular file, is a link to a file
-    outside the folder, or is a pointer that a clone without Git LFS has instead of the file. Reading from a pipe could
-    block forever, and reading from a device never ends. A link in an untrusted folder could expose any of your files in
-    a message or a converted model.
+    Raises an NpformerError with the name of the file if the file cannot be opened, is not a regular file, is a link to
+    a file outside the folder, or is only a pointer, as in a clone without Git LFS. Reading from a pipe could block
+    forever, and reading from a device never ends. A link in an untrusted folder could expose any of your files in a
+    message or a converted model.
     """
     if os.path.islink(path):
         _check_link(Path(path))
@@ -38,7 +38,7 @@ def open_file(path: str | Path) -> BinaryIO:
     except (OSError, ValueError) as error:
         what = None if getattr(error, "errno", None) == errno.ENXIO else getattr(error, "strerror", None) or error
         raise NpformerError(f"{path}: {what or 'not a regular file'}") from None  # ENXIO: a socket
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # checks the opened file, which cannot be replaced
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # not the path, which could change meanwhile
         os.close(descriptor)
         raise NpformerError(f"{path}: not a regular file")
     with named(path):
@@ -51,12 +51,12 @@ def open_file(path: str | Path) -> BinaryIO:
 
 
 def as_given(path: str | Path) -> Path:
-    """The path of a file that the user named, with links followed."""
+    """Follows links in the path of a file that the user named."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
 
 
 def _check_link(path: Path) -> None:
-    """Checks that a link points into its own folder, or within the cache shared by all Hugging Face tools.
+    """Checks that a link points into its own folder, or stays within the cache shared by all Hugging Face tools.
 
     In that cache, the files of a snapshot are links into the folder `blobs` of the model or of all models.
     """
@@ -91,7 +91,7 @@ def named(path: object) -> Iterator[None]:
 
 
 def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and the content of each line of an open file. A line of more than LINE bytes is an error."""
+    """Yields the number and content of each line of an open file. Raises an error for a line above LINE bytes."""
     for number in itertools.count(1):
         line = file.readline(LINE + 1)
         if len(line) > LINE:
@@ -106,7 +106,7 @@ def csv_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yields (number, row) for each row of a CSV file, starting with the column names.
 
-    number: the row's last line in the file. A blank line is a row if there is only one column, and is skipped
+    number: the last line of the row in the file. A blank line is a row if the file has only one column, and is skipped
     otherwise. longest: maximum characters of a cell.
     """
     import csv  # slow to import
@@ -116,7 +116,7 @@ def csv_rows(
     try:
         while True:
             first = reader.line_num + 1
-            limit = csv.field_size_limit(longest)  # this limit is global, so it is restored after each row
+            limit = csv.field_size_limit(longest)  # a global limit, restored after each row
             try:
                 values = next(reader, None)
             finally:
@@ -154,7 +154,7 @@ def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[
     try:
         data = json.loads(text := read_bytes(path, limit, limits).decode("utf-8"))
         if re.search(r"\\u[dD][89a-fA-F]", text):
-            json.dumps(data, ensure_ascii=False).encode()  # fails for a lone surrogate, which is not valid text
+            json.dumps(data, ensure_ascii=False).encode()  # fails for lone surrogates, which are not valid text
     except NpformerError:
         raise
     except (ValueError, RecursionError) as error:
@@ -166,11 +166,11 @@ def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields the path of a temporary file, which is moved to `path` if the block succeeds. A failure changes nothing.
+    """Yields the path of a temporary file, which is moved to `path` only if the block succeeds.
 
-    A regular file is written in a temporary folder next to it and then renamed. It keeps the mode and owner of a file
-    that it replaces, and symbolic links to that file stay valid. For a pipe or a device (a FIFO, /dev/stdout), the
-    whole content is written at the end. Raises NpformerError, which names `path`, if it is a folder, a socket or a
+    A regular file is written in a temporary folder next to `path` and then renamed. A file that replaces another file
+    has the same mode and owner, and symbolic links to it stay valid. For a pipe or a device (a FIFO, /dev/stdout), the
+    whole content is written at the end. Raises an NpformerError that names `path` if `path` is a folder, a socket or a
     disk, or cannot be written.
     """
     path = Path(path)
@@ -184,9 +184,9 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def place_in_folder(path: Path) -> Path:
-    """Returns the path of a file to write in a folder, with a name that the user did not choose.
+    """Returns the path of a file to write in a folder, for a file name that the user did not choose.
 
-    Raises NpformerError if it exists and is not a regular file. Only users may choose pipes and devices.
+    Raises NpformerError if the path exists and is not a regular file, because only users may choose pipes and devices.
     """
     if path.exists() and not path.is_file():
         raise NpformerError(f"{path}: cannot be written: not a regular file; remove it")
@@ -203,7 +203,8 @@ def _written_beside(path: Path) -> Iterator[Path]:
     if old and not os.access(target.parent, os.W_OK):
         reason = "is not writable, but the new file must be written there before it replaces the old one"
         raise PermissionError(f"its folder {target.parent} {reason}")
-    # The file keeps its name, in a temporary folder: some writers depend on its suffix, and some write more files.
+    # The file has the same name in a temporary folder, because some writers depend on the suffix, and some write
+    # several files.
     with partial_folder(target) as folder:
         partial = folder / path.name
         yield partial
@@ -231,9 +232,9 @@ def _written_to_stream(path: Path) -> Iterator[Path]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is a pipe, a device or an open descriptor, which is written directly and not replaced.
+    """Whether a path is a stream: a pipe, a device or an open descriptor, which is written to and not replaced.
 
-    Raises NpformerError if it exists and is neither such a stream nor a regular file.
+    Raises NpformerError if the path exists but is neither a stream nor a regular file.
     """
     if _own_descriptor(path) is not None:
         return True
@@ -265,14 +266,14 @@ def _own_descriptor(path: Path) -> int | None:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Flushes a file to disk. Some file systems report only then that the disk is full."""
+    """Flushes a file to disk, because some file systems report a full disk only then."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
 
 @contextmanager
 def new_folder(dst: Path) -> Iterator[Path]:
-    """Yields a temporary folder. It is renamed to `dst` if the block succeeds, and removed otherwise."""
+    """Yields a temporary folder, which is renamed to `dst` if the block succeeds, and removed otherwise."""
     if os.path.lexists(dst):
         raise NpformerError(f"{dst}: already exists; expected a new folder")
     try:

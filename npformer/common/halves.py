@@ -1,4 +1,4 @@
-"""Rounding to 16-bit and other narrow floating-point formats, for ports that round where the model does not."""
+"""Rounding to 16-bit and other narrow floating-point formats, for ports that round more often than the model."""
 
 from __future__ import annotations
 

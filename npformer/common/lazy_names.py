@@ -1,4 +1,4 @@
-"""`lazy_names`: imports a file of a package only when one of the file's public names is first used."""
+"""`lazy_names`: imports a file of a package when one of the file's public names is first used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def lazy_names(package: str, files: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package. files: file -> its public names, separated by spaces.
 
-    Loading a model thus does not import mechanisms and blocks that it does not use. PEP 562.
+    Loading a model thus imports only the mechanisms and blocks of that model. PEP 562.
     """
     file_of = {name: file for file, names in files.items() for name in names.split()}
 

@@ -15,11 +15,11 @@ from npformer.common.errors import NpformerError
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on files and texts. A file or text that exceeds a limit is refused with an error that names the limit.
+    """Limits on files and texts. A file or text that exceeds a limit is rejected with an error that names the limit.
 
-    The defaults are well above the needs of any known checkpoint. Within them, a malicious checkpoint takes at most a
-    few seconds and a few hundred megabytes. Weights have no limit, because their sizes in config.json are checked
-    against the bytes in the files.
+    The defaults are well above the needs of any known checkpoint. With the defaults, a malicious checkpoint takes at
+    most a few seconds and a few hundred megabytes. There is no limit on weights, because the sizes in config.json are
+    checked against the bytes in the files.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Limits:
         The deepest published encoders have 48 layers.
     labels : int, labels of a classification head
         The largest known heads have 21,000 labels.
-    positions : int, numbers in a table of sinusoidal positions, which is computed and not in the files
+    positions : int, numbers in a table of sinusoidal positions, which is computed instead of stored in files
         The default allows 32,768 positions of width 1,024. Marian's models have 512 positions of width 512.
     cache : int, bytes of the keys and values that are cached while one text is generated
         GPT-2 XL takes 0.6 GB for a beam of 1,024 tokens.
@@ -51,13 +51,13 @@ class Limits:
     piece : int, characters of a piece, pattern or replacement in a tokenizer, and of a word that is split into pieces
     growth : int, maximum factor by which a tokenizer may lengthen a text, in the worst case of its parts
         SentencePiece tokenizers have factors of up to 72, because a rare Arabic character becomes eighteen characters.
-        The normalized length of a long text is also measured. The text is refused if this exceeds 8 times `characters`.
+        The normalized length of a long text is also measured. A text with more than 8 times `characters` is rejected.
     characters : int, characters of a text
-        A million characters take up to 3 s and 600 MB to tokenize at once. The tokenizers of BERT and GPT-2 can split
-        longer texts into blocks: truncating such a text needs memory for one block, and reading it in windows needs
-        100 MB.
+        Tokenizing a million characters at once takes up to 3 s and 600 MB. The tokenizers of BERT and GPT-2 can split
+        longer texts into blocks. Truncating such a text then needs memory for one block, and reading it in windows
+        needs 100 MB.
     windows : int, tokens in all windows of a text
-        Windows repeat the other text of a pair, and the tokens that they share. Four million tokens take 300 MB.
+        Windows repeat shared tokens and the other text of a pair. Four million tokens take 300 MB.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class Limits:
 
     @classmethod
     def parse(cls, allowed: Iterable[str]) -> Limits:
-        """Creates limits from settings such as "layers=2000", with defaults for the rest."""
+        """Creates limits from settings such as "layers=2000", with defaults for the other limits."""
         changed: dict[str, Any] = {}
         for setting in allowed:
             name, _, number = setting.partition("=")
@@ -111,7 +111,7 @@ class Limits:
 
 
 def how_to_allow_more(name: str) -> str:
-    """The remedy in an error message about a limit."""
+    """The advice in an error message about a limit."""
     return (
         f"if you trust the source, allow more: load(..., limits=npformer.Limits({name}=N)), or --allow {name}=N on the "
         "command line"

@@ -1,9 +1,9 @@
 """Locks that show whether another run is alive: on a folder in use, and on files that are being written.
 
-They are operating system locks, which end with the process that holds them. A file with a process id would not do,
-because ids are reused and have no meaning on another host or in another container. The locks work between hosts on NFS,
-because the files are open for writing. On a file system without locks, nothing is locked: it is better to allow two
-runs at once than to refuse a run forever because of a dead one.
+The operating system releases these locks when the process that holds them ends. A file with a process id would not
+suffice, because ids are reused and have no meaning on another host or in another container. The locks work between
+hosts on NFS, because the files are open for writing. On a file system without locks, nothing is locked, because
+allowing two runs at once is better than blocking all runs after one has died.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from npformer.common.errors import NpformerError
 
 LOCK = ".in-use"
-#: A lock is never a link, because the owner's name would replace the content of the linked file.
+#: A lock is never a link, because writing the owner's name to it would replace the content of the linked file.
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -28,7 +28,8 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 def in_use(folder: Path) -> Iterator[None]:
     """Creates the folder if it does not exist, and locks it while the block runs.
 
-    Raises NpformerError if another run, which the message names, holds the lock, or if the folder cannot be created.
+    Raises an NpformerError that names the other run if the lock is taken. Raises NpformerError if the folder cannot be
+    created.
     """
     path = folder / LOCK
     try:
@@ -42,7 +43,7 @@ def in_use(folder: Path) -> Iterator[None]:
         raise NpformerError(f"{folder}: cannot be used: {error.strerror or error}") from None
     owner = f"process {os.getpid()} on {_host()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
     try:
-        with contextlib.suppress(OSError):  # on a full disk the owner is not recorded
+        with contextlib.suppress(OSError):  # if the disk is full, the owner is not recorded
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 1, os.SEEK_SET)  # on Windows no other process can read the locked first byte
             os.write(descriptor, owner.encode())
@@ -53,12 +54,12 @@ def in_use(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yields a temporary folder next to `target`, in which to write it. First removes the folders of dead runs.
+    """Yields a temporary folder next to `target`, for writing `target`, after removing the folders of dead runs.
 
-    Only its owner can read the temporary folder, because it may be in the temporary folder of the system.
+    Only the user can read the temporary folder, because it may be in the temporary folder of the system.
 
-    A lock file next to the folder is created before it and removed after it. If the process is killed, the system
-    releases the lock.
+    A lock file next to the folder is created before the folder and removed after it. If the process is killed, the
+    system releases the lock.
     """
     from shutil import rmtree  # slow to import
 
@@ -82,7 +83,7 @@ def clear_partial(folder: Path, name: str | None = None) -> None:
     pattern = re.compile(rf"\.{'.+' if name is None else re.escape(_short(name))}\.[0-9a-f]{{8}}\.lock", re.DOTALL)
     with contextlib.suppress(OSError):  # the write that follows reports the error
         for each in filter(pattern.fullmatch, os.listdir(folder)):
-            with contextlib.suppress(OSError):  # the run is alive, or may be if the file system has no locks
+            with contextlib.suppress(OSError):  # the run is alive, or the file system has no locks
                 _clear(folder / each)
 
 
@@ -96,7 +97,7 @@ def _clear(lock: Path) -> None:
     except OSError:
         os.close(descriptor)
         raise
-    if not current:  # another run removed this file after it was opened here, and a new one has the same name
+    if not current:  # another run removed this file after it was opened here, and a new file has the same name
         os.close(descriptor)
         return
     rmtree(lock.with_suffix(".partial"), ignore_errors=True)
@@ -104,14 +105,14 @@ def _clear(lock: Path) -> None:
 
 
 def _short(name: str) -> str:
-    """The beginning of a file's name, short enough for the 255 bytes that file systems allow, even with a suffix."""
+    """The beginning of a file name, short enough for the 255 bytes that file systems allow, including a suffix."""
     return name[:50]
 
 
 def _take(path: Path) -> int:
-    """Opens and locks a file, which it creates if needed. Closing the descriptor unlocks it.
+    """Opens and locks a file, and creates it if necessary. Closing the descriptor unlocks the file.
 
-    Raises BlockingIOError if it is already locked.
+    Raises BlockingIOError if the file is already locked.
     """
     for more in reversed(range(100)):  # bounded, because some file systems report a new inode for a file each time
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
@@ -134,7 +135,7 @@ def _take(path: Path) -> int:
 
 
 def _release(path: Path, descriptor: int) -> None:
-    """Removes a locked file, then unlocks it. In this order, no other run locks a file that is about to be removed."""
+    """Removes a locked file before unlocking it, so that no other run locks a file that is about to be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
     os.close(descriptor)
@@ -144,7 +145,7 @@ def _release(path: Path, descriptor: int) -> None:
 
 
 def _lock(descriptor: int) -> None:
-    """Locks a file. Raises BlockingIOError if it is locked already, and OSError if its file system has no locks."""
+    """Locks a file. Raises BlockingIOError if the file is already locked, and OSError if the system has no locks."""
     from filelock import lock_descriptor  # slow to import
 
     if not lock_descriptor(descriptor, blocking=False):

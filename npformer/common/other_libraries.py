@@ -1,6 +1,6 @@
 """Replacements for names and arguments of transformers and sentence-transformers that npformer does not have.
 
-There is one table for each kind of object. `tasks/ignored_keywords.py` has the keywords of tasks, most of which are
+There is a table for each kind of object. `tasks/ignored_keywords.py` has the keywords of tasks, most of which are
 accepted.
 """
 
@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: The page that lists where versions 4 and 5 of Transformers differ, and what npformer does.
+#: The page about differences between versions 4 and 5 of Transformers, and npformer's choices.
 TRANSFORMERS_VERSIONS = "https://github.com/npformer/npformer/blob/main/docs/reference/transformers-versions.md"
 
 _CPU = "everything runs on the CPU; leave it out"
@@ -148,7 +148,7 @@ RENAMED: dict[str, Mapping[str, str]] = {"load": {"torch_dtype": "dtype"}}
 
 
 class _AnsweringClass(type):
-    """The class of `Answering`, for names of classes in other libraries, such as `Model.from_pretrained`."""
+    """The class of `Answering`, for names of class methods in other libraries, such as `Model.from_pretrained`."""
 
     lines: Mapping[str, str]
 
@@ -160,7 +160,7 @@ class _AnsweringClass(type):
 
 
 class Answering(metaclass=_AnsweringClass):
-    """A base class with helpful errors: for a name from another library, the error shows its entry in `lines`."""
+    """A base class with helpful errors. The error for a name from another library shows the entry in `lines`."""
 
     lines: ClassVar[Mapping[str, str]] = {}
 
@@ -170,7 +170,7 @@ class Answering(metaclass=_AnsweringClass):
             raise missing(self, name, self.lines)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Refuses to set a name of another library, which would have no effect."""
+            """Raises an error when a name from another library is set, because that would have no effect."""
             if name in self.lines and not hasattr(type(self), name) and name not in self.__dict__:
                 raise missing(self, name, self.lines)
             object.__setattr__(self, name, value)
@@ -183,7 +183,7 @@ def missing(owner: object, name: str, lines: Mapping[str, str]) -> AttributeErro
 
 
 def answering(function: F) -> F:
-    """Wraps a function so that the error for an argument in ARGUMENTS gives the replacement."""
+    """Wraps a function so that the error for an argument in ARGUMENTS states the replacement."""
     name_of = getattr(function, "__qualname__", "")
     lines, renamed = ARGUMENTS.get(name_of), RENAMED.get(name_of, {})
     if lines is None:

@@ -1,7 +1,7 @@
 """Progress on stderr: a line that is updated while a command runs, and a summary line after a long run.
 
 `bar` counts finished items, and `status` shows the current step. Other messages are written inside `hidden()`, so that
-they get their own line.
+they are on separate lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WIDTH = 20  # characters of the bar
 
 _lock = RLock()
 _written: list[Line] = []  # the line currently on the terminal, if any
-_waiting: list[Event] = []  # one event per running command; set once it has printed something
+_waiting: list[Event] = []  # one event per running command, set when the command has printed something
 
 
 class Line:
@@ -64,7 +64,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def note(text: str) -> None:
-    """Prints a note, for example which files a command has written, to stderr if that is a terminal."""
+    """Prints a note, for example the names of written files, to stderr if stderr is a terminal."""
     if sys.stderr.isatty():
         with hidden():
             print(text, file=sys.stderr)
@@ -137,7 +137,7 @@ def bar(
 ) -> Iterator[Count]:
     """Yields a `Count`, to be called with the number of newly finished items.
 
-    A bar is shown until the block ends, then a summary line.
+    A bar is shown until the block ends, and replaced by a summary line at the end.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def bar(
     unit : plural noun for the items
     done : number of items finished by an earlier run
     delay : seconds before the bar appears, by default DELAY; shorter work prints nothing
-    shown : bool, show the bar; by default if stderr is a terminal
+    shown : bool, show the bar; by default only if stderr is a terminal
     """
     line, count, ended = Line(), Count(done), Event()
     delay = DELAY if delay is None else delay
@@ -180,9 +180,9 @@ def bar(
 
 
 class Count:
-    """The items of a bar: the finished ones, and the work done for the next ones, in items.
+    """The items of a bar: finished items, and the work done for later items, measured in items.
 
-    work : their sum, which never falls
+    work : the sum of both, which never decreases
     at : seconds from the beginning to the last change of `work`
     pause : seconds between the last two changes
     """
@@ -205,7 +205,7 @@ class Count:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """The work in the block, as its `part`s report it, is work for the items that finish next."""
+        """Counts work in the block, as reported by `part`s, as work for the items that finish next."""
         reporting = _report.set(self._ahead)
         try:
             yield
@@ -223,20 +223,20 @@ class Count:
             self.at, self.pause = now, now - self.at
 
 
-#: Counts finished units of the work around this code; None if no bar shows them.
+#: Function that counts finished units of the surrounding work; None without a bar.
 _report: ContextVar[Callable[[float], object] | None] = ContextVar("report", default=None)
 
 
 def reporter() -> Callable[[float], object]:
-    """Returns a function, for any thread, that counts units of the `part` around the caller as done."""
+    """Returns a function, for use in any thread, that counts finished units of the caller's `part`."""
     return _report.get() or (lambda units: None)
 
 
 @contextmanager
 def part(size: float, units: float) -> Iterator[None]:
-    """Work in the block is `size` units of the work around it, and reports its own progress in `units`.
+    """Counts the work in the block as `size` units of the surrounding work. The block reports progress in `units`.
 
-    For a bar, the units are its items. At the end of the block all of its work is done.
+    The units of a bar are items. At the end of the block, all its work counts as finished.
     """
     around, reported, lock = _report.get(), 0.0, RLock()
     if around is None:
@@ -259,9 +259,9 @@ def part(size: float, units: float) -> Iterator[None]:
 
 
 def steps_of(texts: int, most: int) -> Callable[[int], object]:
-    """Returns a function to call with the number of texts in each step of work on `texts`, of at most `most` steps.
+    """Returns a function to call with the number of texts in each step of work on `texts`, for at most `most` steps.
 
-    It counts `texts` * `most` units in all. A text that has ended counts as if it had taken part in all steps.
+    The total is `texts` * `most` units. A text that has ended counts as if it had been in all steps.
     """
     report, before, left = reporter(), texts, most
 
@@ -280,10 +280,10 @@ def with_bar(items: Iterable[Any], total: int | None, unit: str = "texts", **how
 
 
 def counted(items: Iterable[Any], count: Count) -> Iterator[Any]:
-    """Yields the items and counts each one, and the work for it, which is done before it is yielded."""
+    """Yields the items, and counts each item and the work that was done to produce it."""
     iterator, end = iter(items), object()
     while True:
-        with count.working():  # not while the caller works on an item, which may run a model too
+        with count.working():  # does not include the caller's work on an item, which may run a model too
             item = next(iterator, end)
         if item is end:
             return
@@ -296,8 +296,8 @@ def picture(
 ) -> str:
     """The line of a bar, with progress, count, elapsed time, items per second, and time left.
 
-    at : seconds at which the count was reached, by default now. Until it changes again, the time left falls, at most
-        by the `pause` between two changes, and does not rise.
+    at : seconds at which the count was reached, by default now. Until the count changes again, the time left decreases,
+    by at most the `pause` between two changes, and never increases.
     """
     at = seconds if at is None else at
     rate = (count - done) / at if at else 0

@@ -1,9 +1,10 @@
-"""Public functions of `npformer` from the formulas of its pages, with array-likes and with errors that explain.
+"""Public functions of `npformer`, made from the formulas of its pages, that take array-likes and explain errors.
 
-A formula computes with arrays and says in its docstring which shapes they have. Its public form calls it as it is
-if its first argument is an array of float32 or float64. Otherwise, or if NumPy refuses, the arguments are converted
-first: lists and whole numbers to float64, float16 to float32 and back. If NumPy still refuses, the error shows the
-shapes of the arguments, the calls down to the formula that failed, and that formula's shapes: given and documented.
+A formula computes with arrays, and its docstring states their shapes. If the first argument is a float32 or float64
+array, the public form calls the formula directly. Otherwise, or if NumPy raises an error, the arguments are converted
+first: lists and whole numbers to float64, and float16 to float32 and back. If NumPy raises an error again, the message
+shows the shapes of the arguments, the calls down to the formula that failed, and the given and documented shapes of
+that formula.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from npformer.common.arraylike import as_numbers, in_float32
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 
-#: Errors of NumPy and Python for arguments with which a formula cannot compute.
+#: Errors that NumPy and Python raise for unsuitable arguments of a formula.
 REFUSALS = (
     *(TypeError, ValueError, IndexError, KeyError, AttributeError),
     *(OverflowError, RecursionError, ZeroDivisionError),
@@ -34,13 +35,13 @@ REFUSALS = (
 PAGES = str(Path(__file__).parents[1] / "plain")
 FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 MASKS = frozenset({np.dtype(bool)})
-#: Parameters with whole numbers in an array, with one whole number, and with a value that is not converted.
+#: Parameters that are arrays of whole numbers, single whole numbers, and values that are not converted.
 KEPT = ("ids", "positions")
 COUNTS = {"n_heads": 1, "n_queries": 0, "n_keys": 0, "length": 0, "width": 0, "d_head": 0}  # name -> lowest value
 NUMBERS = ("eps", "axis", "magnitude", "theta", "heads", "past", "angles")
-#: Formulas that only rearrange numbers, of any kind.
+#: Formulas that only rearrange numbers, of any dtype.
 REARRANGE = ("split_heads", "combine_heads", "embedding")
-#: Argument that formulas of pages do not have -> the line to write.
+#: Argument that the formulas of pages do not have -> the line to write instead.
 INSTEAD = {
     "layers": 'these are the weights of a model; write **model.weights["layers"][0] for one layer',
     "lengths": "x is one text (L, D), or a padded batch (B, L, D) with mask=npformer.padding_mask(lengths)",
@@ -61,8 +62,8 @@ INSTEAD = {
 def public(function: Callable[..., Any]) -> Callable[..., Any]:
     """The public form of a formula. Its source, signature and docstring are those of the formula.
 
-    All its lines are the formula's first line, so a debugger that steps into it shows the formula, and its next step is
-    in the formula.
+    A debugger that steps into the public form shows the formula, because the code of the public form has the line
+    number of the formula's first line. The debugger's next step enters the formula.
     """
     code, parameters = inspect.unwrap(function).__code__, [*inspect.signature(function).parameters]
     masked = "mask" in parameters
@@ -102,7 +103,7 @@ _FORM_WITH_MASK = _FORM.replace(
 
 
 def converted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The result of a formula for array-likes. Raises NpformerError if it cannot compute with the arguments."""
+    """The result of a formula for array-likes. Raises NpformerError for arguments that are not suitable."""
     name, signature = function.__name__, inspect.signature(function)
     for argument in INSTEAD:
         if argument in kwargs and argument not in signature.parameters:
@@ -125,7 +126,7 @@ def converted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 
 
 def _value(function: str, name: str, value: Any) -> Any:
-    """The value of an argument, converted as its name says."""
+    """The value of an argument, converted according to the name of the argument."""
     where = f"{function}: {name}"
     if name in COUNTS:
         return _count(where, value, COUNTS[name])
@@ -163,7 +164,7 @@ def _function(where: str, value: Any) -> Any:
 
 
 def _tree(where: str, value: Any, keeps: bool = False) -> Any:
-    """The array, or the nested dict of weights with every array converted. A missing bias is left out."""
+    """The array, or the nested dict of weights with every array converted. Omits a missing bias."""
     if isinstance(value, Mapping):
         return {key: _tree(f"{where}.{key}", each) for key, each in value.items() if each is not None}
     if value is None:
@@ -176,7 +177,7 @@ def _mask(where: str, value: Any) -> Any:
         return True
     mask = as_numbers(where, value, keeps=True)
     if mask.dtype.kind == "f":
-        # Keys that may be seen are 1 in a mask of 0 and 1, and 0 in a mask of -inf and 0.
+        # A query may attend to a key with 1 in a mask of 0 and 1, or with 0 in a mask of -inf and 0.
         seen = 1 if mask.size and mask.max() == 1 else 0
         raise NpformerError(
             f"{where}: expected booleans, True for keys that may be seen, got {mask.dtype}; write mask == {seen}"
@@ -187,20 +188,20 @@ def _mask(where: str, value: Any) -> Any:
 
 
 def _ids(where: str, ids: np.ndarray) -> np.ndarray:
-    """The ids, unless one is negative: NumPy would count rows from the end of the table."""
+    """The ids. Raises an error for a negative id, for which NumPy would count rows from the end of the table."""
     if ids.dtype.kind == "i" and ids.size and ids.min() < 0:
         raise NpformerError(f"{where}: expected ids of at least 0, got {ids.min()}")
     return ids
 
 
 def _is_of_a_caller(error: Exception) -> bool:
-    """Whether a function of the caller raised it, such as an activation: its own traceback explains more."""
+    """Whether the error comes from the caller's function, such as an activation, whose traceback explains more."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__", "").partition(".")[0] not in ("npformer", "numpy")
 
 
 def _explained(function: Callable[..., Any], values: Mapping[str, Any], error: Exception) -> str:
-    """The arguments, the formula that failed with its own arguments, NumPy's error, and the shapes that it declares."""
+    """Describes the arguments, the formula that failed with its arguments, NumPy's error, and the documented shapes."""
     said = re.sub(r"matmul: .*\(size (\d+) is different from (\d+)\)", r"the sizes \2 and \1 do not match", str(error))
     line = next((f"; {each}" for name, each in INSTEAD.items() if f"argument '{name}'" in said), "")
     failed, place, given = function, "", values
@@ -216,7 +217,7 @@ def _explained(function: Callable[..., Any], values: Mapping[str, Any], error: E
 
 
 def _line(given: Mapping[str, Any]) -> str:
-    """The line to write for a mask (B, L) of padding and for shared heads of keys, from the formula that failed."""
+    """The line to write for a padding mask (B, L), or for shared heads of keys, given the arguments that failed."""
     scores, mask, q, k = (np.shape(given.get(name, 0.0)) for name in ("scores", "mask", "q", "k"))
     if len(scores) == 4 and mask == (scores[0], scores[-1]):
         return "; write mask[:, None, None, :] for a mask (B, L) of padding"
@@ -226,12 +227,12 @@ def _line(given: Mapping[str, Any]) -> str:
 
 
 def _is_formula(frame: FrameType) -> bool:
-    """Whether a frame is that of a function of a page, and not of an expression or an unnamed function in it."""
+    """Whether a frame belongs to a function of a page, not to a comprehension or lambda inside such a function."""
     return frame.f_globals.get("__name__", "").startswith("npformer.plain.") and frame.f_code.co_name.isidentifier()
 
 
 def _calls(error: Exception) -> list[str]:
-    """The calls in pages that led to an error, from the first to the last, as their lines have them."""
+    """The calls in pages that led to an error, from first to last, as written in the source lines."""
     calls = []
     for place in extract_tb(error.__traceback__):
         if place.filename.startswith(PAGES) and place.lineno == place.end_lineno:
@@ -241,13 +242,13 @@ def _calls(error: Exception) -> list[str]:
 
 
 def _given(values: Mapping[str, Any]) -> str:
-    """The arguments with the shapes of arrays, without functions and without masks that hide nothing."""
+    """The arguments with the shapes of arrays, without functions, and without masks that hide no key."""
     shown_values = {name: value for name, value in values.items() if not callable(value) and value is not True}
     return ", ".join(f"{name} {_shape(value)}" for name, value in shown_values.items())
 
 
 def _shape(value: Any) -> str:
-    """The shape of an array, or those of a dict of arrays; of a dict of dicts only the names."""
+    """The shape of an array, the shapes in a dict of arrays, or only the names in a dict of dicts."""
     if isinstance(value, np.ndarray):
         return str(value.shape)
     if isinstance(value, tuple | list) and any(isinstance(each, np.ndarray | Mapping) for each in value):

@@ -1,7 +1,8 @@
 """Answers parts on Dask workers, each of which loads the model once.
 
-Workers only compute. The process that calls `map` reads the input, writes the output and keeps the manifest. So a part
-is written once, even if it is computed twice because a worker died. Dask handles retries, and workers that die or join.
+Workers only compute. The process that calls `map` reads the input, and writes the output and the manifest. A part is
+therefore written once, even if it is computed twice because a worker died. Dask handles retries, and workers that die
+or join.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from npformer.dataset.work import Place, RemoteTask, answer_elsewhere, describe,
 from npformer.tasks.task import Task
 from npformer.version import __version__
 
-AHEAD = 2  # parts submitted ahead per worker thread, so that no thread waits
+AHEAD = 2  # parts submitted in advance per worker thread, so that no thread waits
 LOCAL = "local:"
-PATIENCE = 15  # seconds for the scheduler to respond, and for its first worker to connect
+PATIENCE = 15  # seconds for the scheduler to respond, and for the first worker to connect
 ABSENCE = 120  # seconds without a worker after which a run gives up; Dask replaces a dead worker in a few seconds
 
 
 @contextmanager
 def connected(scheduler: str) -> Iterator[Any]:
-    """Yields a client of the scheduler at "tcp://host:port", or, for "local:N", of N new workers on this machine."""
+    """Yields a client of the scheduler at "tcp://host:port" or, for "local:N", of N new workers on this machine."""
     if find_spec("distributed") is None:
         raise lacks("a scheduler", "Dask", "cluster")
     from distributed import Client, LocalCluster
@@ -55,14 +56,14 @@ def connected(scheduler: str) -> Iterator[Any]:
 
 
 def _close_quietly() -> None:
-    """Runs on a worker before it closes: hides errors of a pending heartbeat, which a user should not see."""
+    """Runs on a worker before it closes, and hides errors of a pending heartbeat, which a user should not see."""
     logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 
 def answers(
     client: Any, task: Task, wanted: Iterator[tuple[Place, Any]], columns: list[str]
 ) -> Iterator[tuple[Place, Any, Any, str]]:
-    """Yields place, input, results and the worker's probe of each requested part, as workers finish them.
+    """Yields place, input, results and the worker's probe of each requested part, in the order in which parts finish.
 
     A failed part is retried twice. Raises NpformerError if a worker has a different model or version of npformer, if a
     part has killed several workers, or if the cluster has no workers for ABSENCE seconds.
@@ -110,7 +111,7 @@ def answers(
 
 
 def _result(future: Any, client: Any) -> tuple[Any, str]:
-    """Fetches a part's result, which Dask computes again if the worker that held it died."""
+    """Fetches the result of a part. Dask computes a result again if the worker that stored it died."""
     fetched: SimpleQueue[Any] = SimpleQueue()
     fetching = client.gather(future, asynchronous=True)
     asyncio.run_coroutine_threadsafe(fetching, client.loop.asyncio_loop).add_done_callback(fetched.put)
@@ -118,9 +119,9 @@ def _result(future: Any, client: Any) -> tuple[Any, str]:
 
 
 def _next(queue: SimpleQueue[Any], client: Any) -> Any:
-    """Waits for the queue's next item. Raises NpformerError if the cluster has no workers for ABSENCE seconds.
+    """Waits for the next item in the queue. Raises NpformerError if the cluster has no workers for ABSENCE seconds.
 
-    Seconds are counted, not measured, so that time in which this process or its machine is suspended does not count.
+    Seconds are counted, not measured, to exclude time in which this process or the machine is suspended.
     """
     absent = 0
     while True:
@@ -142,7 +143,7 @@ def _no_workers(client: Any, seconds: float, then: str = "") -> NpformerError:
 def check_workers(client: Any, work: RemoteTask) -> None:
     """Creates the task on every worker. Raises NpformerError for the first failure.
 
-    Warns if the last bits of a worker's answers may differ.
+    Issues a warning if the last bits of a worker's answers may differ.
     """
     try:
         client.wait_for_workers(1, timeout=PATIENCE)

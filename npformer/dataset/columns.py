@@ -1,7 +1,7 @@
 """The answers of tasks as typed columns, defined by `Task.columns`.
 
 Scores and vectors have the model's dtype, so that answers are exact. Every table of answers has two more columns:
-"truncated" shows whether the text was truncated, and "error" gives the reason if a row has no answer.
+"truncated" is true for a truncated text, and "error" is the reason if a row has no answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def schema_of(task: Task) -> Any:
 
 
 def _type(kind: Any, dtype: Any, where: str) -> Any:
-    """Returns pyarrow's type for one of `Task.columns`. where: the task and the column, for errors."""
+    """Returns pyarrow's type for a column in `Task.columns`. where: the task and the column, for errors."""
     if isinstance(kind, dict):
         return pa.struct([(name, _type(each, dtype, f"{where}, field {name!r}")) for name, each in kind.items()])
     if isinstance(kind, list | tuple):
@@ -43,7 +43,7 @@ def _type(kind: Any, dtype: Any, where: str) -> Any:
 
 
 def results(task: Task, answers: Sequence[Any]) -> Any:
-    """Makes the table of results. An InputError becomes a row of nulls (NaN in vectors) with its reason."""
+    """Makes the table of results. An InputError becomes a row of nulls (NaN in vectors) with the reason."""
     schema = schema_of(task)
     known = [None if isinstance(each, InputError) else each for each in answers]
     rows = [None if each is None else task.row(each) for each in known]
@@ -67,7 +67,7 @@ def _missing(kind: Any) -> Any:
 
 
 def together(inputs: Any, results: Any, prefix: str) -> Any:
-    """Appends the results' columns, with prefixed names, to those of the input."""
+    """Appends the columns of results, with prefixed names, to the columns of the input."""
     for name, column in zip(results.schema.names, results.columns, strict=True):
         inputs = inputs.append_column(prefix + name, column)
     return inputs

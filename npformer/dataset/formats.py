@@ -1,4 +1,4 @@
-"""Dataset formats by file suffix, and shared helpers: checksums, errors that name the file."""
+"""Dataset formats by file suffix, and shared helpers for checksums and for errors that name the file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Rows of JSON Lines with lone surrogates, which no Arrow column can hold.
+"""Rows of JSON Lines with lone surrogates, which Arrow columns cannot contain.
 
-A lone surrogate, such as the escape \\ud800 without a second one, is not valid text. It is replaced by U+FFFD, and the
-row gets an error instead of an answer. Until then, a further column of the input, `PROBLEM`, has the reason.
+A lone surrogate, such as the escape \\ud800 without a second surrogate, is not valid text. It is replaced by U+FFFD,
+and the row gets an error instead of an answer. Until then, an additional column of the input, `PROBLEM`, has the
+reason.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def checked(where: str, line: str, row: dict[str, Any]) -> dict[str, Any]:
-    """The row of a line. If a text is invalid, a replacement takes its place and `PROBLEM` holds the reason."""
+    """The row of a line. An invalid text is replaced, and `PROBLEM` gives the reason."""
     if PROBLEM in row:
         raise NpformerError(f"{where}: the key {shown(PROBLEM)} is reserved; rename it")
     if not ESCAPE.search(line):
@@ -43,7 +44,7 @@ def checked(where: str, line: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replaced(value: Any) -> Any:
-    """A JSON value with U+FFFD for each lone surrogate."""
+    """A JSON value with each lone surrogate replaced by U+FFFD."""
     if isinstance(value, str):
         return SURROGATE.sub("\ufffd", value)
     if isinstance(value, list):
@@ -54,12 +55,12 @@ def _replaced(value: Any) -> Any:
 
 
 def with_problem(schema: Any) -> Any:
-    """The columns of a jsonl file with `PROBLEM`."""
+    """The columns of a jsonl file, and `PROBLEM`."""
     return schema.append(pa.field(PROBLEM, pa.string()))
 
 
 def problems_kept(table: Any, batches: list[Any]) -> Any:
-    """The table of these batches, with the column `PROBLEM` if a row has a problem."""
+    """The table of these batches, with the column `PROBLEM` if any row has a problem."""
     if not batches or PROBLEM not in batches[0].schema.names:
         return table
     problems = pa.chunked_array([each[PROBLEM] for each in batches], pa.string())
@@ -67,7 +68,7 @@ def problems_kept(table: Any, batches: list[Any]) -> Any:
 
 
 def refused(task: Task, inputs: Any, answers: Any) -> tuple[Any, Any]:
-    """The inputs without the column `PROBLEM`, and the results with an error in each row that has a problem."""
+    """The inputs without the column `PROBLEM`, and the results with an error in each row with a problem."""
     if PROBLEM not in inputs.schema.names:
         return inputs, answers
     parts, after = [], 0

@@ -1,8 +1,8 @@
-"""Reads JSON Lines with Python's own parser, and infers types that represent every value of a file exactly.
+"""Reads JSON Lines with Python's parser, and infers types that represent every value of a file exactly.
 
-`Seen` collects the values of a column or of a field of its objects. It refuses a value if no type could represent both
-it and the earlier values; the error names its line and column. Numbers with a point or an exponent are float64, as in
-most JSON parsers.
+`Seen` collects the values of a column, or of a field in its objects. A value is rejected, with its line and column in
+the error, if no type can represent both this value and the earlier values. Numbers with a point or an exponent are
+float64, as in most JSON parsers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TYPES = {"": pa.null(), "true or false": pa.bool_(), "text": pa.string()}
 
 
 def objects(lines: Iterable[tuple[int, str]], where: object) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yields the line number, the length in characters and the object of each line that is not blank.
+    """Yields the number, the length in characters and the object of each line that is not blank.
 
-    An object with a lone surrogate has `PROBLEM`.
+    An object with a lone surrogate has the field `PROBLEM`.
     """
     for number, line in lines:
         if not line.strip():
@@ -61,11 +61,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Seen:
-    """Collects the values of a column or field: their kind, and the requirements on their type."""
+    """Reads the values of a column or field, and records their kind and what their type must represent."""
 
     def __init__(self, name: str = "", depth: int = 0, root: Seen | None = None) -> None:
         self.name, self.depth, self.kind = name, depth, ""
-        self.root, self.width = root or self, 0  # the width of the root is its number of fields at any depth
+        self.root, self.width = root or self, 0  # the width of the root is the number of fields at any depth
         self.fields: dict[str, Seen] = {}
         self.items: Seen | None = None
         self.floats, self.least, self.most = False, 0, 0
@@ -132,5 +132,5 @@ class Seen:
         return TYPES[self.kind]
 
     def schema(self) -> Any:
-        """Returns the columns, if the collected values are rows."""
+        """Returns the columns if the collected values are rows."""
         return pa.schema([(name, each.type()) for name, each in self.fields.items()])

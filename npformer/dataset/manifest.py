@@ -1,8 +1,8 @@
-"""The manifest of a run: the settings that determine its output, and the finished parts, one JSON object per line.
+"""The manifest of a run: the settings that determine the output, and the finished parts, one JSON object per line.
 
-Lines are only appended, so that a run does not rewrite the manifest for each of its parts. An incomplete line from an
-interrupted run is dropped. At the end, the manifest is rewritten in the order of the parts, so that equal outputs have
-manifests with equal bytes.
+Lines are only appended, so that a run does not rewrite the manifest for each part. An incomplete line from an
+interrupted run is dropped. At the end, the manifest is rewritten in the order of the parts, so that manifests of equal
+outputs have equal bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from npformer.common.files import written_whole
 from npformer.dataset.formats import explained
 
 FORMAT = "npformer-dataset-1"
-LOOSE = ("machine",)  # fields that may change from run to run
+LOOSE = ("machine",)  # fields that may differ between runs
 
-#: The fields read from a manifest's lines, and their types.
+#: The fields that are read from the lines of a manifest, and their types.
 HEADER = {"format": str, "input": list, "machine": dict}
 MACHINE = {"bits": str, "kernels": str}
 PART = {"part": str, "rows": int, "errors": int, "truncated": int, "sha256": str}
@@ -29,17 +29,17 @@ OUTPUT = {"output": str}
 
 
 class Manifest:
-    """A run's header, its finished parts and the checksum of its output file."""
+    """The header, the finished parts and the checksum of the output file of a run."""
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
-        """Starts a manifest, or continues that of an earlier run with the same header.
+        """Starts a manifest, or continues the manifest of an earlier run with the same header.
 
-        Raises NpformerError, which lists the changes, if the header differs.
+        Raises an NpformerError that lists the changes if the header differs.
         """
         self.path = path
         self.header: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **header}))
         self.parts: dict[str, dict[str, Any]] = {}
-        self.outputs: list[str] = []  # sha256 of the files joined from the parts, newest last
+        self.outputs: list[str] = []  # sha256 of output files joined from the parts, newest last
         if path.exists():
             self._go_on()
         else:
@@ -112,7 +112,7 @@ class Manifest:
 
 
 def _check(line: Any, kinds: Mapping[str, type]) -> None:
-    """Raises KeyError or TypeError if a line of a manifest lacks a field or has one of the wrong type."""
+    """Raises KeyError or TypeError if a line of a manifest lacks a field or has a field of the wrong type."""
     for name, kind in kinds.items():
         if type(line[name]) is not kind:
             raise TypeError
@@ -129,7 +129,7 @@ def _fixed(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
-    """Describes where two nested values differ. Exempts files that could not be read, so that they can be repaired."""
+    """Describes the differences between two nested values, except for unreadable files, which may be repaired."""
     if isinstance(old, dict) and isinstance(new, dict):
         if where.startswith("input ") and ("error" in old or "error" in new):
             if "error" not in old:

@@ -23,7 +23,7 @@ from npformer.dataset.work import Place, answer, check_repeatable, identity, mac
 from npformer.tasks.task import Task
 from npformer.version import __version__
 
-PART = 8192  # rows per part: an interruption loses seconds to minutes of work, and the number of files stays moderate
+PART = 8192  # rows per part: an interruption then loses seconds to minutes of work, and the number of files is moderate
 
 #: Place, input, results and the worker's probe of each part, in any order.
 Answered = Iterator[tuple[Place, Any, Any, str]]
@@ -31,7 +31,7 @@ Answered = Iterator[tuple[Place, Any, Any, str]]
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a run, including the interrupted runs that it resumed.
+    """The result of a run, including any interrupted runs that were resumed.
 
     Parameters
     ----------
@@ -59,22 +59,21 @@ def map(
     client: Any = None,
     progress: bool = False,
 ) -> Report:
-    """Answers every row of a dataset, and writes the dataset's columns and those of the answers.
+    """Answers every row of a dataset, and writes the columns of the dataset together with columns of answers.
 
-    The same call resumes an interrupted run, and the output has the same bytes as that of an uninterrupted run. Rows
-    are streamed, so memory does not grow with their number.
+    The same call resumes an interrupted run, and the output has the same bytes as without interruption. Rows are
+    streamed, so memory does not grow with the number of rows.
 
     Parameters
     ----------
     task : Task, made by `npformer.pipeline`
     source : file or folder of files: csv, tsv, jsonl (also .gz, .zst), parquet, arrow, feather
     sink : file of one of these formats, or a folder for parts in Parquet and `_manifest.jsonl`
-    column : name of the text column, or of two columns for pairs, or for questions with their contexts
+    column : name of the text column, or names of two columns for pairs, or for questions and contexts
     limit : int, read only this many rows
-    prefix : str, prefix of the names of the answers' columns
-    part_rows : int, maximum rows of a part, which also has at most 16 MB; a resumed run recomputes only unfinished
-        parts
-    client : dask.distributed.Client whose workers compute, instead of this process
+    prefix : str, prefix of the names of answer columns
+    part_rows : int, maximum rows of a part, which is also at most 16 MB; a resumed run computes only unfinished parts
+    client : dask.distributed.Client; its workers compute instead of this process
     progress : bool, show a progress bar on stderr
 
     Returns
@@ -123,7 +122,7 @@ def map(
 
 
 def _empty(schema: Any, task: Task, prefix: str) -> Any:
-    """Returns the output's columns, without rows."""
+    """Returns an empty table with the columns of the output."""
     return together(schema.empty_table(), schema_of(task).empty_table(), prefix)
 
 
@@ -148,7 +147,8 @@ class _Run:
         names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
         if not self._is_whole():
             self._make(names, client, progress)
-        # A folder's parts are the output. If an input file is unreadable, a run with the repaired file needs the parts.
+        # In a folder, the parts are the output. If an input file is unreadable, a later run with the repaired file
+        # needs the parts.
         if self.sink.form is not None and not self.source.unreadable:
             for name in names:
                 self.sink.part(name).unlink(missing_ok=True)
@@ -177,7 +177,7 @@ class _Run:
         return "part-{:05}-{:06}".format(*place)
 
     def _numbers(self, file: File) -> range:
-        """Returns the indices of a file's parts. If no file has rows, each file has an empty part for its columns."""
+        """Returns the indices of a file's parts. If no file has rows, each has an empty part for the columns."""
         return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:

@@ -1,7 +1,7 @@
 """Reads one file of a dataset as record batches of at most about 16 MB, unless a row or an Arrow batch is larger.
 
-Columns of csv and tsv are texts, so that values stay unchanged (007, 1.50, NA). Columns of jsonl have types that fit
-all their values (`jsonl.py`). Columns of texts keep their dictionary encoding; other columns lose it.
+Columns of csv and tsv are texts, so that values stay unchanged (007, 1.50, NA). Columns of jsonl have types that
+represent all values (`jsonl.py`). Dictionary encoding is preserved in columns of texts, and removed from other columns.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from npformer.dataset.jsonl import objects
 from npformer.dataset.sizes import BYTES, MISSING, grouped, width
 from npformer.dataset.wide import check_columns, check_parquet, check_schema
 
-BLOCK = 2**20  # characters of text per batch, with MISSING for each value
+BLOCK = 2**20  # characters of text per batch, plus MISSING for each value
 LONGEST = 2**26  # maximum characters in a line or in a CSV cell
 ROWS = 2**12  # maximum rows of a batch from Parquet
 BATCH = 2**24  # maximum bytes of a batch from Parquet, unless it is a single row
-TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet whose bytes are kept unchanged
+TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet with bytes that stay unchanged
 
 
 def form_of(path: Path) -> Format:
@@ -44,7 +44,7 @@ def form_of(path: Path) -> Format:
 
 
 def batches(path: Path, schema: Any = None) -> Iterator[Any]:
-    """Yields a file's record batches, the first without rows. A jsonl file is read with the `schema`."""
+    """Yields the record batches of a file, the first without rows. A jsonl file is read with the `schema`."""
     form = form_of(path)
     if form.kind in ("jsonl", *DELIMITERS):
         with opened_lines(path) as lines:
@@ -56,7 +56,7 @@ def batches(path: Path, schema: Any = None) -> Iterator[Any]:
 
 @contextmanager
 def opened_lines(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
-    """Yields the lines of a text file with their line ends (\\n, \\r\\n or \\r), and their numbers."""
+    """Yields the numbers and the lines of a text file, with line ends (\\n, \\r\\n or \\r)."""
     compression = form_of(path).compression
     with explained(path), open_file(as_given(path)) as file:
         stream: Any = io.BufferedReader(pa.CompressedInputStream(file, compression)) if compression else file
@@ -81,11 +81,11 @@ def _lines(text: Any, where: Path) -> Iterator[tuple[int, str]]:
 
 
 def conform(batches: list[Any], schema: Any) -> Any:
-    """Combines record batches into a table with a schema, reducing dictionaries to the values that occur."""
+    """Combines record batches into a table with this schema, and reduces dictionaries to the values that occur."""
     columns = []
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
-        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # one chunk, however many batches
+        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # one chunk for any number of batches
         columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else _cast(whole, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -93,7 +93,7 @@ def conform(batches: list[Any], schema: Any) -> Any:
 def _cast(array: Any, kind: Any) -> Any:
     if array.type == kind:
         return array
-    if pa.types.is_nested(kind):  # copied because pyarrow fails to cast a slice that has a field of nulls
+    if pa.types.is_nested(kind):  # copied, because pyarrow cannot cast a slice with a field of nulls
         array = pa.concat_arrays([array])
     return array.cast(kind)
 
@@ -112,13 +112,13 @@ def plain(schema: Any) -> Any:
 
 
 def _carried(kind: Any) -> Any:
-    """Returns the type, with dictionary encoding only if a column of texts has it."""
+    """Returns the type, with dictionary encoding only for a column of texts."""
     is_coded = pa.types.is_dictionary(kind) and any(test(_plain(kind)) for test in BYTES)
     return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _decoded(kind)
 
 
 def _decoded(kind: Any) -> Any:
-    """Returns the type without dictionaries, and with views if this pyarrow supports them everywhere."""
+    """Returns the type without dictionaries, and with views if this version of pyarrow supports views everywhere."""
     if not _keeps_views():
         return _plain(kind)
     return _decoded(kind.value_type) if pa.types.is_dictionary(kind) else _inside(kind, _decoded)
@@ -126,7 +126,7 @@ def _decoded(kind: Any) -> Any:
 
 @lru_cache(1)
 def _keeps_views() -> bool:
-    """Returns whether pyarrow writes views of texts to Parquet and makes them from texts."""
+    """Returns whether pyarrow can write views of texts to Parquet, and convert texts to views."""
     try:
         empty = pa.table({"": pa.array([], pa.large_string()).cast(pa.string_view())})
         pa.parquet.write_table(empty, io.BytesIO())
@@ -171,13 +171,13 @@ def _parquet(file: Any, where: Path) -> Iterator[Any]:
 
 
 def _row_bytes(coded: Any, index: int, texts: list[str]) -> int:
-    """Estimates the maximum bytes of a row in a row group, whose dictionaries store each repeated text only once."""
+    """Estimates the maximum bytes of a row in a row group. In the file, dictionaries store repeated texts once."""
     group = coded.metadata.row_group(index)
     total = group.total_byte_size // max(group.num_rows, 1)
     for chunk in map(group.column, range(group.num_columns)):
         if chunk.path_in_schema in texts and any("DICTIONARY" in each for each in chunk.encodings):
             one = {"batch_size": 1, "row_groups": [index], "columns": [chunk.path_in_schema], "use_threads": False}
-            with suppress(pa.ArrowException):  # a damaged file, reported when its rows are read, or an extension type
+            with suppress(pa.ArrowException):  # an extension type, or a damaged file, reported when its rows are read
                 for batch in islice(coded.iter_batches(**one), 1):
                     total += _longest(batch.column(0)) * -(-chunk.num_values // group.num_rows)
     return total
@@ -193,9 +193,9 @@ def _longest(array: Any) -> int:
 
 
 def _arrow(file: Any, where: Path) -> Iterator[Any]:
-    """Reads both formats: files, which begin with ARROW1, and streams, which the `datasets` library writes.
+    """Reads both formats of Arrow: files, which begin with ARROW1, and streams, as written by the `datasets` library.
 
-    The file is memory-mapped, so a batch takes no memory until its rows are used.
+    The file is memory-mapped, so a batch takes no memory before its rows are used.
     """
     mapped = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if mapped[:6].to_pybytes() != b"ARROW1":
@@ -237,7 +237,7 @@ def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterato
 
 
 def _jsonl(lines: Iterable[tuple[int, str]], where: Path, schema: Any) -> Iterator[Any]:
-    nulls = MISSING * width(pa.struct(list(schema)))  # a field takes memory in all rows
+    nulls = MISSING * width(pa.struct(list(schema)))  # a field takes memory in every row
     schema = with_problem(schema)
     yield pa.RecordBatch.from_pylist([], schema)
     for block in grouped(((size + nulls, row) for _, size, row in objects(lines, where)), BLOCK):

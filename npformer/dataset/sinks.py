@@ -1,7 +1,7 @@
-"""Writes a dataset to a file or a folder of parts, with its manifest and its lock.
+"""Writes a dataset to a file or a folder of parts, with a manifest and a lock.
 
-A folder holds the parts as Parquet files. A single file is assembled from its parts at the end; until then, the parts
-are in a folder next to it. Equal tables give equal bytes, because no format includes a time or a path.
+A folder contains the parts as Parquet files. A single file is assembled from parts at the end. Until then, the parts
+are in a folder next to the file. Equal tables give equal bytes, because no format includes a time or a path.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from npformer.dataset.readers import plain
 from npformer.dataset.sizes import grouped
 from npformer.dataset.values import as_list
 
-GROUP = 2**24  # bytes per row group of a Parquet file; smaller groups make the file larger and slower
-ROWS = 256  # number of rows written at a time in text formats
+GROUP = 2**24  # bytes per row group of a Parquet file; with smaller groups, the file is larger and slower
+ROWS = 256  # rows written at a time in text formats
 
 
 class Sink:
@@ -66,7 +66,7 @@ class Sink:
         """Raises NpformerError if the output exists and is not from an earlier run."""
         if self.manifest.exists():
             return
-        begun = (LOCK, f".{self.manifest.name}.")  # files of a run that was killed before it wrote a manifest
+        begun = (LOCK, f".{self.manifest.name}.")  # files of a run that was killed before writing a manifest
         taken = self.path.is_dir() and any(not each.name.startswith(begun) for each in self.path.iterdir())
         if taken if self.form is None else os.path.lexists(self.path):
             raise NpformerError(
@@ -76,7 +76,7 @@ class Sink:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the output for this run, and removes temporary files of killed runs.
+        """Locks the output for this run, and removes the temporary files of killed runs.
 
         Raises NpformerError if another run holds the lock.
         """
@@ -132,7 +132,7 @@ def _write(stream: Any, form: Format, schema: Any, tables: Iterable[Any]) -> Non
 
 
 class PartTables:
-    """The tables of several parts in Arrow's format, read again on each iteration."""
+    """The tables of several parts in Arrow's format, which are read again in each iteration."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
@@ -146,7 +146,7 @@ class PartTables:
 
 
 def _values(tables: Iterable[Any], field: Any) -> Any:
-    """Returns the union of a column's dictionaries, because a file in Arrow's format has one dictionary per column."""
+    """Returns the union of a column's dictionaries, because Arrow's file format has one dictionary per column."""
     values = pa.array([], field.type.value_type)
     for table in tables:
         for chunk in table[field.name].chunks:
@@ -208,7 +208,7 @@ def _write_jsonl(stream: Any, tables: Iterable[Any]) -> None:
 
 
 def _batches(tables: Iterable[Any]) -> Iterator[Any]:
-    """Splits tables into batches of at most ROWS rows, because Python objects take several times as much memory."""
+    """Splits tables into batches of at most ROWS rows, because Python objects take much more memory than tables."""
     for table in tables:
         yield from table.to_batches(max_chunksize=ROWS)
 

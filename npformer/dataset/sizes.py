@@ -1,7 +1,7 @@
-"""The sizes of rows, and the division of a file into parts by limits on their rows and on their bytes.
+"""The sizes of rows, and the division of a file into parts with a maximum number of rows and bytes.
 
-Without Dask, one part is in memory at a time. A row's size counts its values without dictionary encoding, so that parts
-depend only on the rows, not on how a file stores them.
+Without Dask, only one part is in memory at a time. The size of a row is that of its values without dictionary encoding,
+so that parts depend only on the rows and not on their encoding in a file.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 PART_BYTES = 2**24  # maximum size of a part with more than one row
-DEPTH = 48  # maximum nesting of lists and objects in a column: Parquet reads 49 levels of lists, Arrow 63
-MISSING = 8  # bytes counted for each list item and each column, in addition to the values
+DEPTH = 48  # maximum nesting of lists and objects in a column; Parquet can read 49 levels of lists, Arrow 63
+MISSING = 8  # bytes that are added to the values for each list item and each column
 
 BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
 class Cuts:
-    """Divides a file into parts by the sizes of its rows, with at most `rows` rows per part and `limit` rows in all."""
+    """Divides a file into parts by row sizes, with at most `rows` rows per part and `limit` rows in total."""
 
     def __init__(self, rows: int, limit: int | None) -> None:
         self.rows, self.limit = rows, limit

@@ -1,6 +1,6 @@
-"""Reads a dataset: a file, or the files of a folder sorted by name, as tables with one schema.
+"""Reads a dataset, which is a file or the files of a folder sorted by name, as tables with the same schema.
 
-`survey` reads everything once, to find unreadable files, differing columns and changed input before the model runs for
+`survey` reads everything once, to find unreadable files, different columns and changed input before the model runs for
 hours. It returns the identity of each file and divides the file into parts (`sizes.py`). `parts` then reads the
 requested parts.
 """
@@ -27,12 +27,12 @@ from npformer.dataset.jsonl import Seen, objects
 from npformer.dataset.readers import batches, carried, conform, form_of, opened_lines, plain
 from npformer.dataset.sizes import DEPTH, MISSING, Cuts, depth, row_sizes
 
-SLICE = 2**12  # rows measured at a time
+SLICE = 2**12  # rows that are measured at a time
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dataset: its identity, the rows in each part and its columns, or the error raised by reading it."""
+    """A file of a dataset: identity, rows in each part, and columns, or the error raised when reading the file."""
 
     path: Path
     bytes: int = 0
@@ -52,7 +52,7 @@ class File:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The files of a dataset and the columns that they share."""
+    """The files of a dataset and their common columns."""
 
     files: list[File]
     schema: Any
@@ -67,7 +67,7 @@ class Dataset:
 
 
 def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Dataset:
-    """Reads the files once and describes them. With a `limit`, reads only the files with the first `limit` rows.
+    """Reads the files once and describes them. With a `limit`, reads only files with some of the first `limit` rows.
 
     Raises NpformerError if no file can be read, or if the columns of two files differ.
     """
@@ -117,7 +117,7 @@ def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tu
 
 
 def _check_size(file: File) -> None:
-    """Raises NpformerError if a file's size changed, because reading past the end of a mapped file is fatal."""
+    """Raises NpformerError if the size of a file changed, because reading past the end of a mapped file is fatal."""
     with suppress(FileNotFoundError):  # a deleted file stays readable while it is open
         size = file.path.stat().st_size
         if size != file.bytes:
@@ -206,7 +206,7 @@ def _common(files: list[File]) -> Any:
             if field.type != plain_types[field.name]:
                 where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]
                 raise NpformerError(f"{where} is {field.type}, but {expected} in {first.path.name}")
-            if file.schema.field(field.name).type != fields[field.name].type:  # coded, or views, in only one file
+            if file.schema.field(field.name).type != fields[field.name].type:  # encoding or views in only one file
                 fields[field.name] = field
     return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])
 

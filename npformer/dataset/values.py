@@ -1,7 +1,7 @@
-"""The values of Arrow's arrays as Python objects, the same whether or not pandas is installed.
+"""The values of Arrow's arrays as Python objects, which do not depend on whether pandas is installed.
 
-Python's times end at microseconds, and its years at 9999; pyarrow returns pandas objects for nanoseconds if it can. So
-times that Python cannot represent become texts, at any depth of lists and objects.
+Python's times have microseconds and years up to 9999. If pandas is installed, pyarrow returns pandas objects for
+nanoseconds. Times that Python cannot represent therefore become texts, at any depth of lists and objects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TIMES = (pa.types.is_timestamp, pa.types.is_duration, pa.types.is_time64)
 
 
 def as_list(array: Any) -> list[Any]:
-    """Returns the values of an array or a column. Texts that are not valid UTF-8 stay bytes."""
+    """Returns the values of an array or a column. Texts that are not valid UTF-8 are returned as bytes."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if not _has_nanoseconds(array.type):
@@ -37,7 +37,7 @@ def _in_nanoseconds(kind: Any) -> bool:
 
 
 def _value(scalar: Any) -> Any:
-    """Returns the value of a scalar, which `as_py` cannot return if it contains such a time or text."""
+    """Returns the value of a scalar, including times and texts that `as_py` cannot return."""
     if not scalar.is_valid:
         return None
     if isinstance(scalar, pa.DictionaryScalar):
@@ -54,12 +54,12 @@ def _value(scalar: Any) -> Any:
         return scalar.as_py()
     except UnicodeDecodeError:
         return scalar.as_buffer().to_pybytes()
-    except (ValueError, OverflowError):  # after the year 9999
+    except (ValueError, OverflowError):  # a time after the year 9999
         return scalar.cast(pa.string()).as_py()
 
 
 def _time(scalar: Any) -> Any:
-    """Returns Python's object for a time in nanoseconds, or its text with nine decimals if it has nanoseconds."""
+    """Returns Python's object for a time in nanoseconds, or a text if it is not a whole number of microseconds."""
     kind = scalar.type
     whole, rest = divmod(scalar.value, 1000)
     if pa.types.is_duration(kind):

@@ -1,6 +1,6 @@
-"""The bound on the columns of a dataset, which are counted before pyarrow makes arrays for them.
+"""The limit on the number of columns of a dataset, which is checked before pyarrow allocates arrays.
 
-A field takes memory in every row, and rows whose keys differ need the sum of their keys as columns.
+A field takes memory in every row, and rows with different keys need a column for each key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from npformer.common.errors import NpformerError
 from npformer.dataset.sizes import width
 
 COLUMNS = 10_000  # maximum fields of a dataset's rows, at any depth of lists and objects
-MAGIC = 4  # bytes of PAR1 at both ends of a Parquet file, and of the footer's length before the second
+MAGIC = 4  # bytes of PAR1 at both ends of a Parquet file, and of the footer's length before the end
 
 
 def check_columns(count: int, where: object, remedy: str = "write a file with only the columns that you need") -> None:
@@ -29,7 +29,7 @@ def check_schema(schema: Any, where: object) -> None:
 def parquet_elements(file: Any) -> int:
     """Returns the number of schema elements in a Parquet file, or 0 for a footer of an unknown form.
 
-    pyarrow builds all of them when it opens a file. The footer is in Thrift's compact protocol: its first fields are
+    pyarrow creates all elements when it opens a file. The footer is in Thrift's compact protocol. Its first fields are
     the version, an i32, and the schema, a list of structs that begins with its length.
     """
     file.seek(0, 2)
@@ -49,7 +49,7 @@ def parquet_elements(file: Any) -> int:
 
 
 def _varint(data: bytes, start: int) -> tuple[int, int]:
-    """Returns a number of seven bits in each byte, least significant first, and the index after it."""
+    """Reads a varint, which has seven bits per byte, least significant first. Returns the number and the next index."""
     value, end = 0, start
     while end < len(data):
         value |= (data[end] & 127) << 7 * (end - start)
@@ -60,5 +60,5 @@ def _varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def check_parquet(file: Any, where: Path) -> None:
-    """Raises NpformerError if a Parquet file certainly has too many columns: a nested field has up to two elements."""
+    """Raises NpformerError if a Parquet file certainly has too many columns. A nested field may have two elements."""
     check_columns((parquet_elements(file) - 1) // 2, where)

@@ -1,7 +1,7 @@
-"""The work of this process or of a Dask worker: answering the rows of one part and describing the machine.
+"""The work of this process or a Dask worker, which answers the rows of a part and describes the machine.
 
-`RemoteTask` describes a task so that a process on another machine can recreate it. `identity` returns everything that
-the answers of a task depend on, including a checksum of its weights.
+`RemoteTask` describes a task, so that a process on another machine can recreate the task. `identity` returns everything
+that the answers of a task depend on, including a checksum of the weights.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from npformer.tasks.writing import Writing
 from npformer.text.inputs import Pair
 from npformer.version import __version__
 
-Place = tuple[int, int]  # index of a part's file, and index of the part in that file
+Place = tuple[int, int]  # index of the file with a part, and index of the part in that file
 
 
 def identity(task: Task) -> dict[str, Any]:
-    """Returns everything that a task's answers depend on: options, config, weights and tokenizer.
+    """Returns everything that the answers of a task depend on: options, config, weights and tokenizer.
 
     The sha256 of the weights equals the checksum of the file that `npformer convert` writes in the model's dtype.
     """
@@ -79,7 +79,7 @@ def _tokenizer(task: Task) -> str:
 
 @dataclass(frozen=True)
 class RemoteTask:
-    """A task that another process can recreate from the name of its model, checked by digests."""
+    """A task that another process can recreate from the name of the model. Digests detect a different model."""
 
     task: str
     model: str
@@ -98,7 +98,7 @@ class RemoteTask:
         return cls(task.name, model, revision, task.model.dtype.name, task.options, _digests(task))
 
     def make(self) -> Task:
-        """Creates the task, with one thread. Raises NpformerError if its model is different on this machine."""
+        """Creates the task with one thread. Raises NpformerError if the model on this machine is different."""
         made = pipeline(self.task, self.model, threads=1, revision=self.revision, dtype=self.dtype)
         made.options = self.options
         found = _digests(made)
@@ -117,7 +117,7 @@ def _digest(described: Any) -> str:
 
 
 def _name(folder: Path) -> tuple[str, str | None]:
-    """Returns how another machine loads a model: a bundled name, a hub id and commit, or the path of a folder."""
+    """Returns the name with which other machines load a model: bundled name, hub id and commit, or path."""
     name = next((name for name, path in bundled().items() if path.resolve() == folder.resolve()), None)
     if name is not None:
         return name, None
@@ -131,7 +131,7 @@ def _name(folder: Path) -> tuple[str, str | None]:
 
 
 def answer(task: Task, texts: Any, place: Place, count: Count | None = None) -> Any:
-    """Answers the rows of a part with one or two text columns, and counts them. Returns the table of results."""
+    """Answers and counts the rows of a part with one or two text columns. Returns the table of results."""
     columns = [as_list(column) for column in texts.columns]
     items = columns[0] if len(columns) == 1 else list(map(Pair, *columns))
     answers = task.answers(iter(items), _seeded(task.options, place), quiet=True)
@@ -141,7 +141,8 @@ def answer(task: Task, texts: Any, place: Place, count: Count | None = None) -> 
 def _seeded(options: Any, place: Place) -> Any:
     """Gives each part its own seed if the task samples.
 
-    Otherwise the random draws of all parts would be the same: they depend on the seed and the index in a part.
+    Random draws depend on the seed and on the index in a part, so with a common seed they would be the same in all
+    parts.
     """
     settings = getattr(options, "settings", {})
     if not settings.get("do_sample"):
@@ -155,7 +156,7 @@ _making = threading.Lock()
 
 
 def answer_elsewhere(work: RemoteTask, texts: Any, place: Place) -> tuple[Any, str]:
-    """Answers a part on a worker, which creates the task once. Returns the results and the worker's `probe`."""
+    """Answers a part on a worker, which creates the task only once. Returns the results and the worker's `probe`."""
     return answer(_made(work), texts, place), probe()
 
 
@@ -181,7 +182,7 @@ def _made(work: RemoteTask) -> Task:
 
 
 def machine() -> dict[str, str]:
-    """Returns everything, apart from the task, that affects the last bits of the answers."""
+    """Returns everything that affects the last bits of answers, apart from the task."""
     kernels = [
         f"{each.get('internal_api')} {each.get('version')} {each.get('architecture')}" for each in blas_libraries()
     ]
@@ -192,7 +193,7 @@ _probed: list[str] = []
 
 
 def probe() -> str:
-    """Returns a digest of an encoder layer's output for a fixed input, which reveals differences in the last bits."""
+    """Returns a digest of the output of an encoder layer for a fixed input, to detect differences in the last bits."""
     if not _probed:
         random = np.random.default_rng(0)
         d, f = 384, 1536

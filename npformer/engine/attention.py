@@ -112,9 +112,9 @@ def masked_attention(
     """softmax(add(q k^T)) v over the keys that the mask allows, where q is already scaled.
 
     Masked keys do not change the bits of the result: their weight is exactly 0, and sums over keys have the fixed order
-    of `runtime.sums.groups`. So a decoder may keep its keys in an array with free space, or the keys of several beams
-    in one array. Many queries are computed in blocks, if nothing is added to the scores. A block omits the keys before
-    the first and after the last key to which any of its queries may attend.
+    of `runtime.sums.groups`. A decoder can therefore keep its keys in an array with free space, or the keys of several
+    beams in one array. If nothing is added to the scores, many queries are computed in blocks. A block omits the keys
+    before the first and after the last key to which any of its queries may attend.
     """
     square = mask.shape[-2:] == (q.shape[-2], k.shape[-2])
     if q.shape[-2] > QUERIES and square and add is None and not listening():
@@ -152,8 +152,8 @@ def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) ->
 def _by_group(product: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """product(a, b) of heads a (..., H, L, W) and b (..., G, S, W); H / G consecutive heads of a share a head of b.
 
-    The heads of a that share a head of b are multiplied as a single matrix. This changes no bits, because the bits of a
-    row of a product do not depend on the other rows. Ainslie et al., 2023, GQA, section 2.2.
+    The heads of a that share a head of b are multiplied as a single matrix. The bits of the result stay the same,
+    because each row of a product is independent of the other rows. Ainslie et al., 2023, GQA, section 2.2.
     """
     if not is_grouped(a, b):
         return product(a, b)

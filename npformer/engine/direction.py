@@ -17,7 +17,7 @@ import numpy as np
 class Direction:
     """logit = u . x + the recorded terms, where x is one row of the current stage of a text.
 
-    Norms and gates are treated as constant factors, with the values that they have for this text.
+    Norms and gates are treated as constant factors with their values for this text.
 
     Parameters
     ----------
@@ -37,12 +37,12 @@ class Direction:
     biases: dict[str, float] = field(default_factory=dict)
 
     def at(self, name: str) -> np.ndarray:
-        """The row of a stage. A one-dimensional stage is itself the row."""
+        """The row of a stage. A one-dimensional stage consists of a single row."""
         array = self.stages[name]
         return array if array.ndim == 1 else array[self.row]
 
     def add_bias(self, name: str, layer: Mapping[str, np.ndarray]) -> float:
-        """Records and returns the contribution of the bias of the layer whose stage is `name`, or 0 without a bias."""
+        """Records and returns the contribution of the bias of a layer with stage `name`, or 0 without a bias."""
         self.biases[name] = float(self.u @ layer["bias"]) if "bias" in layer else 0.0
         return self.biases[name]
 
@@ -53,6 +53,6 @@ class Direction:
         self.u = layer["weight"].astype(np.float64) @ self.u
 
     def gate(self, x: str, activated: str) -> None:
-        """u . act(x) = (u act(x) / x) . x, where x and `activated` are stages. Where x is 0, act(x) is 0 too."""
+        """u . act(x) = (u act(x) / x) . x, where x and `activated` are stages. act(0) must be 0."""
         h = self.at(x).astype(np.float64)
         self.u = self.u * np.divide(self.at(activated), h, out=np.zeros_like(h), where=h != 0)

@@ -48,8 +48,8 @@ def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halv
 class Embeddings:
     """The sum of a row of each table, for each token.
 
-    In the 2017 model, scale is sqrt(D) (section 3.4), and there is no norm. A projection is for models with tables that
-    are narrower than their layers, such as ALBERT (Lan et al., 2020, section 3.1).
+    In the 2017 model, scale is sqrt(D) (section 3.4), and there is no norm. Models with tables that are narrower than
+    the layers need a projection, for example ALBERT (Lan et al., 2020, section 3.1).
 
     Parameters
     ----------

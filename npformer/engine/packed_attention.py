@@ -1,4 +1,4 @@
-"""The attention of every head on packed rows: texts of equal length together, in tiles that threads share.
+"""The attention of every head on packed rows. Texts of equal length form tiles, which are distributed to threads.
 
 `attention.py` has the formula. Next: `multi_head.py`, which adds the linear layers.
 """
@@ -104,7 +104,7 @@ class PackedAttention:
         return lambda tile, q, k, v: scaled_dot_product_attention(q, k, v, scale)
 
     def add_backward(self, run: Run, stages: Stages, q: np.ndarray, k: np.ndarray) -> AddBackward | None:
-        """Backward of the terms that `formula` adds to the scores of a run; None if it adds nothing."""
+        """Backward of the terms that `formula` adds to the scores of a run; None without such terms."""
         return None
 
 

@@ -1,8 +1,8 @@
-"""The stages of a forward pass, recorded for its backward pass: a `Recording` keeps them, and `Stages` reads them.
+"""The stages of a forward pass, recorded for its backward pass. `Recording` stores stages, and `Stages` reads them.
 
-Training thus differentiates the same forward pass that inference runs. An `Edit` changes a stage (dropout, an ablation)
-and adds a pullback to the recording, which maps the gradient after the change to the gradient before it. A backward
-pass applies the pullbacks in `Stages.through_edit`.
+Training thus differentiates the same forward pass that inference runs. An `Edit` changes a stage, for dropout or an
+ablation, and adds to the recording a pullback, which maps the gradient after the change to the gradient before it. A
+backward pass applies the pullbacks in `Stages.through_edit`.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class Edit(ABC):
 class Stages:
     """The recorded stages below a scope.
 
-    Attention is computed once for each group of adjacent texts of equal length: `firing` is the index of the group to
-    read.
+    Attention is computed once for each group of adjacent texts of equal length. `firing` is the index of a group.
     """
 
     arrays: Mapping[str, list[np.ndarray]]
@@ -90,7 +89,7 @@ class Stages:
         return replace(self, firing=firing)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The array after any edits, with which the forward pass continued."""
+        """The array after any edits, as the rest of the forward pass read it."""
         return self.arrays[self.scope + name][self.firing]
 
     def made(self, name: str) -> np.ndarray:
@@ -101,7 +100,7 @@ class Stages:
     def through_edit(self, name: str, grad: np.ndarray) -> np.ndarray:
         """Maps the gradient of a stage after its edits to the gradient before them.
 
-        Backward functions call it for every stage.
+        Backward functions call this method for every stage.
         """
         if self.gradients is not None:
             self.gradients.setdefault(self.scope + name, []).append(grad.copy())
@@ -112,7 +111,7 @@ class Stages:
 
 @dataclass(eq=False)
 class Recording:
-    """A listener that records the stages for backward passes, and the changes that edits make to them.
+    """A listener that records stages, and the changes made by edits, for backward passes.
 
     unread: stages that are not recorded because no backward pass reads them; `transformer.unread` lists them.
     keep_gradients: the backward pass stores the gradient of every stage in `gradients`, in the order of the pass.

@@ -80,7 +80,7 @@ def _scope(name: str) -> Iterator[None]:
 
 @contextmanager
 def listen(listener: Listener, first: bool = False) -> Iterator[None]:
-    """Calls `listener(name, array)` at every stage in the `with` block; the array that it returns replaces the stage.
+    """Calls `listener(name, array)` at every stage in the `with` block. The returned array replaces the stage.
 
     Listeners are called in the order in which they were opened, except that a listener opened with `first` comes before
     all others. Edits use `first`, so that a trace records the edited stage even if the trace was opened earlier.
@@ -101,13 +101,13 @@ def listeners() -> tuple[Listener, ...]:
 def listening() -> bool:
     """Returns whether a listener is open.
 
-    Each stage must then be computed for all texts at once, in order, on the calling thread.
+    If so, each stage must be computed for all texts at once, in order, on the calling thread.
     """
     return bool(_listeners.get())
 
 
 def spare(array: np.ndarray) -> np.ndarray | None:
-    """Returns `array` if its memory may be reused for the next result, or None because a listener may have kept it.
+    """Returns `array` if its memory may be reused for the next result, or None if a listener may have kept the array.
 
     `softmax(scores, out=spare(scores))` saves an allocation. The caller must have created the array.
     """

@@ -1,6 +1,6 @@
-"""Token tables that are narrower than the layers: token rows are projected up, and the output of the stack down.
+"""Token tables that are narrower than the layers, with projections before and after the stack.
 
-Zhang et al., 2022, OPT: Open Pre-trained Transformer Language Models, in the published code of the 350M model.
+Zhang et al., 2022, OPT: Open Pre-trained Transformer Language Models, and the code published for the 350M model.
 """
 
 from __future__ import annotations

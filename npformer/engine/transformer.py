@@ -31,10 +31,10 @@ def forward(
     all_rows: bool = False,
     resumed: tuple[int, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The answers of the head from packed token ids: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
+    """The answers of the head from packed token ids: (T, ...) for heads on tokens, (B, ...) for heads on texts.
 
     all_rows: compute every row of the last layer, even if the head reads only one row of each text. resumed: the index
-    of the layer to begin with, and the rows (T, D) that it reads. A model with a decoder ignores both arguments.
+    of the first layer to compute, and its input (T, D). A model with a decoder ignores both arguments.
     """
     if parts.decoder:
         return reread(weights, parts, batch)
@@ -78,7 +78,8 @@ def backward(
     """Backward of `forward`: the gradients, in a tree with the structure of `weights`, tables as `SparseRows`.
 
     grads: the gradients of the answers by name. stages: the recording of the forward pass. If the token table is tied
-    to the output projection, the projection's gradient is under "head" and the lookup's is under "embeddings".
+    to the output projection, the gradient of the projection is under "head", and the gradient of the lookup is under
+    "embeddings".
     """
     if parts.decoder:
         return reread_backward(grads, stages, weights, parts, batch)
@@ -169,7 +170,8 @@ def transformer_backward(
     """Backward of `transformer`: the gradients, in a tree with the structure of `weights`, tables as `SparseRows`.
 
     grads: the gradient of the logits. stages: the recording of the forward pass. If a token table is tied to the output
-    projection, the projection's gradient is under "head" and the lookup's is under the stack that owns the table.
+    projection, the gradient of the projection is under "head", and the gradient of the lookup is under the stack that
+    owns the table.
     """
     x = last_decoded(stages, parts)
     grad, _, tree = parts.head.backward(grads, stages, x, x, weights)
@@ -203,7 +205,7 @@ def last_decoded(stages: Stages, parts: Parts) -> np.ndarray:
 def reread(weights: Mapping[str, Any], parts: Parts, batch: Batch) -> dict[str, np.ndarray]:
     """The answers of a head on a decoder that reads each text again, shifted right. Lewis et al., 2020, section 3.
 
-    A head on texts reads the row of the last end token, the only one that attends to the whole text.
+    A head on texts reads the row of the last end token, which is the only token that attends to the whole text.
     """
     source = Source(encode_source(weights, parts, batch), batch.lengths)
     x = decode_target(weights, parts, _shifted(parts, batch), source)
@@ -229,7 +231,7 @@ def _ends(parts: Parts, batch: Batch) -> np.ndarray:
 
 
 def _shifted(parts: Parts, batch: Batch) -> Batch:
-    """The texts that the decoder reads: each begins with the start token and lacks its last token."""
+    """The texts that the decoder reads, with the start token added and the last token removed."""
     assert parts.start_id is not None
     return batch.shifted(parts.start_id)
 

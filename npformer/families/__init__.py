@@ -49,7 +49,7 @@ __all__ = [
 
 
 class _Families(UserDict[str, Any]):
-    """Imports a family's file when the family is first used, so that a model loads without the code of the others."""
+    """Imports the file of a family on first use, so that a model loads without the code of other families."""
 
     def __getitem__(self, model_type: str) -> Family:
         found = self.data[model_type]
@@ -102,7 +102,7 @@ def encoders() -> dict[str, EncoderTable]:
 
 
 def distinct_encoders() -> dict[str, EncoderTable]:
-    """`encoders` without the families that have the tensor names of an earlier one, as XLM-RoBERTa has RoBERTa's."""
+    """`encoders` without families that have the same tensor names as an earlier family, such as XLM-RoBERTa."""
     tables: dict[tuple[tuple[str, str], ...], EncoderTable] = {}
     for each in encoders().values():
         tables.setdefault(tuple(each.encoder.items()), each)
@@ -110,22 +110,22 @@ def distinct_encoders() -> dict[str, EncoderTable]:
 
 
 def has_base(model_type: str) -> bool:
-    """Whether Transformers has a class for the encoder or decoder without a head."""
+    """Whether Transformers has a class for the encoder or decoder of this model_type without a head."""
     if model_type not in FAMILIES or model_type == "transformer":  # torch's own modules are not in Transformers
         return False
     return "base" in FAMILIES[model_type].architectures.values()
 
 
 def names_head(data: Mapping[str, Any]) -> bool:
-    """Whether a config.json says which head its model has. Without a class, it has that of its family's only class."""
+    """Whether a config.json determines the head. Without a class in it, the family must have only a single class."""
     family = named_family(data)
     if family is None:
-        return True  # `read_config` refuses it
+        return True  # `read_config` rejects it
     return family.named_head(data) is not None if data.get("architectures") else not has_base(family.model_type)
 
 
 def named_family(data: Mapping[str, Any]) -> Family | None:
-    """The family of a config.json, or None if npformer does not have it."""
+    """The family of a config.json, or None if npformer does not have this family."""
     name = data.get("model_type")
     return FAMILIES[name] if isinstance(name, str) and name in FAMILIES else None
 
@@ -137,9 +137,9 @@ def family_of(config: Config) -> Family:
 
 @lru_cache(maxsize=64)
 def parts_of(config: Config) -> Parts:
-    """The parts of a model. They are built once per config.
+    """The parts of a model, built once per config.
 
-    Raises NpformerError if the config has a mechanism, or another feature, that the family does not have.
+    Raises NpformerError if the config has a mechanism or another feature that the family does not support.
     """
     family = family_of(config)
     for each in chain(*config.layer_kinds):
@@ -164,9 +164,9 @@ def parts_of(config: Config) -> Parts:
 def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
     """Creates a `Config` from the content of a Hugging Face config.json.
 
-    head: the head to read, if a checkpoint has several. By default, it is the head of the class in `architectures`, or
+    head: the head to read, if a checkpoint has several. The default is the head of the class in `architectures`, or
     "base" without `architectures`. For example, BertForPreTraining has a masked-word head and a next-sentence head, and
-    is read with the former.
+    is read with its masked-word head.
     """
     data = text_config(data)
     family = find_family(FAMILIES, data)
@@ -182,9 +182,9 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
 
 
 def unread_code(data: Mapping[str, Any], config: Config) -> str:
-    """A note about a checkpoint's own model class, from which npformer's may differ; "" for other checkpoints.
+    """A note for a checkpoint with its own model class, which may differ from npformer's; "" for other checkpoints.
 
-    Checkpoints such as Phi-3 were published with their code before Transformers had the same model.
+    Some checkpoints, such as Phi-3, were published with code before Transformers had the same model.
     """
     code = own_code(data)
     if not code or CODE in family_of(config).reads:

@@ -2,8 +2,8 @@
 
 Layers are numbered in the order of computation. One or more consecutive layers form a group with its own weights; in
 the published models, a single layer runs twelve times or more. AlbertForPreTraining is read with its masked-word head.
-head="next-sentence" reads the sentence-order head (0: in order, 1: swapped), which has no class of its own in
-Transformers.
+head="next-sentence" reads the sentence-order head (0: in order, 1: swapped), for which Transformers has no separate
+class.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """BART (Lewis et al., 2020): Marian's layers, a norm after the embeddings, and learned positions that start at row 2.
 
 BartForConditionalGeneration, and BartModel with a tied table, generate text. For classification and question answering,
-the decoder reads the text again, shifted right, and the head reads the decoder's output. BartForCausalLM is the decoder
-alone: a causal stack, which does not use the cross-attention in its files.
+the decoder reads the text again, shifted right, and the head reads the decoder's output. BartForCausalLM is only the
+decoder, a causal stack that does not use the cross-attention in the files.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
 from npformer.families.vaswani import check_one_end
 
-#: Head -> its groups of weights and their modules.
+#: Head -> group of weights -> module.
 TOP = {
     "sequence-classification": {"pooler": "classification_head.dense", "head.output": "classification_head.out_proj"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: The head of a model with only a decoder, and the groups that its layers lack.
+#: The head of a model with only a decoder, and the groups that are missing in the layers.
 ALONE = "causal-lm"
 CROSSED = tuple(group for group in LAYER if group.startswith("cross_attention"))
 
 
 class Bart(Marian):
-    """The family of BART. The encoder and the decoder always share one token table."""
+    """The family of BART. The encoder and the decoder always share a token table."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         if (head or self.head_of(data)) == ALONE:
@@ -89,7 +89,7 @@ class Bart(Marian):
             }
         above = {ours: f"{top[group]}.{array}" for ours, (group, array) in arrays.items() if group in top}
         found = super().sources(config, stacks, head) | {ours: Source((name,)) for ours, name in above.items()}
-        if not config.decoder:  # in a file of a model with both stacks, the table is shared
+        if not config.decoder:  # a file with both stacks has a shared table
             table = found["embeddings.token.weight"]
             found["embeddings.token.weight"] = Source((*table.names, "model.shared.weight"))
         return found

@@ -21,7 +21,7 @@ from npformer.engine.norms.norm import Norm
 from npformer.engine.parts import Parts
 from npformer.families.building import embeddings_of, head_of, stack_of
 
-#: Hugging Face's name for an activation -> npformer's. If an activation has several names, the first one is written.
+#: Hugging Face's name for an activation -> npformer's. If an activation has several names, the first name is written.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -46,13 +46,14 @@ SPECIAL_TOKENS = {
 
 
 class UnknownClass(NpformerError):
-    """config.json names a class that the family does not have, so that the head is unknown."""
+    """config.json names a class that the family does not have, so the head is unknown."""
 
 
 class TensorPart(NamedTuple):
-    """One linear layer's part of a tensor that stores several linear layers.
+    """The part of a tensor that stores one of several linear layers.
 
-    The tensor is divided into blocks along its outputs. Each block has some outputs of every layer, in order.
+    The tensor is divided into blocks along the axis of its outputs. Each block has some outputs of every layer, in
+    order.
     """
 
     number: int  # index of the layer
@@ -89,14 +90,14 @@ class TensorPart(NamedTuple):
 class Source(NamedTuple):
     """The location of an array in a file. Linear weights in files are (out, in), as in torch, unless `in_out`."""
 
-    names: tuple[str, ...]  # possible names of the tensor; the first that is in the file is used
+    names: tuple[str, ...]  # possible names of the tensor; the first name that is in the file is used
     part: TensorPart | None = None  # the part of the tensor, if it stores several linear layers
     in_out: bool = False  # linear weights are (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
-    leading: bool = False  # the tensor has a leading axis of size 1 in a new file
+    leading: bool = False  # the tensor gets a leading axis of size 1 in a new file
     kernel: int = 0  # width of a convolution, whose tensor is (out, in, kernel); 0 means no convolution
     buffer: bool = False  # the tensor may have a leading axis of size 1, like a buffer of positions
-    apart: tuple[str, ...] = ()  # names of tensors that hold only this array, if those in `names` hold several
+    apart: tuple[str, ...] = ()  # names of tensors with only this array, if tensors with a name in `names` have several
 
     @property
     def title(self) -> str:
@@ -104,7 +105,7 @@ class Source(NamedTuple):
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """The names of tensors that hold only this array."""
+        """The names of tensors that contain only this array."""
         return self.apart + (self.names if self.part is None else ())
 
     def to_linear(self, array: Any) -> Any:
@@ -122,7 +123,7 @@ class Source(NamedTuple):
         return array.reshape(self.kernel, -1, array.shape[1]).T if self.kernel else array.T
 
     def found_in(self, tensors: Container[str]) -> tuple[str, Source]:
-        """The name of the tensor that holds the array, and the source that locates the array in it."""
+        """The name of the tensor with the array, and the source that locates the array in this tensor."""
         for name in self.apart:
             if name in tensors:
                 return name, Source((name,))
@@ -130,12 +131,12 @@ class Source(NamedTuple):
 
 
 class PieceOrder(NamedTuple):
-    """How the token ids of a family differ from the order of pieces in its SentencePiece file, as in fairseq."""
+    """Differences between the token ids of a family and the order of pieces in a SentencePiece file, as in fairseq."""
 
-    first: tuple[tuple[str, float], ...] = ()  # role or name, and score, of pieces before those in the file
-    dropped: int = 0  # number of pieces at the beginning of the file that `first` replaces
-    last: tuple[str, ...] = ()  # pieces after those in the file
-    sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>, or as many as in tokenizer_config.json
+    first: tuple[tuple[str, float], ...] = ()  # role or name, and score, of pieces before the pieces of the file
+    dropped: int = 0  # number of pieces at the beginning of the file that are replaced by `first`
+    last: tuple[str, ...] = ()  # pieces after the pieces of the file
+    sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>; their number may be configured
 
 
 AS_IN_THE_FILE = PieceOrder()
@@ -147,15 +148,15 @@ LAYER_OUTPUT = "layers.*"
 class Family:
     """The properties of a family of checkpoints.
 
-    A subclass reads and writes config.json and locates each array. A subclass without new fields is not a dataclass,
-    because generating its methods would add a millisecond to every start.
+    A subclass reads and writes config.json, and locates each array. A subclass without new fields is not a dataclass,
+    because generating the methods of a dataclass adds a millisecond to every start.
     """
 
     model_type: str
-    architectures: Mapping[str, str]  # class -> npformer's head; the first class of a head is written
+    architectures: Mapping[str, str]  # class -> npformer's head; if classes have the same head, the first is written
     constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config that are the same for all checkpoints
-    prefix: str = ""  # prefix of the encoder's tensor names if there is a head; optional without one
-    stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> its stage, or LAYER_OUTPUT
+    prefix: str = ""  # prefix of the encoder's tensor names; optional in a model without a head
+    stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> output stage, or LAYER_OUTPUT
     reads: frozenset[str] = frozenset()  # fields of `unsupported.py` that this family supports
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
     single: str = "cls $A sep"  # special tokens around a text; ":1" means token type 1
@@ -163,7 +164,7 @@ class Family:
     mask_takes_space: bool = False  # the mask token includes the preceding space, unless a file overrides this
     pieces: PieceOrder = AS_IN_THE_FILE  # ids of the pieces of a SentencePiece file
     strict: bool = False  # unused tensors are an error
-    unbiased: frozenset[str] = frozenset()  # heads whose last layer has no bias
+    unbiased: frozenset[str] = frozenset()  # heads that have no bias in the last layer
     ends_sources: bool = False  # sources end with the same token as targets
     writes: str = "translation"  # task of encoder-decoder models
     tokenizer_pieces: bool = False  # the tokenizer is read from SentencePiece files, not from tokenizer.json
@@ -183,7 +184,7 @@ class Family:
 
     @property
     def all_heads(self) -> Collection[str]:
-        """The heads that can be read, including heads without a class of their own."""
+        """The heads that can be read, including heads without a separate class."""
         return dict.fromkeys(self.architectures.values())
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
@@ -218,9 +219,9 @@ class Family:
         )
 
     def named_head(self, data: Mapping[str, Any]) -> str | None:
-        """The head of the class in config.json, "base" if no class is named, or None for an unknown class.
+        """The head of the class in config.json, "base" if config.json names no class, or None for an unknown class.
 
-        The class may be that of another framework, such as TFBertModel, because the weights have the same head.
+        The class may be from another framework, such as TFBertModel, because the weights have the same head.
         """
         architectures = data.get("architectures")
         if not architectures:
@@ -287,7 +288,7 @@ class Family:
         return frozenset()
 
     def current(self, name: str, known: Container[str]) -> str:
-        """The name that `sources` uses for a tensor of a file, which may add or omit the prefix."""
+        """The name that `sources` uses for a tensor. Files may add or omit the prefix."""
         return next(
             (each for each in (name, self.prefix + name, name.removeprefix(self.prefix)) if each in known), name
         )
@@ -299,7 +300,7 @@ class Family:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
-        """Stage or pattern with dropout in the original training of the family -> one of the given rates."""
+        """Stage or pattern that had dropout when the family was originally trained -> one of the given rates."""
         raise NotImplementedError
 
 
@@ -357,8 +358,8 @@ def read_ids(name: str, value: Any) -> tuple[int, ...]:
 def read_text_ids(data: Mapping[str, Any]) -> dict[str, Any]:
     """The start token, the end tokens of generated texts, and the padding token.
 
-    Each may be missing. An id without a row in the embedding table counts as missing: a small GPT2Config keeps the ids
-    of the large vocabulary, and Llama's first checkpoints have a padding token of -1.
+    Each of these tokens may be missing. An id without a row in the embedding table counts as missing. For example, a
+    small GPT2Config has the ids of the large vocabulary, and Llama's first checkpoints have a padding token of -1.
     """
     start = _tokens("bos_token_id", data)
     return {"start_id": next(iter(start), None), "end_ids": _tokens("eos_token_id", data), "pad_id": read_padding(data)}

@@ -1,7 +1,7 @@
 """BLOOM (BigScience Workshop, 2022): ALiBi, a norm after the embeddings, and query, key and value fused as in GPT-NeoX.
 
-BLOOM uses the tanh approximation of GELU. For BLOOM, Transformers computes it with sqrt(2 / pi) rounded to eight
-digits. A head for whole texts reads the last token that is not padding.
+BLOOM uses the tanh approximation of GELU. For BLOOM, Transformers rounds sqrt(2 / pi) in this formula to eight digits.
+A head for whole texts reads the last token that is not padding.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BLOOM = Bloom(
     settings={"apply_residual_connection_post_layernorm": False},
     architectures=decoder_classes("Bloom"),
     prefix="transformer.",
-    unheard=("scores",),  # those of Transformers differ by a constant per query, which softmax cancels
+    unheard=("scores",),  # in Transformers, scores differ by a constant per query, which softmax cancels
     encoder={
         "embeddings.token": "transformer.word_embeddings",
         "embeddings.norm": "transformer.word_embeddings_layernorm",

@@ -20,7 +20,7 @@ from npformer.engine.output_heads.output_scale import OutputScale
 
 
 def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: bool = False) -> Embeddings:
-    """The embeddings of a stack. With n_tokens 0, the input consists of vectors, and there are no tables."""
+    """The embeddings of a stack. If n_tokens is 0, the input consists of vectors, and there are no tables."""
     n_positions = config.n_positions if n_tokens and config.positions.table != "none" else 0
     rows = (n_tokens, n_positions, config.n_token_types)
     first, padding = config.positions.first, config.padding_idx
@@ -87,8 +87,8 @@ def decoder_stack_of(config: Config, norm: Norm) -> Stack:
 def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias: bool = True) -> Head | HiddenStates:
     """The head with this name.
 
-    groups: its groups of weights, which determine whether it has a pooler or a transform. bias: whether its last layer
-    has a bias.
+    groups: the groups of weights of the head, which determine whether it has a pooler or a transform. bias: whether the
+    last layer of the head has a bias.
     """
     of_texts = head in POOLED_HEADS
     pooler = Pooler(ACTIVATIONS[config.pooler]) if "pooler" in groups else None
@@ -108,5 +108,5 @@ def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias:
 
 
 def _width(config: Config, head: str) -> int:
-    """The input width of the head's linear layer: the token table's width if the head predicts tokens, else d_model."""
+    """The input width of the head's linear layer: that of the token table if the head predicts tokens, else d_model."""
     return config.table_width if head in ("masked-lm", "causal-lm") else config.d_model

@@ -65,19 +65,19 @@ class EncoderTable(Family):
     """
 
     sizes: Mapping[str, str]  # npformer's field -> required field of config.json
-    activation: str  # field of config.json with the activation; "" means always the usual one
+    activation: str  # field of config.json with the activation; "" means always `usual_activation`
     usual_activation: str = "gelu"  # default of that field
     eps: str = ""  # field of config.json with the eps of norms; "" means always 1e-12
     token_types: str = ""  # field of config.json with the number of token types; "" means no token type table
-    padding: str = ""  # field of config.json with the padding token if positions begin after its id; else ""
+    padding: str = ""  # field of config.json with the padding token, if positions begin after its id; "" otherwise
     layer_groups: str = ""  # field of config.json with the number of groups that share weights; "" means no sharing
-    group_layers: str = ""  # field of config.json with the layers per group; module names then have two `*`
+    group_layers: str = ""  # field of config.json with the number of layers per group; module names then have two `*`
     always_projected: bool = False  # a projection follows the tables even if they are as wide as the layers
     encoder: Mapping[str, str]  # group -> module
     heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; heads without a class cannot be written
     ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding
-    usual: Mapping[str, Any] = field(default_factory=dict)  # required fields that may be missing -> their values then
-    in_out: tuple[str, ...] = ()  # suffixes of modules whose weights are (in, out)
+    usual: Mapping[str, Any] = field(default_factory=dict)  # required fields that files may omit -> value if missing
+    in_out: tuple[str, ...] = ()  # suffixes of modules with weights (in, out)
     modules: Mapping[str, str] = field(default_factory=dict)  # group -> module in Transformers, if files differ
     settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED that are also written
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> additions to SUPPORTED
@@ -110,7 +110,8 @@ class EncoderTable(Family):
         """As in `Family`.
 
         `tie_weights_` is ignored, because in Transformers only `tie_word_embeddings` has an effect.
-        `sinusoidal_pos_embds` is ignored, because a checkpoint stores sinusoidal positions like learned ones.
+        `sinusoidal_pos_embds` is ignored, because a checkpoint stores sinusoidal positions in the same way as learned
+        positions.
         """
         head, data = head or self.head_of(data), {**self.usual, **data}
         reject_other(data, {**SUPPORTED, **self.settings, **self.supported.get(head, {})})
@@ -131,7 +132,7 @@ class EncoderTable(Family):
         if fields.get("d_embedding") == fields["d_model"] and not self.always_projected:
             fields["d_embedding"] = 0  # no projection
         if self.layer_groups:
-            runs = fields["n_layers"]  # config.json counts how often groups run, not layers
+            runs = fields["n_layers"]  # in config.json, this is how many times a group runs
             groups = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
             layers = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
             fields |= {"n_layers": runs * layers, "sharing": Sharing(groups, layers)}
@@ -155,9 +156,10 @@ class EncoderTable(Family):
         )
 
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
-        """Whether attention is causal. Unless the family is one of decoders, a next-token head requires `is_decoder`.
+        """Whether attention is causal. In a family of encoders, a next-token head requires `is_decoder`.
 
-        With `is_causal` False, a decoder is an encoder, as in gte-Qwen2. Encoders ignore it, as in Transformers.
+        With `is_causal` False, a decoder is used as an encoder, as in gte-Qwen2. Encoders ignore `is_causal`, as in
+        Transformers.
         """
         given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
         classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
@@ -180,17 +182,17 @@ class EncoderTable(Family):
         return causal
 
     def named_head(self, data: Mapping[str, Any]) -> str | None:
-        """As in `Family`. A decoder with `is_causal` False predicts no next token, so that its head is not read."""
+        """As in `Family`. A decoder with `is_causal` False predicts no next token, so its head is not read."""
         head = super().named_head(data)
         sees_later = "causal" in self.constants and data.get("is_causal") is False
         return "base" if sees_later and head == "causal-lm" else head
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
         count = data.get(self.sizes["n_layers"])
-        return count if type(count) is int and count <= MOST else 0  # `read_config` refuses larger values
+        return count if type(count) is int and count <= MOST else 0  # `read_config` rejects larger values
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
-        """The fields of `Config` that a subclass reads in its own way, and that its `write_config` must write."""
+        """Fields of `Config` that only this subclass reads, and that `write_config` of the subclass must write."""
         return {}
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -239,7 +241,7 @@ class EncoderTable(Family):
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         modules, sources, tensors = self._modules(config, head), {}, dict[tuple[str, str], list[str]]()
-        for group, module in modules.items():  # several groups of a layer may be in one tensor
+        for group, module in modules.items():  # one tensor may have several groups of a layer
             tensors.setdefault((_layer(group), module), []).append(group)
         for ours, (group, array) in arrays.items():
             if group not in modules:
@@ -317,16 +319,16 @@ def decoder_classes(name: str, answers: bool = True) -> dict[str, str]:
 
 
 def _has_window(own: Mapping[str, Any]) -> bool:
-    """Whether some layers have a window, according to the fields of a `Config`."""
+    """Whether any layer has a window, given fields of a `Config`."""
     local = own["local"].mechanisms if own.get("local") else ()
     return any(isinstance(each, Window) for each in (*own.get("mechanisms", ()), *local))
 
 
 def usual_length(positions: int) -> dict[str, int]:
-    """The longest text of a config.json that does not say it, as in Transformers. No table has this size."""
+    """The longest text if config.json does not state it, as in Transformers. No table has this size."""
     return {SIZES["max_length"]: positions}
 
 
 def _layer(group: str) -> str:
-    """The number of a group's layer, or "" if the group is outside the layers."""
+    """The number of the layer with a group, or "" if the group is outside the layers."""
     return group.split(".")[1] if group.startswith("layers.") else ""

@@ -1,8 +1,8 @@
 """Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025): Llama's layers with different norms and scaled embeddings.
 
 RMSNorm multiplies by 1 + weight. Token rows are multiplied by sqrt(D), rounded to the training dtype in config.json:
-for 3072 columns, 55.5 in bfloat16 instead of 55.43. Gemma 2 also normalizes the output of each block, caps scores and
-logits, and has a window in every other layer.
+for 3072 columns, 55.5 in bfloat16 instead of 55.43. Gemma 2 also normalizes the output of each block, applies soft caps
+to scores and logits, and has a window in every other layer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Gemma(Llama):
     bidirectional = False  # use_bidirectional_attention is supported
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """As in `EncoderTable`. "gelu" in config.json means the tanh approximation, with which Gemma was trained."""
+        """As in `EncoderTable`. "gelu" in config.json means the tanh approximation, as in Gemma's training."""
         if data.get(self.activation) == "gelu" and self.activation == "hidden_act":
             data = {**data, self.activation: self.usual_activation}
         return super().read_config(data, head)
@@ -115,8 +115,8 @@ class Gemma2(Gemma):
 class Gemma3(Gemma2):
     """The family of Gemma 3 for text: head norms replace soft caps, and local layers have their own rotary base.
 
-    With `use_bidirectional_attention`, as in EmbeddingGemma, attention is not causal, and a token sees half of the
-    window on either side.
+    With `use_bidirectional_attention`, as in EmbeddingGemma, attention is not causal, and a token attends to half of
+    the window on either side.
     """
 
     kinds = (ZeroCentredHeadNorm, Rotary, Window)
@@ -133,7 +133,7 @@ class Gemma3(Gemma2):
         return except_last(checks.whole(named[0], period, 1, MOST), n_layers)
 
     def rotations(self, data: Mapping[str, Any]) -> tuple[Rotary, Rotary]:
-        """As in `Gemma2`. In older files, `rope_scaling` applies to global layers only."""
+        """As in `Gemma2`. In older files, `rope_scaling` applies only to global layers."""
         given = data.get("rope_parameters") or {}
         kinds = [given.get(kind) or {} if isinstance(given, Mapping) else given for kind in (FULL, SLIDING)]
         scaling = data.get("rope_scaling") or {}
@@ -163,7 +163,7 @@ class Gemma3(Gemma2):
         )
         data = super().write_config(config) | write_text_ids(config)
         if not config.causal:
-            del data["is_causal"]  # Transformers would see a different number of tokens
+            del data["is_causal"]  # with `is_causal`, Transformers would use a different window
             reach = next(each.reach for each in local.mechanisms if isinstance(each, Window))
             data |= {"use_bidirectional_attention": True, "sliding_window": 2 * reach}
         kinds = {kind: write_rotary(each)["rope_parameters"] for kind, each in ((FULL, wide), (SLIDING, near))}

@@ -1,9 +1,9 @@
 """GPT-2 (Radford et al., 2019): a causal pre-norm stack that predicts the next token.
 
-Its linear layers are Conv1D with weights (in, out), and query, key and value are one tensor. A head for whole texts
-reads the last token that is not padding, the only token that attends to the whole text. GPT2DoubleHeadsModel is read
-with its next-token head; head="multiple-choice" reads its other head. If `mc_token_ids` is not given, Transformers
-computes the multiple-choice head from the last column, even if that is padding.
+The linear layers are Conv1D with weights (in, out), and query, key and value are stored in one tensor. A head for whole
+texts reads the last token that is not padding, which is the only token that attends to the whole text.
+GPT2DoubleHeadsModel is read with its next-token head; head="multiple-choice" reads its other head. If `mc_token_ids` is
+not given, Transformers computes the multiple-choice head from the last column, even if that is padding.
 """
 
 from __future__ import annotations

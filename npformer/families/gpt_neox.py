@@ -1,7 +1,7 @@
 """GPT-NeoX (Black et al., 2022) and Pythia (Biderman et al., 2023): the attention and FFN of a layer run in parallel.
 
-Part of each head is rotated. Query, key and value are one tensor, interleaved by head. Checkpoints name the projection
-to the vocabulary `embed_out`. A head for whole texts reads the last token that is not padding.
+Part of each head is rotated. Query, key and value are stored in one tensor, interleaved by head. Checkpoints name the
+projection to the vocabulary `embed_out`. A head for whole texts reads the last token that is not padding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Families with query, key and value in one tensor, interleaved by head, such as GPT-NeoX and BLOOM.
 
-For each head in turn, the tensor has the rows of its query, then of its key, then of its value.
+For each head in turn, the tensor has the rows of the query, the rows of the key, and the rows of the value.
 """
 
 from __future__ import annotations

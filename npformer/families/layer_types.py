@@ -1,4 +1,4 @@
-"""`layer_types` in config.json, which says for each layer whether it attends within a window or to the whole text."""
+"""`layer_types` in config.json: whether each layer attends within a window or to the whole text."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_layer_types(kinds: Any, n_layers: int) -> tuple[int, ...]:
 
 
 def check_layer_types(data: Mapping[str, Any], config: Config) -> None:
-    """Raises NpformerError if the types of layers in a config.json are not those of the model."""
-    from npformer.engine.mechanisms import Window  # most models have no layer_types
+    """Raises NpformerError if the layer types in a config.json do not match the model."""
+    from npformer.engine.mechanisms import Window  # imported late, because most models have no layer_types
 
     if (mlps := data.get("mlp_layer_types")) is not None and mlps != ["dense"] * config.n_layers:
         raise NpformerError(f"mlp_layer_types: expected 'dense' for each of {config.n_layers} layers, got {mlps!r:.80}")
@@ -34,8 +34,8 @@ def check_layer_types(data: Mapping[str, Any], config: Config) -> None:
     if wrong is not None:
         expected = SLIDING if own[wrong] else FULL
         raise NpformerError(
-            f"layer_types: layer {wrong}: expected {expected}, the type that the window fields of a "
-            f"{config.model_type} model give, got {kinds[wrong]}"
+            f"layer_types: layer {wrong}: expected {expected}, the type implied by the window fields of a "
+            f"{config.model_type} model, got {kinds[wrong]}"
         )
 
 

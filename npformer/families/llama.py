@@ -1,8 +1,8 @@
 """Llama (Touvron et al., 2023; Grattafiori et al., 2024) and related families: Mistral, Qwen2 and Qwen3.
 
-They are causal pre-norm stacks with RMSNorm, rotary embeddings, grouped queries and gated feed-forward networks.
-Mistral has a window in every layer. Qwen2 has biases for query, key and value. Qwen3 has head norms. A head for whole
-texts reads the last token that is not padding.
+These models are causal pre-norm stacks with RMSNorm, rotary embeddings, grouped queries and gated feed-forward
+networks. Mistral has a window in every layer. Qwen2 has biases for query, key and value. Qwen3 has head norms. A head
+for whole texts reads the last token that is not padding.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Llama(EncoderTable):
 
 
 class Mistral(Llama):
-    """Llama with a window in every layer: a token sees itself and the `sliding_window` - 1 tokens before it."""
+    """Llama with a window in every layer, of a token itself and the `sliding_window` - 1 tokens before it."""
 
     answering_prefix = "model."
     kinds: tuple[type[Mechanism], ...] = (Rotary, Window)
@@ -154,7 +154,7 @@ class Qwen2(Llama):
         }
 
     def attention(self, config: Config, layer: int) -> Attention:
-        """As in `Llama`, without a bias in the output projection, and with the usual scale of the scores."""
+        """As in `Llama`, without a bias in the output projection, and with the default scale of scores."""
         return replace(super().attention(config, layer), output_bias=False, scale=None)
 
 
@@ -181,7 +181,7 @@ class Qwen3(Qwen2):
 
 
 def window_of(size: Any) -> Window:
-    """The window of `sliding_window`, in which a token sees itself and the size - 1 tokens before it."""
+    """The window of `sliding_window`, in which a token attends to itself and to the size - 1 tokens before it."""
     return Window(checks.whole("sliding_window", size, 1, MOST) - 1)
 
 
@@ -191,7 +191,7 @@ def window_size(mechanisms: tuple[Any, ...]) -> int | None:
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The layers with a window, if any: those in `layer_types`, or by default those from `max_window_layers` on."""
+    """The layers with a window, if any: as listed in `layer_types`, or by default all from `max_window_layers` on."""
     if not checks.boolean("use_sliding_window", data.get("use_sliding_window", False)):
         return ()
     if data.get("sliding_window", 4096) is None:
@@ -232,8 +232,7 @@ def kin_of_llama(
 ) -> Llama:
     """Creates a family similar to Llama.
 
-    constants, encoder: the entries that differ from those of Llama. A group without a module is one that the family
-    lacks.
+    constants, encoder: the entries that differ from those of Llama. A group with module "" is removed.
     """
     settings: dict[str, Any] = {
         "activation": "hidden_act",

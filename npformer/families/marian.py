@@ -23,7 +23,7 @@ from npformer.families.base import (
 )
 from npformer.families.vaswani import Transformer
 
-#: npformer's field -> field of config.json and its default (... if it is required or `Marian.ids` has the default).
+#: npformer's field -> field of config.json and default (... if the field is required or `Marian.ids` has the default).
 FIELDS = {
     "vocab_size": ("vocab_size", ...),
     "d_model": ("d_model", ...),
@@ -43,7 +43,7 @@ DECODER_FIELDS = {
     "start_id": ("decoder_start_token_id", ...),
 }
 
-#: Group of a layer -> module of a layer.
+#: Group of a layer -> module in a layer.
 LAYER = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al., 2024): rotary embeddings, local layers, gated feed-forward networks, and no biases.
 
-Every third layer attends to the whole text; the others attend to a window and have a different rotary base. Norms come
-before the blocks. The first layer has no attention norm, because the embeddings end with a norm.
+Every third layer attends to the whole text. The other layers attend to a window and have a different rotary base. Norms
+come before the blocks. The first layer has no attention norm, because the embeddings end with a norm.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write
 from npformer.families.rope import check_even_heads
 
 POOLINGS = {"cls": "first", "mean": "mean"}
-HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # before the last layer of every head
+HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # modules before the last layer of every head
 
 
 class ModernBert(EncoderTable):
-    """The family of ModernBERT. It reads config.json of Transformers 5 and of earlier versions."""
+    """The family of ModernBERT, which reads config.json of Transformers 5 and of earlier versions."""
 
     def config(self, head: str, **fields: Any) -> Config:
         """As in `EncoderTable`. By default, every third layer attends to the whole text."""
@@ -91,7 +91,7 @@ def _theta(data: Mapping[str, Any], kind: str, old: str, default: float) -> floa
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The local layers: those in `layer_types`, or by default all except regularly spaced global layers."""
+    """The local layers: as listed in `layer_types`, or by default all except regularly spaced global layers."""
     every = checks.whole("global_attn_every_n_layers", data.get("global_attn_every_n_layers", 3), 1, MOST)
     kinds = data.get("layer_types")
     if kinds is None:
@@ -110,7 +110,7 @@ def _rotary(theta: float) -> tuple[Rotary, ...]:
 
 
 def _steps(local: tuple[int, ...], n_layers: int) -> dict[str, int]:
-    """The spacing of global layers, for versions of Transformers without layer_types, or {} if they are irregular."""
+    """The spacing of global layers, for versions of Transformers without layer_types; {} if it is irregular."""
     every = next((each for each in range(1, n_layers + 1) if except_first(each, n_layers) == local), None)
     return {} if every is None else {"global_attn_every_n_layers": every}
 

@@ -1,8 +1,8 @@
 """Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated feed-forward networks and no biases in layers.
 
-config.json and tensor names come in two formats: that of checkpoints on the hub, and that of Transformers 5. In files
-written by Transformers 5, config.json is in the format of Transformers, but tensors have the hub's names. The code on
-the hub is never run.
+There are two formats of config.json and tensor names, used by checkpoints on the hub and by Transformers 5. In files
+written by Transformers 5, config.json is in the format of Transformers, but the tensors have the names used on the hub.
+Code from the hub is never run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ EXPECTED = {
     "mlp_fc2_bias": False,
     "rotary_emb_fraction": 1.0,
 }
-#: Supported values of optional fields. Fields of experts come first: models with experts differ in other fields too.
+#: Supported values of optional fields. Fields for experts come first, because models with experts also differ in other
+#: fields.
 SUPPORTED = {
     "moe_every_n_layers": 0,
     "num_experts": 0,
@@ -52,12 +53,12 @@ SUPPORTED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
 }
-PRETRAINING = "NomicBertForPreTraining"  # class on the hub with a masked-word head
+PRETRAINING = "NomicBertForPreTraining"  # class of checkpoints on the hub with a masked-word head
 OLDER = "bert."  # prefix of tensor names in that class
 
 
 class NomicBert(EncoderTable):
-    """The family of Nomic BERT. It reads config.json in both formats."""
+    """The family of Nomic BERT, which reads config.json in both formats."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         reject_other(data, SUPPORTED)
@@ -94,18 +95,18 @@ class NomicBert(EncoderTable):
         return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().named_head(data)
 
     def optional(self, config: Config) -> frozenset[str]:
-        return super().optional(config) | {"head.hidden.bias", "head.output.bias"}  # absent from the hub's head
+        return super().optional(config) | {"head.hidden.bias", "head.output.bias"}  # missing on the hub
 
     def current(self, name: str, known: Container[str]) -> str:
         return super().current(name.removeprefix(OLDER), known)
 
 
 def _as_transformers(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a config.json from the hub's format to that of Transformers."""
+    """Converts a config.json from the format of the hub to the format of Transformers."""
     renamed = {ours: data[theirs] for ours, theirs in HUB.items() if data.get(theirs) is not None}
     width, rows = checks.whole("n_embd", data["n_embd"], 1, MOST), data.get("vocab_size")
     multiple = checks.whole("pad_vocab_size_multiple", data.get("pad_vocab_size_multiple", 1), 1, MOST)
-    if rows is not None:  # the number of rows of the table is rounded up to a multiple
+    if rows is not None:  # the number of rows is rounded up to a multiple
         renamed["vocab_size"] = -(-checks.whole("vocab_size", rows, 1, MOST) // multiple) * multiple
     rope = {"rope_type": "default", "rope_theta": data.get("rotary_emb_base", 10_000.0)}
     defaults = {"pad_token_id": None, "layer_norm_eps": 1e-5, "intermediate_size": 4 * width}

@@ -28,7 +28,7 @@ class Olmo2(Llama):
         return own | {"mechanisms": (RowNorm(), *own["mechanisms"])}
 
     def stack(self, config: Config) -> Stack:
-        """As in `Llama`, with a norm of each block's output instead of its input."""
+        """As in `Llama`, with norms of the blocks' outputs instead of their inputs."""
         stack = with_output_norms(super().stack(config), self.norm(config))
         layers = [replace(layer, unnormed=tuple(name for name, _ in layer.blocks)) for layer in stack.layers]
         return replace(stack, layers=tuple(layers))

@@ -1,7 +1,7 @@
 """OPT (Zhang et al., 2022): causal stacks with positions that start at row 2, as in BART.
 
-Norms come before the blocks. The model with 350M parameters is an exception: its norms come after the blocks, it has no
-final norm, and its token table is narrower than its layers. A head for whole texts reads the last token that is not
+Norms come before the blocks. The model with 350M parameters is an exception, with norms after the blocks, no final
+norm, and a token table that is narrower than the layers. A head for whole texts reads the last token that is not
 padding.
 """
 

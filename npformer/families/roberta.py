@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al., 2019), XLM-RoBERTa (Conneau et al., 2020) and CamemBERT (Martin et al., 2020): BERT's layers.
 
-Positions begin at the row after the padding token's id, and padding tokens are not counted. There is one token
+Positions begin at the row after the padding token's id, and padding tokens are not counted. There is only one token
 type, the special tokens are `<s>` and `</s>`, and the classifier has its own dense layer instead of the pooler.
 """
 
@@ -25,7 +25,7 @@ XLM_PIECES = PieceOrder(
     dropped=3,
     last=("mask_token",),
 )
-#: CamemBERT uses the start and end tokens of the file. The tokens that fairseq puts first are unused.
+#: CamemBERT uses the start and end tokens of the file. The tokens that fairseq adds at the beginning are unused.
 CAMEMBERT_PIECES = PieceOrder(
     first=(
         ("<s>NOTUSED", 0.0), ("pad_token", 0.0), ("</s>NOTUSED", 0.0), ("unk_token", 0.0), ("<unk>NOTUSED", -100.0)

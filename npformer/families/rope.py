@@ -68,7 +68,7 @@ def write_partial_rotary(rotary: Rotary, d_head: int) -> dict[str, Any]:
 
 
 def longest(rotary: Rotary) -> dict[str, int]:
-    """The field `max_length` of `Config` for dynamic scaling: config.json then has the length before the scaling."""
+    """The field `max_length` of `Config` for dynamic scaling, because config.json has the length before the scaling."""
     return {"max_length": rotary.scaling.longest} if isinstance(rotary.scaling, Dynamic) else {}
 
 
@@ -96,7 +96,7 @@ def _read_dynamic(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) 
 
 
 def _read_longrope(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> Scaling:
-    """As in Transformers, an `original_max_position_embeddings` outside the scaling takes precedence."""
+    """LongRope. As in Transformers, an `original_max_position_embeddings` outside the scaling takes precedence."""
     original = _original(data if data.get(ORIGINAL) else given, data)
     most = checks.whole(LENGTH, data.get(LENGTH), 1, MOST)
     return LongRope(

@@ -1,7 +1,7 @@
 """SmolLM3 (Bakouch et al., 2025): Llama's layers, some of which attend without positions (NoPE).
 
-By default, every fourth layer does not rotate queries and keys. In these layers, only the causal mask depends on
-positions (Kazemnejad et al., 2023; Yang et al., 2025). They may have a window.
+By default, every fourth layer does not rotate queries and keys. In these layers, only the causal mask, and possibly a
+window, depends on positions (Kazemnejad et al., 2023; Yang et al., 2025).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THETA = 2_000_000.0
 
 
 class SmolLM3(Llama):
-    """The family of SmolLM3. Local layers are those without rotation."""
+    """The family of SmolLM3. Local layers are layers without rotation."""
 
     kinds: tuple[type[Mechanism], ...] = (Rotary, Window)
 
@@ -56,7 +56,7 @@ def every(period: int, n_layers: int) -> tuple[int, ...]:
 
 
 def _unrotated(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The layers without rotation: those with 0 in `no_rope_layers`, or by default every fourth layer."""
+    """The layers without rotation: layers with 0 in `no_rope_layers`, or by default every fourth layer."""
     rotated = data.get("no_rope_layers")
     if rotated is None:
         name = "no_rope_layer_interval"
@@ -67,7 +67,7 @@ def _unrotated(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
 
 
 def _windows(data: Mapping[str, Any], unrotated: tuple[int, ...], n_layers: int) -> tuple[Mechanism, ...]:
-    """The window of the layers without rotation, if they have one."""
+    """The window of the layers without rotation, if any."""
     kinds, size = data.get("layer_types"), data.get("sliding_window")
     if kinds is None:
         has_window = size is not None and checks.boolean("use_sliding_window", data.get("use_sliding_window", False))

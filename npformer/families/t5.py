@@ -1,9 +1,9 @@
 """T5 (Raffel et al., 2020), with T5 v1.1 and FLAN-T5, which have the same model_type, and mT5 (Xue et al., 2021).
 
-They are pre-norm stacks with RMSNorm, without biases or position tables. Each stack has one table of relative biases,
-which all of its layers add to the scores. Scores are not divided by sqrt(K). T5 scales rows by 1 / sqrt(D) before it
-projects them to the vocabulary; v1.1 and mT5 do not scale them, and have gated feed-forward networks. The base model is
-the encoder alone, as in sentence-t5 and GTR.
+These models are pre-norm stacks with RMSNorm, without biases or position tables. Each stack has a table of relative
+biases, which all its layers add to the scores. Scores are not divided by sqrt(K). T5 scales rows by 1 / sqrt(D) before
+the projection to the vocabulary; v1.1 and mT5 do not scale rows, and have gated feed-forward networks. The base model
+is only the encoder, as in sentence-t5 and GTR.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIZES = {
 }
 #: Heads that need only the encoder.
 ALONE = ("base", "token-classification")
-#: Head -> its groups of weights and their modules.
+#: Head -> group of weights -> module.
 TOP = {
     "base": {},
     "translation": {"head.output": "lm_head"},
@@ -44,9 +44,9 @@ TOP = {
     "token-classification": {"head.output": "classifier"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: Heads of classes that hold the model in a module "transformer".
+#: Heads of classes with the model in a module "transformer".
 WITHIN = ("sequence-classification", "token-classification")
-#: Block of a layer -> its module.
+#: Block of a layer -> module.
 BLOCKS = {"attention": "SelfAttention", "cross_attention": "EncDecAttention", "ffn": "DenseReluDense"}
 LINEAR = {"query": "q", "key": "k", "value": "v", "output": "o"}
 INNER = {"hidden": "wi", "gate": "wi_0", "up": "wi_1", "output": "wo"}
@@ -190,7 +190,7 @@ class T5Family(Transformer):
         return name.removeprefix(self.prefix)
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """As in `Family`: relative biases of cross-attention, and `lm_head` and the decoder if they are unused."""
+        """As in `Family`: the relative biases of cross-attention, and `lm_head` and the decoder if unused."""
         unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
         return frozenset({unused, "lm_head.weight"} if config.decoder else {"decoder.*", "lm_head.weight"})
 
@@ -213,7 +213,7 @@ def _read_bias(data: Mapping[str, Any]) -> RelativeBias:
 
 
 def _modules(group: str, head: str, config: Config) -> list[str]:
-    """The modules that may hold the weights of a group. The first is written."""
+    """The modules that may contain the weights of a group. The first module is written."""
     if group == "head.output" and head == "translation" and not config.tied:
         return ["lm_head", "shared"]  # as in Transformers 5, the token table replaces a missing lm_head
     if group in TOP[head]:

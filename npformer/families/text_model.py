@@ -1,7 +1,7 @@
 """The text model of a checkpoint for images and text: Gemma 3 with 4B or more parameters.
 
 Its config.json describes the text model in `text_config`, without fields that have default values. The tensors of the
-text model have a longer prefix. The files also hold a vision model, which npformer does not read.
+text model have a longer prefix. The files also contain a vision model, which npformer does not read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VISION = ("vision_tower", "multi_modal_projector")
 
 
 def text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json of the text model, or `data` itself if the checkpoint is only for text."""
+    """The config.json of the text model, or `data` itself for a checkpoint with only a text model."""
     name = data.get("model_type")
     if not isinstance(name, str) or name not in TEXT_MODELS:
         return data
@@ -60,7 +60,7 @@ def text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_tensor(name: str) -> str:
-    """The name of a tensor in a file that holds only the text model. Transformers 4 and 5 write different prefixes."""
+    """The name of a tensor in a file with only the text model. Transformers 4 and 5 write different prefixes."""
     whole = name.removeprefix("model.")
     if whole.startswith(VISION):
         return whole

@@ -14,7 +14,7 @@ from npformer.families.base import Family
 
 SHARED_NORM = "one norm shared by attention and a parallel feed-forward network"
 EXPERTS = "a mixture of experts: a router that chooses feed-forward networks for each token"
-#: model_type of an unsupported family -> the feature that it needs.
+#: model_type of an unsupported family -> the missing feature.
 MISSING = {
     "big_bird": "block-sparse attention with random blocks",
     "canine": "characters as tokens, with hash embeddings",
@@ -54,11 +54,11 @@ FIELDS = {
     "rope_scaling": None,
     "rope_parameters": None,
 }
-#: Field that describes quantized weights -> the method if the field does not name one.
+#: Field that describes quantized weights -> the method, if the field does not name a method.
 QUANTIZATION = {"quantization_config": "bitsandbytes", "quantization": "MLX"}
-#: Folders with plain weights keep this method's settings after a fine-tuning with quantized weights (QLoRA).
+#: After fine-tuning with quantized weights (QLoRA), folders with plain weights still have the settings of this method.
 MAY_BE_PLAIN = "bitsandbytes"
-CODE = "auto_map"  # field that names the classes in a checkpoint's own code
+CODE = "auto_map"  # field that names the classes in the code of a checkpoint
 
 #: Fields that are ignored because they do not change the result.
 IGNORED = (
@@ -90,7 +90,7 @@ def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Fami
 
 
 def quantized(data: Mapping[str, Any]) -> str:
-    """The error message for a checkpoint with quantized weights, or "" if its config.json names no quantization."""
+    """The error message for a checkpoint with quantized weights, or "" if config.json names no quantization."""
     for field, default in QUANTIZATION.items():
         settings = data.get(field)
         if isinstance(settings, Mapping) and settings:
@@ -109,13 +109,13 @@ def refuse_quantized(data: Mapping[str, Any]) -> None:
 
 
 def ignored(data: Mapping[str, Any], family: Family) -> list[str]:
-    """The fields of a config.json that have no effect in a family."""
+    """The fields of a config.json that have no effect in this family."""
     names = (*IGNORED, *([CODE] if own_code(data) else []))
     return [name for name in names if name in data and name not in family.reads]
 
 
 def own_code(data: Mapping[str, Any]) -> str:
-    """Names the code of a checkpoint that brings its own model class, such as Phi-3; "" for other checkpoints."""
+    """The file and class of a checkpoint's own model code, as in Phi-3; "" for other checkpoints."""
     classes = data.get(CODE)
     named = (
         [each for key, each in classes.items() if key.startswith("AutoModel")] if isinstance(classes, Mapping) else []

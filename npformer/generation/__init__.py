@@ -1,8 +1,8 @@
 """Generation of targets for sources, or of texts after prompts: greedy search, sampling and beam search.
 
-`generate` and `stream` are here, and `generating`, which lets others work between its steps (`steps.py`). The loops are
-in `decoding.py`, the state of a model in `state.py`, the choice of tokens in `logits.py` and `processors.py`, the
-settings in `settings.py`, and cached keys and values in `kv_cache.py`.
+This file has `generate`, `stream`, and `generating`, which runs in steps between which other work can run (`steps.py`).
+The loops are in `decoding.py`, the state of a model in `state.py`, the choice of tokens in `logits.py` and
+`processors.py`, the settings in `settings.py`, and cached keys and values in `kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from npformer.generation.state import PromptState, Seq2SeqState, State
 
 __all__ = ["Hypothesis", "Settings", "Stream", "cross_attentions", "generate", "padded_targets", "stream"]
 
-TOGETHER = 256  # texts generated together: enough for fast products, with about 60 MB of logits
-KEPT = 1 << 30  # maximum bytes of cached keys and values of several texts that are generated together
+TOGETHER = 256  # maximum texts generated together: enough for fast products, with about 60 MB of logits
+KEPT = 1 << 30  # maximum bytes of cached keys and values of texts that are generated together
 STATES: dict[str, type[State]] = {"translation": Seq2SeqState, "causal-lm": PromptState}
 
 
@@ -44,9 +44,9 @@ def generate(
     """Generates num_return_sequences targets for each source, or texts after each prompt.
 
     Beam search returns the best text first, and sampling returns the texts in the order of their draws. The bits of a
-    text do not depend on the other sources. A sampled text depends on the seed and on its index in the list. RoBERTa's
-    positions are those of a forward pass; in Transformers 5, `generate` begins at row 0 of the position table unless
-    positions are given.
+    text do not depend on the other sources. A sampled text depends on the seed and on its index in the list. For
+    RoBERTa, positions are the same as in a forward pass; in Transformers 5, `generate` begins at row 0 of the position
+    table unless positions are given.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def generate(
     output_attentions : bool, return the cross-attention weights of each layer of a Seq2Seq
     stopping : function from the tokens (R, L) so far, including prompts and padded with -1 on the left, to a mask (R,)
         of the texts that end here
-    settings : fields of `Settings`, with the names of Transformers; their defaults come from generation_config.json
+    settings : fields of `Settings`, with the names of Transformers; defaults come from generation_config.json
 
     Returns
     -------
@@ -89,7 +89,7 @@ def generating(
     stopping: Stopping | None = None,
     **settings: Any,
 ) -> Steps[list[list[Hypothesis]]]:
-    """The steps of `generate`: some sources or prompts that are read, or one more token of each text."""
+    """`generate` in steps. A step reads some sources or prompts, or generates one more token of each text."""
     kind = _kind(model)
     if output_attentions and not model.config.decoder:
         raise NpformerError("output_attentions: only an encoder-decoder has cross-attention; use npformer.trace")
@@ -151,7 +151,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
 
 
 class Stream:
-    """A text that is generated token by token; it can be iterated over only once.
+    """A text that is generated token by token, which can be iterated over only once.
 
     Parameters
     ----------
@@ -160,7 +160,8 @@ class Stream:
     Attributes
     ----------
     ids : list of the tokens so far
-    likely : with the setting logprobs, list of `Best`, (1, 1 + logprobs) each: a token and the most likely tokens there
+    likely : with the setting logprobs, list of `Best`, (1, 1 + logprobs) each: a token and the most likely tokens at
+    its position
 
     Raises
     ------
@@ -188,7 +189,7 @@ class Stream:
 
 
 def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None = None) -> np.ndarray:
-    """Targets in the format of Transformers, (B, L): with the start token, and padded on the right."""
+    """Targets in the format of Transformers, (B, L), with the start token, padded on the right."""
     width = max(len(each.ids) for each in hypotheses) + 1
     table = np.full((len(hypotheses), width), pad_id or 0)
     table[:, 0] = start_id
@@ -200,7 +201,7 @@ def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int 
 def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
     """The cross-attention weights (H, L, S) of each decoder layer, from target tokens `ids` (L,) to source tokens.
 
-    They are computed in one pass over the whole target, with the same bits as when computed token by token.
+    The weights are computed in one pass over the whole target, with the same bits as when computed token by token.
     """
     heard = []
 
@@ -227,8 +228,8 @@ def _kind(model: BaseModel) -> type[State]:
 def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, Any]) -> dict[Settings, list[int]]:
     """Settings -> the indices of the texts with these settings.
 
-    Texts have different settings if their lengths depend on the number of tokens `before` each of them. Sampling
-    without a seed gets a random seed.
+    Texts have different settings if their lengths depend on the number of tokens `before` the generated text. For
+    sampling without a seed, a random seed is drawn.
     """
     seed, found = int(np.random.SeedSequence().generate_state(1)[0]), dict[Settings, list[int]]()
     for count in dict.fromkeys(before):
@@ -251,7 +252,7 @@ def _together(model: BaseModel, settings: Settings, longest: int) -> int:
 def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
     """Bytes of the cached keys and values of a text with max_new_tokens. before: number of tokens in its prompt.
 
-    Raises NpformerError if they exceed the limit `cache` of the model.
+    Raises NpformerError if there are more bytes than the limit `cache` of the model.
     """
     stack: Decoder | Config = model.config.decoder or model.config
     rows = before + settings.num_beams * settings.max_new_tokens
@@ -279,5 +280,5 @@ def _joined(steps: Iterator[Step], count: int) -> Steps[list[list[Hypothesis]]]:
 
 
 def joined(likely: Sequence[Best]) -> Best | None:
-    """Concatenates a text's most likely tokens, (1, n) for each step, into (L, n). Returns None without steps."""
+    """Concatenates the most likely tokens of each step, (1, n), into (L, n). Returns None without steps."""
     return Best(*map(np.concatenate, zip(*likely, strict=True))) if likely else None

@@ -1,6 +1,6 @@
 """The decoding loops: greedy search and sampling, with one row per text, and beam search, with several rows per prompt.
 
-`state.py` runs a model for a group of sources or prompts, and `logits.py` chooses tokens from its logits.
+`state.py` runs a model for a group of sources or prompts, and `logits.py` chooses tokens from the model's logits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Hypothesis:
     ids: np.ndarray  # (L,)
     score: float | None = None  # beam search: log probability / length ** length_penalty
     token_scores: np.ndarray | None = None  # (L,) log probabilities of the tokens
-    likely: Best | None = None  # (L, 1 + logprobs) each token and the most likely tokens in its place, if requested
+    likely: Best | None = None  # (L, 1 + logprobs) each token and the most likely tokens at its position, if requested
     cross_attentions: list[np.ndarray] = field(default_factory=list)  # (H, L, S) for each layer, if requested
 
 
@@ -57,8 +57,8 @@ def greedy_or_sample(
 ) -> Iterator[Step]:
     """Greedy search or sampling, step by step.
 
-    group: for each text, the index of its source and its own index among the texts of this source. Random draws depend
-    on these indices. Texts that have ended are not computed further.
+    group: for each text, the index of its source, and the index of the text among the texts of this source. Random
+    draws depend on these indices. Texts that have ended are no longer computed.
     """
     ids, processors = run.prompts, Processors(settings, run.prompts.shape[1])
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
@@ -121,24 +121,24 @@ NEVER = -1e9  # score of a beam that must not be chosen, as in Transformers
 class Beams:
     """The state of a beam search: for each of B texts, b running targets and the finished targets."""
 
-    texts: np.ndarray  # (B,) index of each text's source or prompt
+    texts: np.ndarray  # (B,) index of the source or prompt of each text
     ids: np.ndarray  # (B, b, L), prompt or start token first
-    scores: np.ndarray  # (B, b) log probabilities of the whole target
+    scores: np.ndarray  # (B, b) log probabilities of the whole targets
     token_scores: np.ndarray  # (B, b, L) log probabilities of the new tokens
     ended: list[list[Hypothesis]]  # the best b finished targets of each text, with the best first
 
 
 def beam_search(run: State, settings: Settings, stopping: Stopping | None = None) -> Steps[list[list[Hypothesis]]]:
-    """In steps of one token, the best b = num_beams texts of each source or prompt, with the best first.
+    """The best b = num_beams texts of each source or prompt, with the best first, in steps of one token.
 
     As in Transformers, the best max(2, 1 + number of end tokens) * b continuations of all beams are candidates. The
-    best b unfinished candidates continue. Finished candidates among the best b are kept if they are among the b
-    finished targets with the best scores.
+    best b unfinished candidates continue. A finished candidate among the best b is kept if it is among the b finished
+    targets with the best scores.
     """
     (n, width), b = run.prompts.shape, settings.num_beams
     processors, dtype = Processors(settings, width), run.model.dtype
     scores = np.full((n, b), NEVER, dtype)
-    scores[:, 0] = 0  # all beams are equal at first, so only one of them may continue
+    scores[:, 0] = 0  # all beams are equal at first, so only one beam may continue
     ids, none = np.repeat(run.prompts[:, None], b, axis=1), np.zeros((n, b, 0), dtype)
     beams = Beams(np.arange(n), ids, scores, none, [[] for _ in range(n)])
     done: list[list[Hypothesis]] = [[]] * n
@@ -205,11 +205,11 @@ def _add(ended: list[Hypothesis], new: Hypothesis, n_beams: int) -> None:
 
 
 def _is_finished(ended: list[Hypothesis], best_running: float, length: int, settings: Settings) -> bool:
-    """Whether enough targets have ended, and no running target is expected to beat the worst of them.
+    """Whether enough targets have ended, and no running target is expected to beat the worst finished target.
 
-    The search also ends at the maximum length, and with early_stopping True when enough targets have ended. A running
-    target is judged by its current score and length, although it could still improve. With early_stopping "never" and a
-    positive length penalty, it is judged by the maximum length, which gives an upper bound.
+    The search also ends at the maximum length and, with early_stopping True, when enough targets have ended. A running
+    target is judged by its current score and length, although the score could still improve. With early_stopping
+    "never" and a positive length penalty, the maximum length is used instead, which gives an upper bound.
     """
     if length >= settings.max_new_tokens:
         return True

@@ -1,4 +1,4 @@
-"""The key-value cache of a decoder: keys and values of earlier rows, and of sources.
+"""The key-value cache of a decoder, with keys and values of earlier rows and of sources.
 
 A step has the same bits as a pass over the whole target. `attention.masked_attention` explains why.
 """
@@ -26,27 +26,27 @@ from npformer.engine.runtime.sums import TERMS
 from npformer.engine.runtime.threads import parallel_for
 from npformer.engine.taps import listening, tap
 
-REPLAYED = 1 << 18  # numbers in the keys of a layer up to which attention is replayed; with more, products dominate
+REPLAYED = 1 << 18  # maximum numbers in the keys of a layer to replay attention; with more, products dominate
 NO_WEIGHTS: dict[str, Any] = {}
-_replays = Replays()  # of all models, because attention has no weights
+_replays = Replays()  # shared by all models, because attention has no weights
 
-STEPS = 32  # number of steps to allocate initially; each later allocation is 1.5 times as large
+STEPS = 32  # number of steps to allocate initially; each later allocation is 1.5 times larger
 
 
 class BeamAncestry:
-    """Which cached rows belong to each beam: rows of its prompt, its own rows, and rows of its ancestors.
+    """The cached rows that belong to each beam: rows of its prompt, its own rows, and rows of its ancestors.
 
     `mask` (B, 1, beams, room) is True where a row belongs to a beam; `room` is the number of allocated columns. The
-    rows of the beams of a text are interleaved, and do not move when beams are reordered: only the mask changes. A
-    column holds a row of one beam from one step, and free columns are at the end.
+    rows of the beams of a text are interleaved. When beams are reordered, only the mask changes, and rows do not move.
+    A column has a row of one beam from one step, and free columns are at the end.
 
-    The rows of a prompt come first. Whole groups of TERMS rows are stored once, in the first `front` columns; the other
-    rows are stored once per beam, like the rows that steps add. The rows of a beam thus form the same groups as in a
-    pass over its whole text.
+    The rows of a prompt come first. Whole groups of TERMS rows are stored once, in the first `front` columns; the
+    remaining rows are stored once per beam, like the rows that are added in steps. The rows of a beam thus form the
+    same groups as in a pass over its whole text.
     """
 
     def __init__(self, n_beams: int, prompts: np.ndarray) -> None:
-        """prompts: number of rows in each text's prompt, (B,)."""
+        """prompts: number of rows in the prompt of each text, (B,)."""
         self.n_beams = n_beams
         self.whole = prompts // TERMS * TERMS  # number of rows of each prompt in whole groups
         self.front = int(self.whole.max(initial=0))
@@ -145,9 +145,9 @@ def _grown(length: int, n_beams: int) -> int:
 class SelfAttentionCache:
     """A cache of keys (B, G, K, room) and values (B, G, room, K) of the rows of texts, with interleaved beams.
 
-    room: number of allocated columns. reach: the greatest distance from a row to a key that it reads, None without a
-    window. With a window, the first `skipped` columns, which are rows of prompts, are not stored. They fill whole
-    groups of TERMS, so results have the same bits without them.
+    room: number of allocated columns. reach: the greatest distance between a row and a key that it reads; None without
+    a window. With a window, the first `skipped` columns, which are rows of prompts, are not stored. These columns fill
+    whole groups of TERMS, so results have the same bits without them.
     """
 
     ancestry: BeamAncestry
@@ -158,7 +158,7 @@ class SelfAttentionCache:
     _in_place: InPlace = field(default_factory=InPlace, init=False)
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, attention: AttentionWithMechanisms) -> np.ndarray:
-        """Stores a new row of each beam, (T, G K). Returns its attention to the rows of the beam, (T, H K)."""
+        """Stores a new row of each beam, (T, G K). Returns the row's attention to the rows of the beam, (T, H K)."""
         line, n_heads, mechanisms = self.ancestry, attention.n_heads, attention.mechanisms
         new_keys, new_values = (_heads(x, kv_heads(q, k, n_heads), line.n_beams) for x in (k, v))
         if self.values.shape[-2] < line.room - self.skipped:
@@ -230,7 +230,7 @@ class SelfAttentionCache:
         return keys, values
 
     def has_rows(self, count: int) -> bool:
-        """Whether the cache has every row that the rows after the first `count` read."""
+        """Whether the cache has all the rows that are needed to continue after the first `count` rows."""
         return self.reach is None or not self.skipped or count - self.reach >= self.skipped
 
     def _make_room(self, like: np.ndarray) -> None:
@@ -251,9 +251,9 @@ class SelfAttentionCache:
 
 @dataclass
 class CrossAttentionCache:
-    """A cache of keys (B, H, K, S) and values (B, H, S, K) of the source of each text, which all of its beams read.
+    """A cache of keys (B, H, K, S) and values (B, H, S, K) of the source of each text, shared by the text's beams.
 
-    Adjacent texts share a block if their sources fill the same number of vectors, so that there is little padding.
+    Adjacent texts share a block if their sources fill the same number of vectors, to keep padding small.
     """
 
     n_beams: int
@@ -303,7 +303,7 @@ class CrossAttentionCache:
 class PromptRows:
     """A cache that collects the keys and values of whole prompts in a layer, (T, G K) each, in one or several passes.
 
-    Attention is computed as without a cache. If there are several passes, they read a single prompt.
+    Attention is computed as without a cache. Several passes are possible only for a single prompt.
     """
 
     def __init__(self, total: int) -> None:
@@ -320,7 +320,7 @@ class PromptRows:
         return self._values[: self.used]
 
     def store(self, k: np.ndarray, v: np.ndarray) -> None:
-        """Stores k and v (T, G K) after those of earlier passes."""
+        """Stores k and v (T, G K) after the rows of earlier passes."""
         if len(k) == self.total:
             self._keys, self._values = k, v
         else:
@@ -331,7 +331,7 @@ class PromptRows:
         self.used += len(k)
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, attention: AttentionWithMechanisms) -> np.ndarray:
-        """Stores k and v, and returns the attention of q to all rows up to now, (T, H K)."""
+        """Stores k and v, and returns the attention of q to all rows so far, (T, H K)."""
         earlier = self.used
         self.store(k, v)
         return attention.attend(q, self.keys, self.values, earlier)
@@ -350,7 +350,7 @@ class KVCache:
         self.ancestry.step(parents)
 
     def keep(self, texts: np.ndarray) -> None:
-        """Keeps only the texts with these indices (B',). The others are finished."""
+        """Keeps only the texts with these indices (B',), because the other texts are finished."""
         self.ancestry.keep(texts)
         for own, of_source in zip(self.own, self.of_source, strict=True):
             own.keep(texts)
@@ -375,8 +375,9 @@ def _attend(
     """Attention of the beams of each text to its keys and values, (B * beams, H K) -> (B * beams, H K).
 
     blocks: rows of q with the keys (B, G, K, S), values (B, G, S, K) and mask of their texts. keep(heads) stores new
-    keys and values of some heads. The thread that reads them next calls it, so that they are in the cache of its core.
-    front: number of leading columns that all beams of a text read. terms: terms that mechanisms add to the scores.
+    keys and values of some heads; it is called in the thread that reads them next, so that they are in the cache of its
+    core. front: number of leading columns that all beams of a text read. terms: terms that mechanisms add to the
+    scores.
     """
     if keep is not None and listening():
         keep(slice(None))
@@ -400,7 +401,7 @@ def _attend(
                 context[:, own] = masked_attention(
                     *q_k_v, mask, TERMS * beams, front, adding(terms, (slice(None), own), *q_k_v[:2], scale)
                 )
-            else:  # BLAS would split groups this long into several blocks
+            else:  # BLAS would split groups of this length into several blocks
                 _attend_apart(*q_k_v, mask, context[:, own], terms, own)
 
     parallel_for(attend, n_kv_heads, nanoseconds=0.4 * size)

@@ -26,7 +26,7 @@ class Perplexity:
     Parameters
     ----------
     log_probability : sum of the natural logarithms of the probabilities of tokens
-    tokens : number of predicted tokens, which are all except the first
+    tokens : number of predicted tokens, which are all tokens except the first
     words, bytes : number of words separated by white space, and number of UTF-8 bytes, in the whole text
 
     Examples
@@ -61,7 +61,7 @@ class Perplexity:
         return -self.log_probability / self.bytes / math.log(2)
 
     def _of(self, count: int) -> float:
-        with np.errstate(over="ignore"):  # overflows for a word of many unlikely tokens
+        with np.errstate(over="ignore"):  # can overflow for a word of many unlikely tokens
             return float(np.exp(np.float64(-self.log_probability / max(count, 1))))
 
     def __float__(self) -> float:
@@ -76,11 +76,11 @@ class Perplexity:
 
 
 def perplexity(model: BaseModel, text: str, stride: int | None = None, max_length: int | None = None) -> Perplexity:
-    """Computes the perplexity of a text: exp of the mean cross-entropy of its tokens, each given the tokens before it.
+    """Computes the perplexity of a text: exp of the mean cross-entropy of its tokens, given the preceding tokens.
 
-    A text that is too long for the model is read in windows that begin `stride` tokens apart. Only the tokens that are
-    new in a window are counted. Except in the first window, at least max_length - stride tokens precede them. The first
-    token of the text is not predicted. As in Transformers, special tokens that the tokenizer adds are counted.
+    A text that is too long for the model is read in windows that begin `stride` tokens apart. Only tokens that are new
+    in a window are counted. Except in the first window, at least max_length - stride tokens precede the new tokens. The
+    first token of the text is not predicted. As in Transformers, special tokens that the tokenizer adds are counted.
 
     Parameters
     ----------
@@ -104,8 +104,8 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
 
     References
     ----------
-    https://huggingface.co/docs/transformers/perplexity. The loop there counts one token too few in each window after
-    the first, so its result differs in about the fourth digit.
+    https://huggingface.co/docs/transformers/perplexity. The loop on that page counts one token too few in each window
+    after the first, so the result differs in about the fourth digit.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
 
 
 def windows(length: int, width: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """Yields windows of at most `width` tokens, each as (first token, end, number of new tokens at its end)."""
+    """Yields windows of at most `width` tokens, as (first token, end, number of new tokens before the end)."""
     before = 1  # the first token is not predicted
     for first in range(0, length, step):
         end = min(first + width, length)

@@ -1,7 +1,7 @@
-"""The choice of next tokens from the rows of a decoder: projection to the vocabulary, and search for the best tokens.
+"""Chooses next tokens from the rows of a decoder, by projection to the vocabulary and a search for the best tokens.
 
-A row of logits takes a quarter of a megabyte with a typical vocabulary. Therefore, only as many rows are processed at a
-time as fit in the cache of a core.
+A row of logits takes a quarter of a megabyte with a typical vocabulary. Only as many rows as fit in the cache of a core
+are therefore processed at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Projection:
 
 
 class Best(NamedTuple):
-    """The best tokens of each row, with the best first: (R, k) tokens and their log probabilities."""
+    """The best tokens of each row in descending order: (R, k) tokens and their log probabilities."""
 
     tokens: np.ndarray
     scores: np.ndarray
@@ -54,9 +54,9 @@ class Best(NamedTuple):
 def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) -> Best:
     """The k best tokens after the ids (R, L) of each row, with their log probabilities under the settings.
 
-    As in beam search of Transformers, logits are normalized, then processed, and with renormalize_logits normalized
-    again. Bans leave the scores of the remaining tokens unchanged, so if there are only bans, the logits are normalized
-    once, before or after the bans.
+    As in beam search in Transformers, logits are normalized, then processed and, with renormalize_logits, normalized
+    again. Bans leave the scores of the remaining tokens unchanged. If there are only bans, the logits are therefore
+    normalized only once, before or after the bans.
     """
     s = processors.settings
 
@@ -85,7 +85,7 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
 
 
 def _normalizer(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two terms that log_softmax subtracts, (R, 1) each: the maximum, and log sum exp(score - maximum)."""
+    """The two terms that are subtracted in log_softmax, (R, 1) each: the maximum, and log sum exp(score - maximum)."""
     highest = scores.max(axis=1, keepdims=True)
     shifted = scores - highest
     np.exp(shifted, out=shifted)
@@ -110,9 +110,9 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
 
 
 def check_choice(scores: np.ndarray) -> None:
-    """Raises NpformerError if a best score is -inf, because the settings ban all tokens, or is NaN or +inf."""
+    """Raises NpformerError for a best score of -inf, when the settings ban all tokens, and for NaN or +inf."""
     if (scores == -np.inf).any():
-        raise NpformerError("settings: they ban every next token, or ban a token that they force")
+        raise NpformerError("settings: expected an allowed next token; the settings ban all tokens, or a forced token")
     if not np.isfinite(scores).all():
         raise NpformerError("the scores of the next token are not finite: the weights are damaged or far too large")
 
@@ -120,7 +120,8 @@ def check_choice(scores: np.ndarray) -> None:
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The indices and values (R, k) of the k largest elements of each row (R, V), in descending order, then by index.
 
-    A row is reshaped to a table and read once: the k largest elements are in the k columns with the largest maxima.
+    A row is reshaped to a table and read once, because the k largest elements are in the k columns with the largest
+    maxima.
     """
     rows, width = scores.shape
     columns = width // 64

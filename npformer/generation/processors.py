@@ -1,8 +1,8 @@
 """Changes to the scores of the next token: biases, bans, forced tokens, penalties, and the limits of sampling.
 
 Functions change scores (R, V) in place, or return a mask (R, V) of the tokens to ban. ids (R, L) are the tokens of each
-row so far, beginning with the prompt or the start token. Negative ids pad shorter rows on the left. The changes have
-the same order as in Transformers.
+row so far, beginning with the prompt or the start token. Negative ids pad shorter rows on the left. The changes are
+made in the same order as in Transformers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from npformer.engine.functions import log_softmax, softmax
 from npformer.generation.settings import Settings
 
-TOP_H = 100  # top_h chooses from this many of the most likely tokens
+TOP_H = 100  # number of the most likely tokens among which top_h chooses
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
-    """Adds the bias of each sequence to the score of its last token, if the row ends with the tokens before it."""
+    """Adds the bias of each sequence to the score of its last token, if the row ends with the preceding tokens."""
     total = np.zeros_like(scores)
     for (*start, last), bias in biases:
         total[_ends_with(ids, start), last] += np.float32(bias)
@@ -26,7 +26,7 @@ def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tupl
 
 
 def penalize_repetition(ids: np.ndarray, scores: np.ndarray, penalty: float) -> None:
-    """Divides positive scores of earlier tokens by the penalty, and multiplies negative ones by it.
+    """Divides positive scores of earlier tokens by the penalty, and multiplies negative scores by the penalty.
 
     Keskar et al., 2019.
     """
@@ -36,7 +36,7 @@ def penalize_repetition(ids: np.ndarray, scores: np.ndarray, penalty: float) -> 
 
 
 def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
-    """Bans every token that would repeat an n-gram of the row, with n = size."""
+    """Bans every token that would repeat an n-gram of the row, where n = size."""
     length = ids.shape[1]
     if length < size:
         return
@@ -79,9 +79,9 @@ class Processors:
 
     @property
     def rescales(self) -> bool:
-        """Whether more than bans and forced tokens can change scores.
+        """Whether scores can change in other ways than by bans and forced tokens.
 
-        If so, it matters whether scores are normalized before or after the changes.
+        If so, the result depends on whether scores are normalized before or after the changes.
         """
         s = self.settings
         return s.repetition_penalty != 1 or bool(s.sequence_bias) or s.exponential_decay_length_penalty is not None
@@ -109,7 +109,7 @@ class Processors:
                 favour_end(scores, list(s.end_ids), factor, new - start)
         scores[:, list(s.suppress_tokens)] = -np.inf
         if s.begin_suppress_tokens:
-            first = self._begins_by_force(ids) == new  # rows in which the next token is the first that is not forced
+            first = self._begins_by_force(ids) == new  # rows in which the next token is the first unforced token
             scores[np.ix_(first, np.array(s.begin_suppress_tokens))] = -np.inf
 
     def forced(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -122,7 +122,7 @@ class Processors:
         return self._begins_by_force(ids), np.array([s.forced_bos_token_id])
 
     def _begins_by_force(self, ids: np.ndarray) -> np.ndarray:
-        """A mask (R,) of rows whose first new token is forced: as in Transformers, rows with a prompt of one token."""
+        """A mask (R,) of rows with a forced first token: as in Transformers, rows with a prompt of one token."""
         before = (ids[:, : self.prompt] >= 0).sum(axis=1)
         return (before == 1) & (self.settings.forced_bos_token_id is not None)
 
@@ -149,7 +149,7 @@ def narrow(scores: np.ndarray, settings: Settings) -> None:
 
 
 def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
-    """Masks all tokens except the most likely ones, up to a total entropy of top_h * H; never masks the best token.
+    """Masks all tokens except the most likely tokens, up to a total entropy of top_h * H; never masks the best token.
 
     H is the entropy of the distribution over the TOP_H most likely tokens. Potraghloo et al., 2025: Top-H decoding.
     """
@@ -161,7 +161,7 @@ def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
 
 
 def outside_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
-    """Masks all tokens except the smallest number of most likely tokens with a total probability of at least top_p.
+    """Masks all tokens except the fewest most likely tokens with a total probability of at least top_p.
 
     Holtzman et al., 2020: nucleus sampling.
     """
@@ -179,7 +179,7 @@ def below_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
 
 
 def atypical(scores: np.ndarray, mass: float) -> np.ndarray:
-    """Masks all tokens except those with -log p nearest to the entropy, until their probability reaches `mass`.
+    """Masks all tokens except the tokens with -log p nearest to the entropy, up to a total probability of `mass`.
 
     Meister et al., 2023: typical sampling.
     """

@@ -1,6 +1,6 @@
 """`Settings`: generation settings with the names of Transformers, from the caller and generation_config.json.
 
-Settings that are in neither of these have the defaults of `generate` in Transformers.
+Settings that neither of these sources has take the defaults of `generate` in Transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npformer.config import Config, Decoder
 
 FILE = "generation_config.json"
 
-#: Ignored settings, most of which affect only the form of the output, caches or speed.
+#: Ignored settings. Most of them affect only the form of the output, caches or speed.
 IGNORED = frozenset({
     "_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states",
     "output_scores", "output_logits", "return_dict_in_generate", "bos_token_id", "cache_implementation",
@@ -39,14 +39,14 @@ def _moved(search: str) -> str:
 BANS = "use bad_words_ids, suppress_tokens or sequence_bias to control tokens"
 SPECULATION = "speculative decoding is not implemented"
 STREAMS = "the method stream yields tokens as they are chosen"
-#: Name of a length in new tokens -> older name, which includes the prompt.
+#: Name of a length in new tokens -> older name of a length that includes the prompt.
 LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 MOST = 2**31
 MOST_LOGPROBS = 1000
 
 TIME = "results would depend on speed; use max_new_tokens"
-HARMLESS = (SPECULATION, TIME)  # unsupported settings for these reasons do not change which tokens are chosen
-UNHEARD = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # ids above the vocabulary have no effect here
+HARMLESS = (SPECULATION, TIME)  # settings that are unsupported for these reasons do not affect which tokens are chosen
+UNHEARD = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # ids above the vocabulary have no effect
 
 #: Unsupported setting -> values that have no effect, and the reason.
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -76,7 +76,8 @@ RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (0, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
 }  # fmt: skip
-#: Settings that only sampling reads. Folders for greedy decoding store values out of range, such as vLLM's top_k of -1.
+#: Settings that only sampling reads. Folders for greedy decoding may store values that are out of range, such as vLLM's
+#: top_k of -1.
 SAMPLING = (*("temperature", "top_k", "top_p", "top_h", "min_p"), *("typical_p", "epsilon_cutoff", "eta_cutoff"))
 
 
@@ -114,7 +115,7 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before it applies, and its factor
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before the penalty, and its factor
     renormalize_logits: bool = False
     logprobs: int | None = None  # number of most likely tokens to return with each chosen token
 
@@ -184,11 +185,11 @@ NAMES = (
 
 
 def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], prompt: int | None = None) -> Settings:
-    """Merges settings: `given` ones take precedence over `stored_settings`, and these over defaults.
+    """Merges settings: `given` settings take precedence over `stored_settings`, which take precedence over defaults.
 
-    A given None counts as not given. prompt: number of tokens before the first generated token, such as the start token
-    of a translation. It is None if the number is not known yet; it is then taken as 1. The older lengths max_length and
-    min_length, which include these tokens, are accepted. As in Transformers, a minimum above the maximum is kept.
+    None counts as not given. prompt: number of tokens before the first generated token, such as the start token of a
+    translation; None if unknown, which means 1. The older lengths max_length and min_length, which include these
+    tokens, are accepted. A minimum above the maximum is accepted too, as in Transformers.
     """
     path, found = stored_settings(folder)
     stored, notes = usable(found, config, config.max_length + 1 - (prompt or 1))
@@ -210,7 +211,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
 
 
 def _with_rows(stored: dict[str, Any], rows: int) -> dict[str, Any]:
-    """The settings of a folder without end tokens that no text can have, because they have no row in the table."""
+    """The settings of a folder, without end tokens that have no row in the table and thus cannot occur."""
     ends = stored.get("eos_token_id")
     several: list[Any] = ends if isinstance(ends, list) else [ends]
     if ends is None or not all(type(each) is int for each in several):
@@ -265,7 +266,7 @@ def _settings(config: Config, values: dict[str, Any], prompt: int) -> Settings:
 def _check_keys(config: Config, prompt: int, new: int) -> None:
     """Raises NpformerError if generating `new` tokens would change the rotations of the prompt's keys.
 
-    No step reads the last new token, so the longest text that is read has prompt + new - 1 tokens.
+    The last new token is never read, so the longest text that is read has prompt + new - 1 tokens.
     """
     for last in (each.same_until(prompt) for each in chain(*config.layer_kinds)):
         if last is not None and prompt + new - 1 > last:
@@ -295,8 +296,8 @@ def usable(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The settings of a folder that a model can use, and a note for each setting that is ignored or limited.
 
-    Files often have settings of other libraries or of a larger model, which a call may replace. room: maximum number of
-    new tokens, to which a stored max_new_tokens is limited.
+    Files often have settings for other libraries or for a larger model. A call may replace these settings. room:
+    maximum number of new tokens, to which a stored max_new_tokens is limited.
     """
     found, notes = dict(settings), {}
     for name, value in settings.items():
@@ -320,18 +321,18 @@ def usable(
 
 
 def _below(ids: Sequence[Any], vocabulary: int) -> list[Any]:
-    """The ids without those of tokens above the vocabulary, which a model never chooses."""
+    """The ids that are in the vocabulary. A model never chooses other ids."""
     return [each for each in ids if type(each) is not int or each < vocabulary]
 
 
 def _own_ends(config: Config) -> tuple[int, ...]:
-    """The end tokens of a config that a text can have. If it can have none of them, all are kept, for an error."""
+    """The end tokens of a config that can occur in a text, or all of them if none can, for an error message."""
     ends = (config.decoder or config).end_ids
     return tuple(_below(ends, config.n_outputs)) or ends
 
 
 def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Updates values with the given ones. A length has two names (`LENGTHS`). If one is given, it replaces both."""
+    """Updates values with the given ones. A length has two names (`LENGTHS`). A given length replaces both."""
     replaced = {each for names in LENGTHS.items() if given.keys() & set(names) for each in names}
     return {**{name: value for name, value in values.items() if name not in replaced}, **given}
 

@@ -17,7 +17,7 @@ from npformer.interpret.metric import Metric, label_name, masked, metric_of
 from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace
 
-MOST = 5  # maximum number of outcomes
+MOST = 5  # maximum number of outcomes in an answer
 CONTEXT = ".context"  # suffix of the stages that hold the heads' outputs
 
 
@@ -39,10 +39,10 @@ class ModelAnswer:
 
     Parameters
     ----------
-    about : str, such as "next token"
+    about : str, the kind of answer, such as "next token"
     outcomes : pairs of an outcome and its probability, the most probable first
     metric : str, the number that `effects` explain, such as "the logit of POSITIVE"
-    effects : tuple of `Effect`, the largest in magnitude first; for a translation, only of cross-attention's heads
+    effects : tuple of `Effect`, the largest in magnitude first; for a translation, only the heads of cross-attention
     """
 
     about: str
@@ -54,8 +54,8 @@ class ModelAnswer:
 def answer_of(model: Any, given: Any) -> ModelAnswer | None:
     """Returns a model's answer and the effects of its heads, or None if the text has no single answer.
 
-    The effect of a head is -sum(context * d metric / d context), the first-order estimate of the metric's
-    change when the head's output is zeroed. Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than
+    The effect of a head is -sum(context * d metric / d context), the first-order estimate of the change in the metric
+    when the head's output is zeroed. Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than
     One?", section 4.1.
     """
     text = read_inputs(model, given).inputs[0]
@@ -88,7 +88,7 @@ def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, fl
 
 
 def probabilities_of(model: Any, text: Any, answers: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Returns the probability of each label or word (C,), or the geometric mean over a translation's words (1,).
+    """Returns the probability of each label or word (C,), or their geometric mean over a translation (1,).
 
     Returns None if the text has no single answer.
     """

@@ -1,8 +1,8 @@
 """Attribution of a model's answer to words, by two measures that need no gradients.
 
-Leaving a word out runs the model again without it. Attention roll-out follows attention back through the layers. It
-shows where information could flow, but not its effect on a label. `integrated_gradients.py` has the gradient measures,
-and `view/attribution_view.py` draws all of them.
+Leave-one-out runs the model again without each word. Attention roll-out follows attention back through the layers,
+which shows where information could flow, but not its effect on a label. `integrated_gradients.py` has the gradient
+measures, and `view/attribution_view.py` draws all of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from npformer.interpret.metric import asked_label
 from npformer.interpret.stacks import WeightStack
 from npformer.text.words import Span, text_words, word_spans, word_text
 
-TOKENS = 4096  # tokens in a batch, after which a progress bar advances; enough to use all cores
+TOKENS = 4096  # tokens in a batch; enough to use all cores. A progress bar advances after each batch.
 BATCH = 1024  # tokens in an edited forward pass
 MOST = 8_192  # maximum number of tokens to read without grouping words: about 15 s on two cores for BERT-base
 ODDS = "the log-odds of"
-Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text, each with its word's number, or None between words
+Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text, with the number of the word, or None between words
 
 
 class NothingLeft(NpformerError):
@@ -40,7 +40,7 @@ class NothingLeft(NpformerError):
 class Method:
     """One measure applied to one text: a score for each word, a description, and the text to mark.
 
-    `unit` is the meaning of a score in a few words, such as "how far the log-odds of POSITIVE fall without the word".
+    `unit` describes a score in a few words, such as "how far the log-odds of POSITIVE fall without the word".
     """
 
     name: str
@@ -49,7 +49,7 @@ class Method:
     scores: np.ndarray
     signed: bool
     places: tuple[int, ...]  # the first token of each word
-    beside: tuple[str, np.ndarray] | None = None  # a second column, as its heading and a number for each word
+    beside: tuple[str, np.ndarray] | None = None  # a second column: its heading, and a number for each word
     unit: str = ""
 
     @property
@@ -62,9 +62,9 @@ class Method:
 class Target:
     """The number that an attribution explains: the log-odds of a label or of the next word, log p / (1 - p).
 
-    Log-odds do not saturate near probability 1. With two labels they equal the difference of the logits, with
-    independent labels the logit itself. A regression uses its output instead, and several words of a translation use
-    the mean of their log-odds.
+    Log-odds do not saturate near probability 1. With two labels, the log-odds equal the difference of the logits. With
+    independent labels, they equal the logit. For a regression, the number is the output; for several words of a
+    translation, it is the mean of the log-odds.
     """
 
     what: str  # completes a sentence: "the log-odds of POSITIVE"
@@ -73,14 +73,14 @@ class Target:
     first: int | None = None  # row of the first label in a text's logits (-1: the last row); None: one row per text
 
     def rows(self, lengths: np.ndarray) -> slice | np.ndarray:
-        """Returns which rows of the packed logits have the labels, text by text, for texts of these lengths."""
+        """Returns the rows of the packed logits that have the labels, text by text, for texts of these lengths."""
         if self.first is None:
             return slice(None)
         start = np.cumsum(lengths) - (lengths if self.first >= 0 else 0) + self.first
         return (start[:, None] + np.arange(len(self.labels))).ravel()
 
     def of(self, logits: np.ndarray) -> np.ndarray:
-        """Computes each text's target from its rows of the logits, (B * labels, C) -> (B,), in float64."""
+        """Computes the target of each text from its rows of the logits, (B * labels, C) -> (B,), in float64."""
         logits, at = logits.astype(np.float64), self._labels(logits)
         values = logits[at] if self.alone else logits[at] - np.logaddexp.reduce(_without(logits, at), axis=1)
         return values.reshape(-1, len(self.labels)).mean(axis=1)
@@ -122,7 +122,7 @@ def target(model: Any, label: str | int | None, logits: np.ndarray) -> Target:
 
 
 def _without(logits: np.ndarray, at: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Returns the logits with -inf at these indices, to take log-sum-exp and softmax over the others."""
+    """Returns the logits with -inf at these indices, to exclude them from log-sum-exp and softmax."""
     others = logits.copy()
     others[at] = -np.inf
     return others
@@ -133,8 +133,8 @@ def leave_one_out(
 ) -> Method:
     """score_i = log-odds of the label on the whole text - log-odds on the text without word i.
 
-    `label` is by default the model's answer. `group` adjacent words are left out together: by default one, or more if
-    the runs would read more than `MOST` tokens. Raises NpformerError for a text without words, and NothingLeft
+    `label` is by default the model's answer. `group` adjacent words are left out together; by default one word, or more
+    if the runs would read more than `MOST` tokens. Raises NpformerError for a text without words, and NothingLeft
     for a single word without special tokens.
     """
     from npformer.interpret.study_inputs import texts_of  # needed only with a model
@@ -170,7 +170,7 @@ def leave_one_out(
 
 
 def _with_punctuation(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Joins punctuation, except opening brackets and quotes, to the word before it, with the space between them."""
+    """Joins punctuation, except opening brackets and quotes, to the preceding word, including any space between."""
     joined: list[Span] = []
     for first, end in spans:
         kind = unicodedata.category(text[first])
@@ -197,7 +197,7 @@ def _first_tokens(model: Any, given: Any, parts: Sequence[Sequence[Span]]) -> tu
 
 
 def words_together(model: Any, count: int, tokens: int, asked: int | None) -> int:
-    """Returns how many adjacent words to leave out together in a text of `count` words: one, or more if it is long."""
+    """Returns how many adjacent words to leave out together: one, or more in a long text of `count` words."""
     if asked is not None:
         return whole("attribution: group", asked, 1)
     return math.ceil(count * tokens / affordable(model, MOST))
@@ -253,9 +253,9 @@ def _cut(texts: Sequence[str], parts: Sequence[Sequence[Span]]) -> tuple[Pieces,
 
 
 def roll_out(stack: WeightStack, token: int) -> Method:
-    """Computes each word's share of the output at `token`: row `token` of A_n ... A_2 A_1 with A = (mean W + I) / 2.
+    """Computes each word's part in the output at `token`: row `token` of A_n ... A_2 A_1 with A = (mean W + I) / 2.
 
-    A layer is half attention (the mean over its heads), half residual. Abnar and Zuidema, 2020,
+    Each layer counts as half attention (the mean over its heads) and half residual. Abnar and Zuidema, 2020,
     "Quantifying Attention Flow in Transformers", section 3.
     """
     shares = np.eye(len(stack.keys.tokens))

@@ -28,11 +28,11 @@ Answers = dict[str, np.ndarray]
 def run_copies(
     model: BaseModel, given: Any, changes: Sequence[tuple[str, Change]], progress: bool | None = None
 ) -> list[Answers]:
-    """Returns the answers to one input, one for each change by itself. A change is a stage and its edit, as in `edit`.
+    """Returns the answers to one input, with each change by itself. A change is a stage and an edit, as in `edit`.
 
-    The answers have the same bits as in a separate run for each change. A copy starts at the layer of its change, or in
-    an encoder-decoder at the first layer. By default, `progress` shows a bar only on a terminal. Raises NpformerError
-    for a stage that does not fire.
+    The answers have the same bits as a separate run for each change. A copy starts at the layer of its change or, in an
+    encoder-decoder, at the first layer. By default, `progress` shows a bar only on a terminal. Raises NpformerError for
+    a stage that does not fire.
     """
     read: list[np.ndarray] = []  # the rows that each layer read
     if isinstance(model, Model) and not model.config.decoder:

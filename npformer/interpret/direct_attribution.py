@@ -1,10 +1,10 @@
 """Direct logit attribution: a logit as the sum of parts from embeddings, heads, feed-forward networks and biases.
 
 The head of a model reads one row of the last layer, the row of token p. This row is the sum of everything that the
-embeddings and each layer's attention and FFN have written to it. Everything after such an addition is linear in it once
-three things are held at their values on this text: the mean and the standard deviation of each layer norm, and the
-factor act(h) / h in the head's activation. A logit w . f + b is therefore pulled back, step by step, to the places
-where it was written:
+embeddings and each layer's attention and FFN have written to it. The rest of the model is a linear function of each
+addend if three quantities are held constant at their values on this text: the mean and the standard deviation of each
+layer norm, and the factor act(h) / h in the head's activation. A logit w . f + b is therefore pulled back, step by
+step, to the addends:
 
     logit = u . f + b              u the column of the head's weight W; with `against`, a difference of two columns
     f = act(h) = h * g             u <- u * g,  g = act(h) / h held               (pooler, head of masked words)
@@ -15,15 +15,15 @@ where it was written:
                                    head h adds u . A_h, of which token j adds W_h[p, j] V_h[j] W_O_h u; the bias u . b_O
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
-and the walk continues with r, down to the embeddings. Each part of a model implements its line as `pull`, next to its
-forward pass. In a decoder layer (BART), cross-attention precedes the FFN and is split like attention; its heads
-include everything that the encoder contributes. A convolution that is added to the first layer (DeBERTa) is split by
+and so on with r, down to the embeddings. Each part of a model implements its line as `pull`, next to its forward pass.
+In a decoder layer (BART), cross-attention precedes the FFN and is split like attention; its heads
+include everything that the encoder contributes. A convolution that is added to the first layer (DeBERTa) is split among
 the embedding rows that it reads. In a post-norm layer (BERT), a norm follows each addition, so a layer's output goes
 through the norms of all later layers. In a pre-norm layer (GPT), it goes only through the last norm. Except for
 rounding, the parts add up to the logit.
 
-Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", describes the decomposition; nostalgebraist,
-2020, "interpreting GPT: the logit lens", the lens.
+Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", describes the decomposition. nostalgebraist,
+2020, "interpreting GPT: the logit lens", describes the lens.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from npformer.model import Model
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitAttribution:
-    """The result of `logit_attribution`: the parts of a logit, which add up to it.
+    """The result of `logit_attribution`: parts that add up to a logit.
 
-    `embeddings` has the part of each table, `heads` (n_layers, n_heads, T) the part of each head by the token it reads,
-    `ffn` (n_layers,) the part of each feed-forward network, `convolution` (T,) the part of each token in a convolution,
-    and `biases` the part of each bias by the name of its stage. `lens` (n_layers + 1, C) has the logits that the head
-    computes from the row after the embeddings and after each layer. If the model has a decoder, the layers are the
-    decoder's. The heads of its self-attention precede those of cross-attention, and the first token is the decoder's
-    start token. `position` is the index in `tokens` of the row that the head reads.
+    `embeddings` has the part of each table, `heads` (n_layers, n_heads, T) the part of each head for each token that it
+    reads, `ffn` (n_layers,) the part of each feed-forward network, `convolution` (T,) the part of each token in a
+    convolution, and `biases` the part of each bias, by the name of its stage. `lens` (n_layers + 1, C) has the logits
+    that the head computes from the row after the embeddings and after each layer. If the model has a decoder, the
+    layers are the decoder's. Heads of self-attention precede heads of cross-attention, and the first token is
+    the decoder's start token. `position` is the index in `tokens` of the row that the head reads.
     """
 
     what: str
@@ -73,16 +73,16 @@ class LogitAttribution:
     biases: dict[str, float]
     lens: np.ndarray
     lens_logit: np.ndarray  # (n_layers + 1,) `lens` of the explained label
-    lens_labels: tuple[str, ...]  # the label or word with the largest logit in each row of `lens`
+    lens_labels: tuple[str, ...]  # label or word with the largest logit in each row of `lens`
     source_heads: int = 0  # number of cross-attention heads, which come last
     convolution: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (0,) without a convolution
 
     @property
     def words(self) -> np.ndarray:
-        """The contribution of each token, without biases, (n_layers + 1, T): through the embeddings, then each layer.
+        """The contribution of each token through the embeddings and each layer, without biases, (n_layers + 1, T).
 
-        The contribution of a layer's heads is split among the tokens that they read. The contribution of its FFN counts
-        for token `position`. The tokens of a convolution count towards the first layer.
+        The contribution of a layer's heads is split among the tokens that they read. The contribution of the FFN counts
+        for token `position`. A convolution counts as part of the first layer.
         """
         rows = np.concatenate([np.zeros((1, len(self.tokens))), self.heads.sum(axis=1)])
         rows[:, self.position] += [sum(self.embeddings.values()), *self.ffn]
@@ -162,11 +162,11 @@ def logit_attribution(
 ) -> LogitAttribution:
     """Decomposes a logit into the contributions of the embeddings, each head, each FFN and each word.
 
-    The parts add up to the logit. They are exact if the mean and deviation of layer norms, and the factor act(h) / h in
-    the head, are held at their values on this text. A later norm scales the output of earlier layers.
-    `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts are those of the edited forward
-    pass. An edit of a sum, a norm or a context shows as a difference between `total` and `logit`, because it belongs to
-    no part.
+    The parts add up to the logit. They are exact contributions if the mean and deviation of layer norms, and the factor
+    act(h) / h in the head, are held constant at their values on this text. A later norm scales the output of earlier
+    layers. `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts are those of the edited
+    forward pass. An edit of a sum, a norm or a context causes a difference between `total` and `logit`, because the
+    edit belongs to no part.
 
     Parameters
     ----------
@@ -177,8 +177,8 @@ def logit_attribution(
     position : int, optional
         For a head that computes a row for each token, the token whose logit is explained: by default the masked word,
         if there is one, and for causal-lm the last token, which precedes the predicted word. For a translation, the
-        decoder input token just before the word to explain. By default that word is the least probable one, and it is
-        also used as the label.
+        decoder input token just before the word to explain. By default, this is the least probable word, which is also
+        the label.
     against : str or int, optional
         A second label, whose logit is subtracted. If the model has two labels, the difference is the log-odds.
 
@@ -220,7 +220,7 @@ def logit_attribution(
     if config.head == "translation" and label is None and position is None:
         position, label = least_probable(recorded)
     wanted = logits_asked(model, label, position, answers, **asked)
-    if len(wanted) != 1:  # a head with a row for each token
+    if len(wanted) != 1:  # the head has a row for each token
         raise NpformerError(
             f"logit_attribution: position: expected the number of the token to explain, one of {len(wanted)} tokens"
         )
@@ -234,7 +234,7 @@ def logit_attribution(
 
 
 def least_probable(recorded: Trace) -> tuple[int, int | None]:
-    """Returns the position before a translation's least probable word, and the word's id; (0, None) without words."""
+    """Returns the position before a translation's least probable word, and the id of this word; else (0, None)."""
     ids = np.asarray(recorded.ids)[1:]
     if not len(ids):
         return 0, None
@@ -274,7 +274,7 @@ class _Walk:
 
     def __post_init__(self) -> None:
         config, stages = self.model.config, self.stages
-        ids = stages.ids if stages.key_ids is None else stages.key_ids  # a decoder reads its tokens one position later
+        ids = stages.ids if stages.key_ids is None else stages.key_ids  # a decoder reads tokens one position later
         self.row = row_read(config, Text(ids)) if config.head in POOLED_HEADS else self.logit.place[0]
         self.embeddings, self.stack, self.at, self.weights = head_stack(self.model.parts, self.model.weights)
         self.streams = streams(self.model)
@@ -313,8 +313,8 @@ class _Walk:
     def tokens(self) -> tuple[str, ...]:
         """The tokens of the stack.
 
-        For a decoder that reads the text again, these are its start token and the tokens of the text. For a
-        translation, they are the tokens of the decoder and of the source.
+        For a decoder that reads the text again, the start token and the tokens of the text. For a translation, the
+        tokens of the decoder and of the source.
         """
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
         again = 1 if self.model.config.head != "translation" else None

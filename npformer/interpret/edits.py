@@ -3,8 +3,8 @@
     with edit({"layers.2.attention.weights": fn}): model(...)      edit(ablate_head(2, 5))
 
 An edit gets the same array as a trace: a stage of one text, without a batch axis. `traces.py` records the result. A
-gradient taken inside `edit` is the gradient of the edited forward pass, so it needs the derivative of every change on
-its path. `Differentiable` is a function with its derivative.
+gradient taken inside `edit` is the gradient of the edited forward pass, so every change that affects the metric needs a
+derivative. `Differentiable` is a function with its derivative.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Change = Callable[..., np.ndarray] | np.ndarray | list[np.ndarray]
 def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
     """Changes stages of every forward pass that runs inside the `with` block.
 
-    A gradient that is taken inside the block (training, attribution, a `Recording`) is that of the edited forward pass.
-    A stage that is replaced by an array has gradient 0.
+    A gradient that is taken inside the block, for example by training, attribution or a `Recording`, is the gradient of
+    the edited forward pass. If an array replaces a stage, the gradient of the stage is 0.
 
     Parameters
     ----------
     *changes : mappings from a stage's name, or a pattern with `*`, to a change
         A change is a function of one text's array (and, with a second argument, of the stage's name), an array, or a
         list with one array for each text. Several changes to one stage are applied in the order given.
-        The name may also be that of a TransformerLens hook, or the path of a Hugging Face module.
+        The name may also be a TransformerLens hook or the path of a Hugging Face module.
 
     Raises
     ------
@@ -234,15 +234,15 @@ def replace_row(name: str, position: int, row: np.ndarray) -> dict[str, Change]:
 
 
 def _linear(function: Callable[[np.ndarray], np.ndarray]) -> Differentiable:
-    """Wraps a function y = c * x with constant elements c. Its backward pass dx = c * dy is the same function."""
+    """Wraps a function y = c * x with constant elements c. The backward pass dx = c * dy is the same function."""
     return Differentiable(function, lambda array, grad: function(grad))
 
 
 def mean_ablate(name: str, reference: Trace) -> dict[str, Change]:
-    """Replaces every row of the stages that match `name` with their mean row over all tokens of the trace `reference`.
+    """Replaces every row of the stages that match `name` with the mean row over all tokens of the trace `reference`.
 
-    A stage (T, D) has one mean row (D,), a stage (H, T, K) one per head. Raises NpformerError for scores and weights
-    (H, T, T), because the length of their rows varies between texts.
+    A stage (T, D) has a single mean row (D,), and a stage (H, T, K) has one mean row per head. Raises NpformerError for
+    scores and weights (H, T, T), because the rows of these stages vary in length between texts.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(reference), reference.fired):
@@ -270,9 +270,9 @@ def from_trace(
 ) -> dict[str, Change]:
     """Replaces the stages that match `name` with those of the trace `source` (activation patching).
 
-    `positions` limits the change to the rows of these tokens. In scores and weights (H, T, T), rows are queries.
-    `heads` limits the change to these heads. Text i of the trace replaces text i of the forward pass. A trace of one
-    text is used for every text of the forward pass.
+    `positions` limits the change to the rows of these tokens. In scores and weights (H, T, T), the rows belong to
+    queries. `heads` limits the change to these heads. Text i of the trace replaces text i of the forward pass. A trace
+    of one text is used for every text of the forward pass.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(source), source.fired):

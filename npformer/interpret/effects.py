@@ -19,7 +19,7 @@ FOR, AGAINST = "210,113,27", "44,123,189"  # orange and blue, as in the views
 class Effects:
     """A table of changes or contributions: `values` (rows, columns), and the names of its rows and columns.
 
-    NaN cells are left empty. `title` describes the numbers. `plain` lists columns that the heat map leaves uncoloured,
+    NaN cells are left empty. `title` describes the numbers. `plain` lists columns that the heat map does not colour
     because their scale differs, such as sums.
     """
 

@@ -19,7 +19,7 @@ from npformer.engine.taps import listen
 from npformer.engine.transformer import unread
 from npformer.interpret.metric import metric_of
 
-Gradients = Mapping[str, list[np.ndarray]]  # stage -> its gradient, in one array for each run of texts of equal length
+Gradients = Mapping[str, list[np.ndarray]]  # stage -> its gradient, as one array for each run of texts of equal length
 
 
 def differentiate(
@@ -27,9 +27,9 @@ def differentiate(
 ) -> tuple[list[dict[str, np.ndarray]], Gradients]:
     """Runs a model, and returns each text's answers and the gradients of its metric.
 
-    If `metric` is True, the metric is the logit of the model's answer. Stages of one text do not affect another text's
-    metric, so the gradient of the sum contains each text's gradient. Inside `npformer.edit`, this differentiates the
-    edited forward pass, with respect to stages after their edits.
+    If `metric` is True, the metric is the logit of the model's answer. The stages of a text do not affect the metrics
+    of other texts, so the gradient of the sum of all metrics contains the gradient of each. Inside `npformer.edit`,
+    this differentiates the edited forward pass, with respect to stages after their edits.
     """
     wanted = None if metric is True else metric
     recording = Recording(unread(model.weights, model.parts), keep_gradients=True)
@@ -40,7 +40,7 @@ def differentiate(
         slopes = metric_of(model, wanted, position, each, text, "grads").gradient(each)
         found.append({name: _fitting(name, slopes.get(name), array) for name, array in each.items()})
         if odd := sorted(slopes.keys() - each.keys()):
-            raise NpformerError(f"grads: gradient of {odd[0]!r}: expected one of the answers {', '.join(each)}")
+            raise NpformerError(f"grads: expected gradients of the answers {', '.join(each)}, got one of {odd[0]!r}")
     grads = {name: _joined(model.config.head, name, [each[name] for each in found]) for name in answers[0]}
     with constant_weights(), model.cores(1):
         model.backward(grads, recording.stages, inputs)

@@ -19,10 +19,10 @@ from npformer.interpret.study_inputs import read_inputs
 class HeadEffects:
     """The result of `head_effects`: the change in an answer's probability without each head.
 
-    `before` is the answer's probability. `changes` (attention blocks, heads) has its change without each head, or
-    NaN if the head does not exist or was not ablated. `outcomes` has the answers without each head and their
-    probabilities, the most probable first, or () where `changes` is NaN. `whole` has the answers with all heads. A
-    translation keeps its words, and its probability is the geometric mean over them.
+    `before` is the answer's probability. `changes` (attention blocks, heads) is the change in that probability without
+    each head, or NaN if the head does not exist or was not ablated. `outcomes` has the answers without each head and
+    their probabilities, the most probable first, or () where `changes` is NaN. `whole` has the answers with all heads.
+    The words of a translation stay the same, and its probability is the geometric mean over the words.
     """
 
     answer: str

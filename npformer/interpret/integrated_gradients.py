@@ -1,11 +1,11 @@
 """Attribution of a label to tokens by gradients: gradient times input, and integrated gradients.
 
-Both differentiate the log-odds of the label (`attribution.Target`) with respect to the embeddings' output, the input of
-the first layer, as Captum's tutorial on BERT does with LayerIntegratedGradients on `model.bert.embeddings`. The forward
-and backward passes run with an edit of that stage, `Inputs`. Inside `npformer.edit`, gradients are those of the edited
-forward pass. An encoder-decoder with a head for labels reads each token in the encoder and, one position later, in the
-decoder. Its arrays of embeddings are (2, T, D), and a token's score is the sum over both stacks. Only the decoder reads
-the start token.
+Both differentiate the log-odds of the label (`attribution.Target`) with respect to the output of the embeddings, which
+is the input of the first layer. Captum's tutorial on BERT does the same with LayerIntegratedGradients on
+`model.bert.embeddings`. The forward and backward passes run with an edit of that stage, `Inputs`. Inside
+`npformer.edit`, gradients are those of the edited forward pass. An encoder-decoder with a head for labels reads each
+token in the encoder and, one position later, in the decoder. Its arrays of embeddings are (2, T, D), and a token's
+score is the sum over both stacks. Only the decoder reads the start token.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Inputs(Edit):
 
 
 def _together(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Stacks the arrays of two stages, (2, T, D). The array of a single stage stays (T, D)."""
+    """Stacks the arrays of two stages, (2, T, D). The array of a single stage keeps its shape (T, D)."""
     return arrays[0] if len(arrays) == 1 else np.stack(arrays)
 
 
@@ -195,10 +195,10 @@ def _by_token(rows: np.ndarray, gradient: np.ndarray) -> np.ndarray:
 
 
 def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) -> Method:
-    """score_i = x_i . dF/dx_i, x_i the embedding of token i: to first order, the decrease in F when x_i becomes 0.
+    """score_i = x_i . dF/dx_i for the embedding x_i of token i: to first order, the decrease in F when x_i becomes 0.
 
     The scores do not add up to F, which is not linear. Simonyan, Vedaldi and Zisserman, 2014, "Deep Inside
-    Convolutional Networks", has the gradient; Shrikumar, Greenside and Kundaje, 2017, "Learning Important Features
+    Convolutional Networks", propose the gradient; Shrikumar, Greenside and Kundaje, 2017, "Learning Important Features
     Through Propagating Activation Differences", its product with the input.
     """
     scores = _by_token(here.rows, here.gradient)
@@ -220,10 +220,10 @@ def integrated(
 ) -> Method:
     """score_i = (x_i - x'_i) . integral over a in 0..1 of dF/dx_i at x' + a (x - x'), from a baseline x' to x.
 
-    The scores sum to F(x) - F(x') (completeness), up to the error of the sum over `steps` points, stated in `about`.
-    The points are the midpoints of equal intervals, because higher-order rules gain nothing at the jumps of a ReLU's
-    gradient. `columns` are the tokens that the model reads. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution
-    for Deep Networks", section 3.
+    The scores sum to F(x) - F(x') (completeness), up to the error of the sum over `steps` points, which `about` states.
+    The points are the midpoints of equal intervals, because higher-order rules are no more accurate where the gradient
+    of a ReLU jumps. `columns` are the tokens that the model reads. Sundararajan, Taly and Yan, 2017, "Axiomatic
+    Attribution for Deep Networks", section 3.
     """
     baseline, named = _baseline(model, text, here, tokens)
     way = here.rows - baseline
@@ -245,7 +245,7 @@ def integrated(
 
 
 def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
-    """The gradients of several copies of a text, each with the shape of `way`, in float64 because they are added up."""
+    """The gradients of several copies of a text, each with the shape of `way`, in float64 for the sum."""
     apart = found.gradient.reshape(*way.shape[:-2], -1, *way.shape[-2:])  # (copies, L, D), or (2, copies, L, D)
     return np.moveaxis(apart, -3, 0).astype(np.float64)
 

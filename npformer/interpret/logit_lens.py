@@ -1,4 +1,4 @@
-"""The logit lens: the logits that the head computes from each layer's hidden states, not only from the last layer's."""
+"""The logit lens: the logits that the head computes from the hidden states of every layer, not only the last."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from npformer.interpret.traces import Trace, trace
 class LogitLens:
     """The result of `logit_lens`: the largest logits after the embeddings and after each layer.
 
-    `rows` names the embeddings and the layers. `tokens` and `positions` describe the tokens that were read. `numbers`,
-    `logits` and `probabilities` (rows, positions, most) describe the outputs with the largest logits, in descending
+    `rows` names the embeddings and the layers. `tokens` and `positions` are the tokens that were read. `numbers`,
+    `logits` and `probabilities` (rows, positions, most) belong to the outputs with the largest logits, in descending
     order.
     """
 
@@ -41,7 +41,8 @@ class LogitLens:
 def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = None, most: int = 5) -> LogitLens:
     """Computes logits from the hidden states of each layer, with the final norm and the head.
 
-    logits_l = head(Normalize(x_l)), x_l the output of layer l. In a translation model, these are the decoder's layers.
+    logits_l = head(Normalize(x_l)), where x_l is the output of layer l. In a translation model, the layers are those of
+    the decoder.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ def streams(model: BaseModel) -> list[str]:
 
 
 def hidden_logits(model: BaseModel, rows: np.ndarray, answer: str) -> np.ndarray:
-    """Computes head(Normalize(rows)), (R, D) -> (R, C), for rows of any layer, with the final norm if there is one."""
+    """Computes head(Normalize(rows)), (R, D) -> (R, C), for rows of any layer, with the model's final norm, if any."""
     _, stack, _, weights = head_stack(model.parts, model.weights)
     rows = stack.finish(rows, weights)
     return model.parts.head(rows, rows, model.weights)[answer].reshape(len(rows), -1)

@@ -1,7 +1,7 @@
 """Metrics: the number that an analysis explains, such as a logit, a mean of logits, or a function of the answers.
 
-`ablate_heads`, `patch`, `trace(..., grads=)` and `logit_attribution` use these metrics. A metric is computed from one
-text's answers, which have the names of `Model.run`: `logits`, `start_logits`, `last_hidden_state`, ...
+`ablate_heads`, `patch`, `trace(..., grads=)` and `logit_attribution` use these metrics. A metric is computed from the
+answers for one text, with the same names as from `Model.run`: `logits`, `start_logits`, `last_hidden_state`, ...
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from npformer.text.words import name_after_word
 
 WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary
 MASKS = ("[MASK]", "<mask>")
-MOST = 1 << 16  # maximum total size of the answers to differentiate by differences
-STEP = 1e-4  # relative step of central differences; their error is about its square
+MOST = 1 << 16  # maximum total size of answers that are differentiated by differences
+STEP = 1e-4  # relative step of central differences, which have an error of about its square
 
 Answers = Mapping[str, np.ndarray]
 
@@ -50,8 +50,8 @@ def metric_of(
 
     `metric` is a function of the answers, which may be a `Differentiable`, or the label, word or number of a logit.
     If it is None, the metric is the logit of the model's own answer. For a head with a row for each token, this is the
-    mean over all tokens, the masked tokens (masked-lm) or the last token (causal-lm). For spans, it is the mean of
-    start and end. For a translation, it is the mean log-probability of its tokens.
+    mean over all tokens, the mean over the masked tokens (masked-lm), or the logit at the last token (causal-lm). For
+    spans, it is the mean of start and end. For a translation, it is the mean log-probability of its tokens.
     """
     if isinstance(metric, Metric):
         return metric
@@ -85,7 +85,7 @@ def mean_of(logits: Sequence[Logit]) -> Metric:
 def logits_asked(
     model: Any, label: str | int | None, position: int | None, answers: Answers, text: Any, caller: str
 ) -> list[Logit]:
-    """Finds the logits of a label (by name or number, None: the model's answer) at a position.
+    """Finds the logits of a label at a position. The label is a name or number, or None for the model's answer.
 
     Raises NpformerError for an unknown label, a position outside the text, or a model without logits.
     """
@@ -170,7 +170,7 @@ def _token(model: Any, number: int) -> str | None:
 
 
 def _words(model: Any) -> list[str]:
-    """Returns the tokens of two words, which show how the vocabulary marks the start of a word."""
+    """Returns the tokens of two words, to find out how the vocabulary marks the start of a word."""
     found, tokenizer = model.tokenizer.encode("a a"), model.tokenizer
     return list(tokenizer.tokens(found, True) if model.config.head == "translation" else found.tokens)
 
@@ -194,7 +194,7 @@ def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[
 
 
 def _token_number(model: Any, word: str, count: int) -> int | None:
-    """Returns the number of a token, or of a text that is one token: of `Ġthe` for " the". None for other texts."""
+    """Returns the number of a token, or of a text that is a single token, such as " the" for `Ġthe`; else None."""
     tokenizer = model.tokenizer
     if model.config.head == "translation":
         tokens = tokenizer.tokens(list(range(count)), False)
@@ -202,7 +202,7 @@ def _token_number(model: Any, word: str, count: int) -> int | None:
     if (number := tokenizer.token_to_id(word)) is not None:
         return int(number)
     ids = tokenizer.encode(word, add_special_tokens=False).ids
-    is_word = len(ids) == 1 and tokenizer.decode(ids).strip() == word.strip()  # an unknown word's token decodes to ""
+    is_word = len(ids) == 1 and tokenizer.decode(ids).strip() == word.strip()  # the unknown token decodes to ""
     return int(ids[0]) if is_word else None
 
 
@@ -252,7 +252,7 @@ def _number(metric: Callable[..., Any], answers: Answers, caller: str) -> float:
 
 
 def _slope(metric: Any, answers: Answers) -> dict[str, np.ndarray]:
-    """Returns the gradients of a function of the answers: its own derivative, or central differences in float64."""
+    """Returns the gradients of a function of the answers, by its derivative or by central differences in float64."""
     if isinstance(metric, Differentiable):
         return {name: np.asarray(grad) for name, grad in metric.backward(answers, 1.0).items()}
     count = sum(array.size for array in answers.values())

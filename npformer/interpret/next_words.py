@@ -21,9 +21,9 @@ MOST = 10  # number of words
 class NextWords:
     """The result of `next_words`: the words with the largest logits, and the total for all other words.
 
-    `logits` (most,) are the largest, in float64. `others` (temperatures,) is log sum exp(logit / temperature) over all
-    other words, which makes the probabilities at each of `temperatures` exact: exp(logit / t - log sum exp(logit / t)),
-    with the sum over all words.
+    `logits` (most,) are the largest logits, in float64. `others` (temperatures,) is log sum exp(logit / temperature)
+    over all other words. With `others`, the probabilities at each of `temperatures` are exact: exp(logit / t - log sum
+    exp(logit / t)), with the sum over all words.
     """
 
     words: tuple[str, ...]
@@ -46,7 +46,7 @@ def next_words(
 ) -> NextWords:
     """Computes the logits of the words that may follow a text, for sampling at several temperatures.
 
-    p_i = exp(l_i / t) / sum_j exp(l_j / t), l the logits after the last token, t the temperature.
+    p_i = exp(l_i / t) / sum_j exp(l_j / t), where l are the logits after the last token, and t is the temperature.
 
     Parameters
     ----------

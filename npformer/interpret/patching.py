@@ -1,4 +1,4 @@
-"""Measures the effect of parts of a forward pass on a metric, by ablating heads or patching in stages of another run.
+"""Measures the effect of parts of a forward pass on a metric, by ablating heads or patching in other runs' stages.
 
 `metric.py` defines metrics. `ablate_heads` and `patch` run a copy of the text for each part (`copies.py`);
 `attribution_patching` estimates the results of `patch` from the gradients of one run.
@@ -27,7 +27,7 @@ from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
 BY = ("position", "head", "layer")
-MOST = 65_536  # maximum tokens to read for patching by position; takes a minute for BERT-base
+MOST = 65_536  # maximum tokens to read for patching by position; about a minute with BERT-base
 BLOCKS = ("attention", "cross_attention", "ffn")  # prefixes of the names of a layer's stages, in order
 
 
@@ -102,7 +102,7 @@ def without_each_head(
 
 
 def contexts(model: BaseModel) -> dict[str, tuple[str, int]]:
-    """Maps the stage with the heads' outputs of each attention block to a title and the number of heads."""
+    """Maps the stage of the heads' outputs in each attention block to a title and the number of heads."""
     config = model.config
     if not config.decoder:
         return {f"layers.{i}.attention.context": (f"layer {i}", config.n_heads) for i in range(config.n_layers)}
@@ -139,12 +139,12 @@ def patch(
         Two texts with the same number of tokens that differ in the words under study.
     stages : name of a stage, pattern, or several, optional
         By default, the outputs of the layers for "position", the outputs of the heads (`layers.*.attention.context`)
-        for "head", and the outputs of attention, the FFN and the layer for "layer"; in an encoder-decoder, those of
-        both stacks.
+        for "head", and the outputs of attention, the FFN and the layer for "layer"; in an encoder-decoder, the stages
+        of both stacks.
     metric, position : as in `ablate_heads`, optional
         By default, the logit of the clean text's answer.
     by : "position", "head" or "layer"
-        The parts to patch: the row of one token (in scores and weights, of a query), one head, or the whole stage.
+        The parts to patch: the row of one token (of one query in scores and weights), one head, or the whole stage.
     group : int, optional
         For "position", the number of adjacent tokens that are patched together; by default 1, or more for a long text,
         with a warning.
@@ -214,7 +214,7 @@ def attribution_patching(
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a stage, and its cell in the table."""
+    """A part of a stage, with its cell in the table."""
 
     stage: str
     row: str

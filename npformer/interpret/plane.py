@@ -20,8 +20,8 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
     row, because the first row does not depend on later tokens.
 
     "pca": the coordinates along the directions of largest variance, U S of x - mean(x) = U S V^T (Pearson, 1901), with
-    signs that make the largest entry of each direction in V positive. "tsne": van der Maaten and Hinton, 2008, computed
-    by scikit-learn.
+    signs chosen so that the largest entry of each direction in V is positive. "tsne": van der Maaten and Hinton, 2008,
+    computed by scikit-learn.
     """
     one_of("method", method, METHODS)
     rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _rows(embeddings))

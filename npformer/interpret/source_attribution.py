@@ -1,6 +1,6 @@
 """Attribution of a translation's words to the words of its source, by leaving words out and by gradients.
 
-The translation itself is not changed. The log-odds of each of its words are computed given the same preceding words.
+The translation stays the same. The log-odds of each word are computed given the same preceding words.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def by_source(
     group: int | None = None,
     progress: bool | None = None,
 ) -> list[Method]:
-    """Scores the words of a source by how much a word of its translation depends on them.
+    """Scores each word of a source by how much a word of the translation depends on it.
 
     Parameters
     ----------
@@ -86,8 +86,9 @@ def each_word_by_source(
     group: int | None = None,
     progress: bool | None = None,
 ) -> list[list[Method]]:
-    """Scores the words of a source for each token of its translation; leave-one-out needs one set of runs for all
-    tokens.
+    """Scores the words of a source for each token of its translation.
+
+    Leave-one-out needs only one set of runs for all tokens.
 
     Parameters
     ----------
@@ -125,7 +126,7 @@ def each_word_by_source(
 
 
 def written(model: Seq2Seq, target: Text, position: int | None) -> Target:
-    """Makes the target for the word after a token of the decoder's input, by default for all words."""
+    """Makes the target for the word after a token of the decoder's input, or by default for all words."""
     ids = target.ids[1:].tolist()
     if not ids:
         raise NpformerError("attribution: expected a translation with at least one word")
@@ -145,7 +146,7 @@ def _leave_one_out(
     group: int | None,
     progress: bool | None,
 ) -> list[Method]:
-    """For each target: score_i = log-odds with the whole source - log-odds without its word i."""
+    """For each target: score_i = log-odds with the whole source - log-odds without word i of the source."""
     ends = np.isin(source.ids, model.config.decoder.end_ids)
     kept = [token for token, is_end in zip(tokens, ends, strict=True) if not is_end]
     spans = word_spans(kept)

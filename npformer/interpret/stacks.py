@@ -22,7 +22,7 @@ _STAGE = re.compile(r"((?:\w+\.)*?)layers\.(\d+)\.(\w*attention)\.(\w+)")
 
 @dataclass(frozen=True)
 class Side:
-    """The tokens on one side of an attention map, with their token_type_ids for a pair (empty for one text)."""
+    """The tokens on one side of an attention map. token_type_ids: for a pair; empty for a single text."""
 
     tokens: tuple[str, ...]
     token_type_ids: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class Sides:
 
 
 def traced(source: Any, text: Any) -> Any:
-    """Returns `source` itself if it has arrays. If it is a model, returns its trace of `text`."""
+    """Returns a trace of `text` if `source` is a model, or `source` itself if it has arrays."""
     if is_arrays(source):
         if text is not None:
             raise NpformerError("view: a text needs a model; arrays and traces have their own tokens")
@@ -110,7 +110,7 @@ def is_stages(source: Any) -> bool:
 def sides(
     source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, token_type_ids: Sequence[int] | None
 ) -> Sides:
-    """Returns the tokens of both sides: the given tokens, or else the trace's."""
+    """Returns the tokens of both sides: the given tokens, or else the tokens of the trace."""
     if tokens is None and key_tokens is None:
         key_tokens = getattr(source, "key_tokens", None)
     tokens = getattr(source, "tokens", None) if tokens is None else tokens

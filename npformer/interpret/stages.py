@@ -43,7 +43,7 @@ from npformer.families.marian import Marian
 
 
 def layer_with(kinds: Iterable[type[Any]]) -> Layer:
-    """Returns a layer with all these subclasses of `Mechanism`, for look-ups without a model.
+    """Returns a layer with all these subclasses of `Mechanism`, to look up stages without a model.
 
     All its sizes are 2, because names and formulas of stages do not depend on sizes.
     """
@@ -53,7 +53,7 @@ def layer_with(kinds: Iterable[type[Any]]) -> Layer:
 
 
 _KINDS = [getattr(mechanisms, name) for name in mechanisms.__all__]
-#: Excludes soft caps, whose stage is listed below.
+#: Excludes soft caps, because their stage is listed below.
 _LAYER = layer_with(kind for kind in _KINDS if kind not in (mechanisms.Mechanism, SoftCap))
 _PLAIN = {each.name: each for each in Layer((("attention", Attention(1)), ("ffn", FeedForward(gelu)))).stages}
 #: The stages of a layer, with the formulas of a layer without mechanisms and gates.
@@ -83,9 +83,9 @@ STAGES = (
     *formulas.spans_stages(""),
     *map(formulas.probabilities_stage, ("", "start_", "end_")),
 )
-_NO_NUMBERS = np.zeros(0)  # replaces weights if only their names matter
+_NO_NUMBERS = np.zeros(0)  # stands for a weight if only its name matters
 _BY_NAME = {stage.name: stage for stage in STAGES}
-#: Heads with separate answers for the columns of their last layer's output.
+#: Heads that return the columns of the last layer's output as separate answers.
 COLUMNS = {"question-answering": ("start_logits", "end_logits"), "replaced-token": ("logits",)}
 
 _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
@@ -130,7 +130,7 @@ def of_model(config: Config) -> Mapping[str, Stage]:
 
 
 def of(name: str, config: Config | None) -> Stage | None:
-    """Returns a stage of this model, or else the result of `find`; None for an unknown name.
+    """Returns a stage of the model with this config, or else the result of `find`; None for an unknown name.
 
     >>> of("layers.3.ffn_norm", None).formula
     'Z = Normalize(Y + B)'
@@ -149,7 +149,7 @@ def module(config: Config, name: str) -> str:
 
 
 def _group(config: Config, name: str) -> str:
-    """Returns the name of the group of weights that outputs a stage: usually the stage's name."""
+    """Returns the name of the group of weights that outputs a stage, which is usually the name of the stage."""
     is_output = name == "logits" and config.head not in COLUMNS and "head.output" not in of_model(config)
     return "head.output" if is_output else name
 
@@ -198,7 +198,7 @@ def selected(patterns: str | Iterable[str], names: Sequence[str], fired: Sequenc
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     if "*" in given:
-        return list(names)  # without the names of other libraries, for which all families are imported
+        return list(names)  # avoids the names of other libraries, which import all families
     wanted = [each for pattern in given for each in (pattern, *known_as(pattern, fired or names))]
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
 
@@ -264,7 +264,7 @@ _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 
 @lru_cache(maxsize=1024)  # called for each stage of a model's trace
 def resolve(name: str) -> tuple[str, ...]:
-    """Returns npformer's stages (or patterns) for a TransformerLens hook or a Hugging Face path; () for other names.
+    """Returns the stages (or patterns) for a TransformerLens hook or a Hugging Face path; () for other names.
 
     A layer's number may be a pattern. A path may omit the encoder's prefix, as in a base model. A path in BART's
     decoder means two stages: decoder.layers..., and layers... if the decoder is the whole model. The path of OPT's
@@ -291,11 +291,11 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
-    """Returns the result of `resolve`, or the stage meant by the hook of a layer's input or by OPT's module of a layer.
+    """Returns the result of `resolve`, or a single stage for the hook of a layer's input or OPT's module of a layer.
 
-    `fired` are the stages that have fired so far, in order. A layer ends with the later of its FFN's residual sum and
-    norm, so its last stage is known when both have fired. The last stage of the embeddings is known when the first
-    layer has begun. Until then, it is assumed to be their norm.
+    `fired` are the stages that have fired so far, in order. The last stage of a layer is the residual sum or the norm
+    of its FFN, whichever fires later, so it is known when both have fired. The last stage of the embeddings is known
+    when the first layer has begun, and is assumed to be their norm until then.
 
     >>> known_as("blocks.1.hook_resid_pre", ["layers.0.ffn_norm", "layers.0.ffn.output", "layers.0.ffn_residual"])
     ('layers.0.ffn_residual',)
@@ -311,23 +311,23 @@ def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ends_of_layer(number: str) -> tuple[str, ...]:
-    """A layer ends with the later of these two stages. Its number may be a pattern."""
+    """The two stages that can be the last stage of a layer. The number of the layer may be a pattern."""
     return f"layers.{number}.ffn_norm", f"layers.{number}.ffn_residual"
 
 
 def _last_of(ends: tuple[str, ...], fired: Sequence[str]) -> tuple[str, ...]:
-    """The one of a layer's two `ends` that fires later; () until both have fired."""
+    """The later of the two `ends` of a layer; () until both have fired."""
     return tuple([end for each in fired for end in ends if fnmatch.fnmatchcase(each, end)][1:2])
 
 
 def ours_in(known: Sequence[str], name: str) -> str:
-    """Returns the stage that another library's name refers to, preferably a known one, or else the name itself."""
+    """Returns the stage that another library's name refers to, preferably a known stage, or else the name itself."""
     found = known_as(name, known)
     return next((each for each in found if each in known), next(iter(found), name))
 
 
 def _template(name: str) -> tuple[str, str]:
-    """Returns a name with its layer's number replaced by `*`, and that number, which may be a pattern."""
+    """Returns a name with the number of its layer replaced by `*`, and the number, which may be a pattern."""
     parts = name.split(".")
     for i, part in enumerate(parts):
         if part.isdigit() or set(part) & set("*?["):
@@ -342,7 +342,7 @@ def _with_layer(name: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _elsewhere() -> dict[str, str]:
-    """Maps the names of stages in TransformerLens and Hugging Face's models to npformer's, with `*` for the layer.
+    """Maps names of stages in TransformerLens and Hugging Face's models to npformer's names, with `*` for the layer.
 
     A path that means different stages in two families is omitted.
     """
@@ -353,7 +353,7 @@ def _elsewhere() -> dict[str, str]:
         found = dict(family.stages)
         for head, groups in family.heads.items():
             for group, path in {**family.encoder, **groups}.items():
-                if (group, head) != ("head.output", "question-answering"):  # start and end share that path
+                if (group, head) != ("head.output", "question-answering"):  # because start and end have the same path
                     found[path] = "logits" if group == "head.output" else group
             fused = [path for path, count in Counter(family.encoder.values()).items() if count > 1]
             found = {path: stage for path, stage in found.items() if path not in fused}
@@ -363,6 +363,7 @@ def _elsewhere() -> dict[str, str]:
     for side in ("encoder", "decoder"):
         for group, path in MARIAN_LAYER.items():
             paths.setdefault(f"model.{side}.layers.*.{path}", set()).add(f"{side}.layers.*.{group}")
-    # In OPT, a path in a decoder means the model's only stack: `resolve` returns both.
+    # OPT's decoder is its only stack, but has the paths of a decoder in an encoder-decoder. `resolve` returns both
+    # meanings.
     alike = {path: {each.removeprefix("decoder.") for each in stages} for path, stages in paths.items()}
     return known | {path: max(stages, key=len) for path, stages in paths.items() if len(alike[path]) == 1}

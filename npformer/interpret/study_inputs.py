@@ -17,7 +17,7 @@ from npformer.text.inputs import Pair, as_text_or_pair
 
 
 class StudyInputs(NamedTuple):
-    """Inputs as a model reads them, with the names of their tokens."""
+    """Inputs in the form that a model reads, with their tokens."""
 
     texts: list[Text]  # for a translation model, the targets as its decoder reads them
     tokens: list[list[str]]
@@ -69,7 +69,7 @@ def texts_of(model: BaseModel, given: Any) -> tuple[list[Text], list[list[str]],
 
 
 def row_read(config: Config, text: Text) -> int:
-    """Returns the index of the row that the head reads: the first, the last before padding, or the last end token's."""
+    """Returns the index of the row that the head reads: of the first token, the last token, or the last end token."""
     batch = packed(config, [text])
     return int((batch.last_of(config.decoder.end_ids[0]) if config.decoder else batch.read)[0])
 
@@ -81,7 +81,7 @@ def _tokens(model: BaseModel, ids: np.ndarray, is_source: bool = False) -> list[
     """
     try:
         tokenizer = model.tokenizer
-    except NpformerError:  # models without a tokenizer, such as a golden file's tiny model
+    except NpformerError:  # models without a tokenizer, such as the tiny model of a golden file
         return [str(number) for number in ids.tolist()]
     if model.config.head == "translation":
         return tokenizer.tokens(ids.tolist(), is_source)
@@ -100,7 +100,7 @@ def tokens_read(model: BaseModel, tokens: list[str]) -> list[str]:
 
 
 def pair_of(model: BaseModel, given: Any) -> tuple[tuple[Text, Text], list[str], list[str]]:
-    """Reads a text (str or token ids) and translates it with the model's own settings.
+    """Reads a text (str or token ids), and translates it with the model's own settings.
 
     Returns the pair that the model reads, the decoder's tokens, and the source's tokens. A tuple of token ids (source,
     target) is used as given. The decoder reads the start token and the translation without its end token, so token

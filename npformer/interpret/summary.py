@@ -1,6 +1,6 @@
-"""A table with one row per stage: `Table` prints it, shows it as HTML, or converts it for JSON.
+"""A table with one row per stage: a `Table`, which can be printed, shown as HTML, or converted for JSON.
 
-`Trace.table` returns one. `teardown.py` prints the values of the stages.
+`Trace.table` returns a `Table`. `teardown.py` prints the values of the stages.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class StageSummary:
     """One stage: its shape, formula, function, names in other libraries, and statistics."""
 
     name: str
-    shape: str  # the shape for one text; the number of texts if shapes differ
+    shape: str  # the shape for one text, or the number of texts if their shapes differ
     formula: str
-    function: str  # its module and name, without `npformer.`
+    function: str  # module and name of the function, without `npformer.`
     huggingface: str  # the module that outputs the stage; "" if there is none
     transformerlens: str
     mean: float

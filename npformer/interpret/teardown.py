@@ -1,7 +1,7 @@
 """Prints a trace stage by stage, from token ids to the label: shapes, formulas, and the corners of each array.
 
-Rows show their first and last three columns with four digits, and an exponent where torch would print one.
-`npformer trace` prints this; a `Trace` itself prints as a table of means and ranges.
+Rows show their first and last three columns with four digits, and with an exponent if torch would print an exponent.
+`npformer trace` prints this. Printing a `Trace` itself shows a table of means and ranges.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ROWS = 8  # maximum number of rows shown without gaps
 
 
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
-    """Selects the stages to show: those outside the layers, those of `layer` (default: 0), and the last layer's output.
+    """Selects the stages to show: outside the layers, in `layer` (default: 0), and the last layer's output.
 
-    An encoder and a decoder have a last layer each. With `patterns`, selects the matching stages, without those of
-    other layers if `layer` is given. Raises NpformerError for an unknown layer, or a pattern without matches.
+    An encoder and a decoder have a last layer each. With `patterns`, selects the matching stages, only in `layer` if
+    given. Raises NpformerError for an unknown layer, or a pattern without matches.
     """
     places = {name: place for name in trace if (place := _layer(name)) is not None}
     of_layer = {name: number for name, (_, number) in places.items()}
@@ -70,7 +70,7 @@ def _layer(name: str) -> tuple[str, int] | None:
 
 
 def _left_out(before: int, number: int) -> list[str]:
-    """Returns a line for the layers omitted between `before`, the last one shown (-1 at first), and `number`.
+    """Returns a line for the layers omitted between `before`, the last layer shown (-1 at first), and `number`.
 
     The selected layer is shown completely; of the model's last layer, only the output is shown.
     """
@@ -143,7 +143,7 @@ def _edges(size: int, most: int) -> list[int]:
 
 
 def _format(shown: np.ndarray) -> tuple[str, int]:
-    """Returns one format for a stage's numbers. As in torch, tiny, huge or widely spread numbers get an exponent."""
+    """Returns one format for a stage's numbers. Tiny, huge or widely spread numbers get an exponent, as in torch."""
     sizes = np.abs(shown[shown != 0])
     if sizes.size and (sizes.max() > 1000 * sizes.min() or sizes.max() > 1e8 or sizes.min() < 1e-4):
         return ".3e", 10

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-INPUTS = ("ids", "lengths", "read")  # inputs of a forward pass, tapped but not stages
+INPUTS = ("ids", "lengths", "read")  # inputs of a forward pass, which are tapped but are not stages
 #: Stages that fire once per run of texts of equal length.
 RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "uncapped_scores", "scores", "weights", "context")
 OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the source, in a decoder
@@ -32,15 +32,15 @@ def has_source_rows(name: str) -> bool:
 class TextParts:
     """Finds the part of a stage that belongs to each text, from the taps of the forward passes that run.
 
-    A tap named `lengths` starts a forward pass. In an encoder-decoder, one forward pass starts in the encoder's scope
-    and one in the decoder's. Texts are numbered from 0 over all forward passes in a scope.
+    A tap named `lengths` starts a forward pass. In an encoder-decoder, one forward pass starts in the scope of the
+    encoder and one in the scope of the decoder. Texts are numbered from 0 over all forward passes in a scope.
     """
 
     def __init__(self) -> None:
         self._rows: dict[str, list[slice]] = {}  # scope -> the rows of each of its texts
         self._scope: dict[str, str] = {}  # stage -> the innermost scope with a forward pass
         self._first: dict[str, int] = {}  # scope -> number of texts in earlier forward passes
-        self._covered: dict[str, int] = {}  # stage -> number of texts it has fired for
+        self._covered: dict[str, int] = {}  # stage -> number of texts that the stage has fired for
         self._pooled = False
 
     def hear(self, name: str, array: np.ndarray) -> None:
@@ -81,14 +81,14 @@ class TextParts:
         return self._scope[name]
 
     def _fitting(self, own: list[slice], count: int, of_source: bool) -> list[slice] | None:
-        """Returns the texts' rows in an array of `count` rows: the source's if they fit, else the stage's own."""
+        """Returns the rows of each text in an array of `count` rows: those of the source if they fit, else `own`."""
         either = [*(rows for rows in self._rows.values() if rows is not own), own] if of_source else [own]
         return next((rows for rows in either if rows and rows[-1].stop == count), None)
 
 
 @lru_cache(maxsize=1 << 12)
 def _kinds(name: str) -> tuple[bool, bool, bool]:
-    """Returns three flags: a name ends in one of `RUNS`, it ends in one of `OF_SOURCE`, it is in `OF_EITHER`."""
+    """Whether a name ends in one of `RUNS`, whether it ends in one of `OF_SOURCE`, and whether it is in `OF_EITHER`."""
     return name.rpartition(".")[2] in RUNS, name.endswith(OF_SOURCE), name in OF_EITHER
 
 

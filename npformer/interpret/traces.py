@@ -1,9 +1,9 @@
-"""Records a forward pass: `trace` keeps every stage named by `tap`, text by text.
+"""Records a forward pass: `trace` stores every stage that `tap` names, text by text.
 
     t = trace(model, "I love ice cream")          with trace() as t: model(input_ids)
     t["layers.0.attention.weights"]               print(t)
 
-`edits.py` changes stages, `stages.py` describes each one, and `golden/` compares them with another program's.
+`edits.py` changes stages, `stages.py` describes stages, and `golden/` compares stages with those of another program.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Trace(Mapping[str, Any]):
     A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, and (D,) or (C,) for the
     whole text. `tokens`, `token_type_ids` and `ids` describe the text: lists for several texts, and None if unknown.
     `key_tokens` and `key_ids` describe the source of a translation. `grads` has the requested gradients.
-    TransformerLens's hooks and Hugging Face's module paths are accepted as names. Looking up a stage
-    that has not fired raises NpformerError, with the nearest names.
+    TransformerLens's hooks and Hugging Face's module paths are accepted as names. Looking up a stage that has not fired
+    raises NpformerError, with the nearest names.
 
     Parameters
     ----------
     stages : name of a stage, pattern with `*`, or several
         Only matching stages are recorded.
     config : Config, optional
-        The model's config, for the label and for other libraries' names for stages.
+        The model's config, for the label and for the names of stages in other libraries.
 
     Examples
     --------
@@ -69,10 +69,10 @@ class Trace(Mapping[str, Any]):
         self._token_type_ids: list[np.ndarray] = []
         self._tokens: list[list[str]] = []
         self._parts = TextParts()
-        self._fired: dict[str, bool] = {}  # stage, in firing order -> whether the trace keeps it
+        self._fired: dict[str, bool] = {}  # stage, in firing order -> whether the trace stores it
         self._listening: AbstractContextManager[None] | None = None
         self._grads: Trace | None = None
-        self._key_tokens: list[list[str]] = []  # for an encoder-decoder, the tokens that its encoder reads
+        self._key_tokens: list[list[str]] = []  # for an encoder-decoder, the tokens that the encoder reads
         self._key_ids: list[np.ndarray] = []
 
     # --- recording ---------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Trace(Mapping[str, Any]):
 
     @property
     def fired(self) -> list[str]:
-        """All stages of the model, in firing order. A trace without a config has only the stages that fired."""
+        """All stages of the model, in firing order. Without a config, only the stages that have fired."""
         return table.names(self.config) if self.config is not None else list(self._fired or self._arrays)
 
     def __contains__(self, name: object) -> bool:
@@ -243,8 +243,10 @@ class Trace(Mapping[str, Any]):
     # --- files -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Writes a safetensors file, with stage `name` of text i as `i/name`, its token ids as `i/ids`, and those of
-        its source as `i/source_ids`."""
+        """Writes a safetensors file.
+
+        Stage `name` of text i has the name `i/name`, its token ids `i/ids`, and the ids of its source `i/source_ids`.
+        """
         arrays = {f"{i}/{name}": array for name, each in self._arrays.items() for i, array in enumerate(each)}
         arrays |= {f"{i}/ids": ids.astype(np.int64) for i, ids in enumerate(self._ids)}
         arrays |= {f"{i}/source_ids": ids.astype(np.int64) for i, ids in enumerate(self._key_ids)}

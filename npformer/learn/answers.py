@@ -1,11 +1,12 @@
 """Compares an answer with the right answer, value by value, within an error budget.
 
-A right solution may add in a different order or compute in float64. The last bits of its answer then differ, by an
-amount that depends on the function. The right answer is therefore computed in float64, then in float32, and DRAWS
+A right solution may add terms in a different order or compute in float64, so its answer may differ in the last bits, by
+an amount that depends on the function. The right answer is therefore computed in float64, then in float32, and DRAWS
 times in float32 after the numbers in the arguments are changed at random by up to one unit in the last place. The
 budget is FACTOR times the largest difference from float64, plus FACTOR times EPS times the answer's largest number.
 tests/learn/test_exercises.py checks right solutions against this budget. Numbers drawn with a seed are not tested
-beforehand and may be sensitive to rounding. Their budget is wider, because they only detect hard-coded answers.
+beforehand and may be sensitive to rounding. The budget is wider for these numbers, whose only purpose is to detect
+hard-coded answers.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ def raised(error: BaseException) -> Outcome:
     """Returns the result to report for a call that raised an exception."""
     try:
         message = str(error)[:MESSAGE]
-    except Exception:  # the exception of a learner's file may have no message
+    except Exception:  # str() of a learner's exception may fail
         message = ""
     return Outcome(raised=type(error).__name__, message=message)
 
 
 class Match(Enum):
-    """How well a program's answer matches a learner's."""
+    """How well the answer of a program matches the learner's answer."""
 
     NO, TYPE, YES = range(3)  # TYPE: the same type of exception with a different message
 
@@ -82,7 +83,7 @@ class Case(NamedTuple):
 
 
 def call(function: Function, args: tuple[Any, ...]) -> Outcome:
-    """Calls one of npformer's own functions, which needs no time limit."""
+    """Calls a function of npformer, without a time limit."""
     try:
         with np.errstate(all="ignore"):
             return Outcome(function(*args))
@@ -118,13 +119,13 @@ def _budget(value: Any, draws: list[Any]) -> float:
 
 
 def same(answer: Any, true: Truth) -> bool:
-    """Returns whether two answers have the same structure, shapes and, within the budget, numbers."""
+    """Returns whether two answers have the same structure and shapes, and the same numbers within the budget."""
     theirs, exact = dict(leaves(answer)), dict(leaves(true.outcome.answer))
     return theirs.keys() == exact.keys() and all(near(theirs[path], exact[path], true.budgets[path]) for path in exact)
 
 
 def near(value: Any, exact: Any, budget: float) -> bool:
-    """Returns whether two arrays have the same shape and, within the budget, the same numbers."""
+    """Returns whether two arrays have the same shape, and the same numbers within the budget."""
     if not is_numeric(value):
         return value is None and exact is None
     if np.shape(value) != np.shape(exact):
@@ -154,7 +155,7 @@ def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outc
 
 
 def determined(function: Function, args: tuple[Any, ...]) -> bool:
-    """Returns whether the answer is stable under rounding, so that a close match counts as evidence."""
+    """Returns whether the answer is stable under rounding. If so, a close match counts as evidence."""
     true = truth(function, args)
     values = dict(leaves(true.outcome.answer))
     return all(budget <= NEARLY * _largest(values[path]) + 2 * FACTOR * TINY for path, budget in true.budgets.items())
@@ -206,7 +207,7 @@ def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def in_form_of(answer: Any, right: Any) -> Any:
-    """Splits an array of the answer into a list where the right answer has a list or tuple, such as a cache."""
+    """Splits an array of the answer into a list if the right answer has a list or tuple there, such as a cache."""
     if isinstance(right, list | tuple):
         if isinstance(answer, np.ndarray) and answer.shape[:1] == (len(right),):
             answer = list(answer)

@@ -1,9 +1,10 @@
-"""Names the cause of a wrong answer: finds a program with known mistakes that returns the learner's numbers.
+"""Names the cause of a wrong answer, by finding a program with known mistakes that returns the learner's numbers.
 
-A known mistake is an edit of a page's function. Learners also make a mistake in only one branch of a function, make two
-mistakes at once, or copy the steps of another exercise with a mistake, instead of calling its function. Each of these
-is a program with different edits. `constants.py` has mistakes with a number, and `changed.py` changes the right
-answer. A program must reproduce the learner's answers in every case, or in every case that its sentence names.
+A known mistake is an edit of a page's function. A learner may also make a mistake in only one branch of a function,
+make two mistakes at once, or copy the steps of another exercise, with a mistake, instead of calling its function. For
+each of these possibilities there are programs with the corresponding edits. `constants.py` has mistakes with a number,
+and `changed.py` changes the right answer. A program must reproduce the learner's answers in every case, or in every
+case that its sentence mentions.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ OPTIONAL = {"mask": ("is given", "is True"), "past": ("has tokens", "is empty")}
 def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) -> tuple[str, str]:
     """Returns the name and sentence of the first program that returns the learner's answers, or two empty strings.
 
-    seconds: processor time for programs other than the table's single mistakes.
+    seconds: processor time for programs beyond the single mistakes in the table.
     """
     cases = sorted(cases, key=lambda case: not case.wrong)  # wrong answers first, because they rule out most programs
     ends = time.process_time() + seconds
@@ -74,7 +75,7 @@ def _listed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
 
 
 def _conditions(exercise: Exercise, cases: Sequence[Case]) -> Iterator[tuple[str, Condition]]:
-    """Yields descriptions of some cases: by the number of axes of the first array, and by an optional argument."""
+    """Yields descriptions of some cases, by the number of axes of the first array or by an optional argument."""
     names = list(inspect.signature(exercise.right).parameters)
     wrong = sorted({np.ndim(case.args[0]) for case in cases if case.wrong})
     for axes in [wrong, *([n] for n in wrong if len(wrong) > 1)]:
@@ -91,13 +92,13 @@ def _has_axes(axes: Sequence[int], args: tuple[Any, ...]) -> bool:
 
 
 def _is_given(index: int, given: bool, args: tuple[Any, ...]) -> bool:
-    """Whether an optional argument is given: neither left out, nor True, nor empty."""
+    """Whether an optional argument is given. An argument that is missing, True or empty does not count."""
     value = args[index] if index < len(args) else True
     return given is (value is not True and all(np.size(each) for _, each in leaves(value)))
 
 
 def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields programs that make a mistake only in some cases, which include all that the learner got wrong."""
+    """Yields programs that make a mistake only in some cases, including all cases that the learner got wrong."""
     for where, condition in _conditions(exercise, cases):
         inside = [condition(case.args) for case in cases]
         if all(inside) or not all(is_in for is_in, case in zip(inside, cases, strict=True) if case.wrong):
@@ -112,7 +113,7 @@ def _branching(condition: Condition, inside: Function, outside: Function) -> Fun
 
 
 def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields right solutions that call a function with a mistake, because the learner may have copied its steps."""
+    """Yields right solutions that call a function with a mistake, for steps that the learner copied."""
     for part in _exercises_in(exercise):
         for slip in part.slips:
             yield Candidate(slip.name, f"In the step {part.name}: {slip.sentence}", slip.wrong(exercise.name))
@@ -123,12 +124,12 @@ def _exercises_in(exercise: Exercise) -> list[Exercise]:
 
 
 def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields programs with two mistakes at once, whose edits do not overlap."""
+    """Yields programs with two mistakes that have no overlapping edits."""
     yield from _two_of(exercise, exercise.name, "")
 
 
 def _pairs_in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields right solutions that call a function with two mistakes."""
+    """Yields right solutions that call a function with two mistakes, for steps that the learner copied."""
     for part in _exercises_in(exercise):
         yield from _two_of(part, exercise.name, f"In the step {part.name}: ")
 
@@ -155,7 +156,7 @@ CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Candidate]], ...
 
 
 def _in_some_cases(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]:
-    """Returns the first listed mistake that explains all answers of some cases, although others are wrong too."""
+    """Returns the first listed mistake that explains the answers in some cases, even if other cases are wrong too."""
     for where, condition in _conditions(exercise, cases):
         inside = [case for case in cases if condition(case.args)]
         for slip in exercise.slips if len(inside) < len(cases) else ():
@@ -193,7 +194,7 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
 def _only_0(cases: Sequence[Case], path: str) -> bool:
     """Returns whether the right value is 0 up to rounding in every case.
 
-    The learner's value is then only rounding error.
+    If so, the learner's value consists only of rounding errors.
     """
     return all(
         near(np.zeros_like(value), value, case.true.budgets[path])
@@ -204,7 +205,7 @@ def _only_0(cases: Sequence[Case], path: str) -> bool:
 
 
 def _changes(program: Function, cases: Sequence[Case], path: str) -> bool:
-    """Returns whether a mistake changes the value at a path in any case. A gradient that is always 0 cannot show it."""
+    """Returns whether a mistake changes the value at a path in any case. A gradient may be 0 with every mistake."""
     for case in cases:
         right, theirs = dict(leaves(case.true.outcome.answer)), dict(leaves(call(program, case.wide).answer))
         if path not in theirs or not near(theirs[path], right[path], case.true.budgets[path]):

@@ -16,7 +16,7 @@ from npformer.learn.exercise import Candidate, Exercise
 from npformer.learn.shown import value_name
 
 Change = Callable[[Any, tuple[Any, ...]], Any]
-#: Exponent of a size -> the factor in words.
+#: Exponent of a size -> the resulting factor in words.
 POWERS = {
     -1: "divided by",
     1: "multiplied by",
@@ -27,7 +27,7 @@ CLOSE = 1e-5  # relative tolerance of a factor; the error budget then decides
 
 
 def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields right answers in which the values that the learner got wrong are transposed or multiplied by a factor."""
+    """Yields the right answer with the values that the learner got wrong transposed or multiplied by a factor."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     paths = list(dict.fromkeys(path for case in wrong for path in case.wrong_values()))
     if not wrong or not paths:
@@ -96,7 +96,7 @@ def _transposed(value: Any) -> Any:
 
 
 def _names(exercise: Exercise, case: Case, paths: Sequence[str]) -> Iterator[str]:
-    """Yields the names of the values at these paths, or the group's name if all nonzero values in it are wrong."""
+    """Yields the names of the values at these paths, or the name of a group if all its nonzero values are wrong."""
     right = dict(leaves(case.true.outcome.answer))
     if all(path in paths for path in right) and not exercise.values:
         yield "All numbers"

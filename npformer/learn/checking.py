@@ -1,4 +1,4 @@
-"""Checks a learner's file: starts one process after another until each function has a verdict."""
+"""Checks a learner's file, in as many processes, one after another, as are needed for a verdict on each function."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from npformer.learn.whole import WholeRun
 def check(
     folder: str | os.PathLike[str] = ".", chapter: int | None = None, limit: float = LIMIT, seed: int = 0
 ) -> Report:
-    """Checks the functions of a learner's file, which is executed in a process of its own.
+    """Checks the functions of a learner's file, which runs in a separate process.
 
     Stores the learner's progress next to the file. If this fails, the report says so.
 
@@ -47,7 +47,7 @@ def check(
     chapter : int, optional
         The last chapter to check; by default all chapters.
     limit : float, seconds of processor time for a function, up to 900
-    seed : int, for a second judgement with other numbers in most cases; 0 for none
+    seed : int, seed for different numbers in most cases, to judge functions a second time; 0 to judge only once
 
     Returns
     -------
@@ -126,7 +126,7 @@ class _Check:
         self.foreign: dict[str, str] = {}
 
     def report(self) -> Report:
-        """Starts processes until one completes. Each process judges only the functions that have no verdict yet."""
+        """Starts processes until one completes the check. Each process judges only functions without a verdict."""
         over = False
         while not over:
             known = {name: each.state for name, each in self.verdicts.items()} | dict.fromkeys(self.runs, "")
@@ -146,7 +146,7 @@ class _Check:
         )  # fmt: skip
 
     def _take(self, ended: Ended) -> None:
-        """Adds the results of a process. The first verdict on a function is kept; only its cause may be added later."""
+        """Adds the results of a process. The first verdict on a function is final; only a cause may be added later."""
         began, self.printed = "", ended.printed or self.printed
         for told in ended.told:
             began, self.problem = told.get("began", began), str(told.get("problem", "")) or self.problem
@@ -194,7 +194,7 @@ class _Check:
         return f"It ended the process with {_code(ended.code)}."
 
     def _unchecked(self) -> None:
-        """Adds a verdict for each function that could not be checked because the time ran out."""
+        """Adds a verdict for each function that was not checked because the time ran out."""
         problem = f"It was not checked, because the earlier functions took {self.seconds:g} seconds."
         for each in (each for i in self.chapters for each in CHAPTERS[i - 1].exercises):
             self.verdicts.setdefault(each.name, Verdict(each.name, WRONG, "time", problem))

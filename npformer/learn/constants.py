@@ -1,7 +1,7 @@
-"""Mistakes with a number that cannot be listed in advance, such as a wrong constant in a formula.
+"""Mistakes with an unknown number, such as a wrong constant in a formula.
 
-The number is computed from the learner's answers. The mistake with this number is then tested like any other: it must
-reproduce every number in the learner's answers, so that a constant cannot fit by chance.
+The number is computed from the learner's answers. The mistake with this number is then tested like any other mistake. A
+constant cannot fit by chance, because the mistake must reproduce every number in the learner's answers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from npformer.learn.answers import Case, call, is_numeric, leaves
 from npformer.learn.exercise import Candidate, Exercise, Slip
 
 STEPS = 30
-RANGE = 1e4  # a number that differs from the initial value by a larger factor has another cause, such as a lost term
+RANGE = 1e4  # maximum factor between the number and its initial value; a larger factor has another cause
 NEAR = 1e-10  # relative; float32 answers determine a number to about 1e-7
 
 
 def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields the exercise's mistakes that have a number, each with the number that best fits the learner's answers."""
+    """Yields the mistakes of an exercise that have a number, with the number that best fits the learner's answers."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     for constant in exercise.constants if wrong else ():
         for start in constant.starts:
@@ -31,7 +31,7 @@ def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candida
 
 
 def _solved(constant: Slip, start: float, cases: list[Case]) -> float | None:
-    """Returns the number with which a mistake fits the answers best, found by Gauss-Newton, with the sign of `start`.
+    """Returns the number with which a mistake best fits the answers, by Gauss-Newton, with the sign of `start`.
 
     The steps change the number's logarithm, because constants such as eps vary in scale.
     """

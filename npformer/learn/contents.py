@@ -1,6 +1,6 @@
-"""The contents of the course: functions of the plain pages. A page's function is the right answer of its exercise.
+"""The contents of the course: functions of the plain pages, which are the right answers to the exercises.
 
-`template.py` makes the learner's file from them, and `programs.py` makes programs with mistakes.
+From these functions, `template.py` makes the learner's file, and `programs.py` makes programs with mistakes.
 """
 
 from __future__ import annotations

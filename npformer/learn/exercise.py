@@ -22,7 +22,7 @@ from npformer.learn.programs import Edit, edited, program
 NUMBER = "{number}"
 TITLE = re.compile(r"(.+?)(?: \[([-\d. e]+)\])?")  # name [1e-6 1.0]
 EDIT = re.compile(r"(.+?) -> ?(.*)")
-_seeds = [0]  # the last seed changes the numbers that `drawn` returns; 0 leaves them unchanged
+_seeds = [0]  # seeds of the open `seeded` blocks, the innermost last; 0 outside
 
 
 class Slip(NamedTuple):
@@ -54,7 +54,7 @@ class Slip(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A program that may give a learner's numbers.
+    """A program that may return the learner's numbers.
 
     Parameters
     ----------
@@ -77,8 +77,8 @@ class Exercise:
     name : str, the function of a page
     cases : function without parameters that returns the arguments of each call, with the simplest numbers first
     hints : up to three, each more detailed than the previous one
-    mistakes : a table of slips. Each has a line `name: sentence`, which may go on below, and an indented line
-        `old -> new` for each edit. If the sentence has a {number}, `name [1e-6 1.0]` gives initial values of a search
+    mistakes : a table of slips. Each slip has a line `name: sentence`, which may be continued below, and an indented
+    line `old -> new` for each edit. If the sentence has a {number}, `name [1e-6 1.0]` gives initial values of a search
     values : names of the returned values, if there are several
     optional : name of an argument that is True or has no tokens in some cases; a mistake may be in only one branch
     """
@@ -142,7 +142,7 @@ def drawn(seed: int, *shape: int) -> np.ndarray:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Changes the drawn numbers in the block, so that they are not known in advance. 0 leaves them as they are."""
+    """Changes the numbers drawn inside the block, so that learners cannot know them. A seed of 0 changes nothing."""
     _seeds.append(seed)
     try:
         yield
@@ -161,17 +161,17 @@ def array(values: Any) -> np.ndarray:
 
 
 def linear_weights(seed: int, inputs: int, outputs: int) -> dict[str, np.ndarray]:
-    """A linear layer with a bias that is not 0."""
+    """The weights of a linear layer, with a nonzero bias."""
     return {"weight": drawn(seed, inputs, outputs), "bias": drawn(seed + 1000, outputs)}
 
 
 def norm_weights(seed: int, width: int) -> dict[str, np.ndarray]:
-    """A norm with a weight that is not 1 and a bias that is not 0."""
+    """The weights of a norm, with a weight that is not 1 and a nonzero bias."""
     return {"weight": 1 + drawn(seed, width) / 4, "bias": drawn(seed + 1000, width)}
 
 
 def layer_weights(seed: int, width: int, hidden: int) -> dict[str, Any]:
-    """A layer of an encoder or decoder."""
+    """The weights of a layer of an encoder or decoder."""
     names = ("query", "key", "value", "output")
     return {
         "attention": {name: linear_weights(seed + i, width, width) for i, name in enumerate(names)},

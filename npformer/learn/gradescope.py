@@ -12,7 +12,7 @@ from npformer.learn.judge import PASSED
 
 
 def gradescope(report: Mapping[str, Any], problem: str = "") -> dict[str, Any]:
-    """Returns results with a point for each function that passes.
+    """Returns results that give one point for each function that passes.
 
     report: as from `Report.as_dict`. problem: the reason why there is no report.
     """

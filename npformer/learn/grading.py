@@ -1,7 +1,7 @@
 """Checks the files of a class, several at a time, and writes a table.
 
 Each file is checked by a separate process, `python -m npformer.learn.grading REQUEST`, which starts the processes that
-execute the file. If the file's code kills its parent process, only its own check ends.
+execute the file. Code that kills its parent process thus ends only the check of its own file.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from npformer.learn.running import INTERVAL, LIMIT, Time, ended_in
 from npformer.learn.source import source_of
 from npformer.learn.template import FILE
 
-SECONDS = 120.0  # for a file
-START = 60.0  # seconds that its check may take in addition
+SECONDS = 120.0  # seconds for a file
+START = 60.0  # additional seconds for the check of a file
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Grade:
     Parameters
     ----------
     name : str, name of the submitted file or folder
-    file : Path, the learner's file; None if there is none
+    file : Path, the learner's file; None if it is missing
     report : dict, as from `Report.as_dict`; empty if the file could not be checked
     text : str, the report for the learner
     problem : str, the reason why the file was not checked or not loaded, or ""
@@ -88,17 +88,17 @@ def grade(
     seconds: float = SECONDS,
     jobs: int | None = None,
 ) -> Iterator[Grade]:
-    """Checks the files in a folder; yields a grade for each submission, also if it has no file.
+    """Checks the files in a folder, and yields a grade for each submission, even if a submission has no file.
 
     Writes nothing to the folder.
 
     Parameters
     ----------
-    folder : folder with a file or a folder for each learner, or a learner's folder
+    folder : folder that contains a file or folder for each learner, or the folder of one learner
     chapter : int, optional
         The last chapter to check; by default all chapters.
     limit : float, seconds of processor time for a function
-    seed : int, for a second judgement with other numbers in most cases; 0 for none
+    seed : int, seed for different numbers in most cases, to judge functions a second time; 0 to judge only once
     seconds : float, for all functions of a file
     jobs : int, number of files to check at a time, by default the number of processors
 
@@ -174,7 +174,7 @@ def _submission(entry: Path) -> Grade:
 
 
 def _graded(submission: Grade, asked: dict[str, Any], stop: Event) -> Grade:
-    """Checks a file in a process of its own."""
+    """Checks a file in a separate process."""
     if submission.file is None or stop.is_set():
         return submission
     unread = partial(Grade, submission.name, submission.file)
@@ -196,7 +196,7 @@ def _graded(submission: Grade, asked: dict[str, Any], stop: Event) -> Grade:
 
 
 def _finished(command: list[str], seconds: float, stop: Event) -> int:
-    """Runs a process and returns its exit code. Ends it after some time, and if the grading is stopped."""
+    """Runs a process and returns its exit code. Ends the process after `seconds`, or when `stop` is set."""
     paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -207,7 +207,7 @@ def _finished(command: list[str], seconds: float, stop: Event) -> int:
             seconds -= INTERVAL
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)  # it ends the processes that execute the file
+            process.send_signal(signal.SIGTERM)  # the process then ends the processes that execute the file
             if not any(ended_in(process) for _ in range(20)):
                 process.kill()
     return process.wait()

@@ -35,11 +35,11 @@ from npformer.learn.shown import difference, shown_answer, shown_case, value_nam
 from npformer.learn.widening import widening
 
 SECONDS = 1.5  # processor time to search for a cause beyond the exercise's table of mistakes
-LINE, MESSAGE = 150, 300  # characters of a learner's line and of a message to show
+LINE, MESSAGE = 150, 300  # maximum characters to show of a learner's line and of a message
 PRINTED = 2**24  # maximum bytes of output of a process, so that a printing loop cannot fill the disk
 NARROW = "Use math.sqrt and float() for numbers, or end with .astype(x.dtype)."
 PASSED, UNWRITTEN, WRONG = "passed", "not yet written", "wrong"
-#: Function -> its parameters in the course of npformer 0.4, where these differ.
+#: Function -> its parameters in the course of npformer 0.4, if they differ from the current parameters.
 OLDER = {
     "linear": "x, weight, bias",
     "layer_norm": "x, weight, bias, eps=1e-12",
@@ -67,7 +67,7 @@ class Verdict:
         wrong
     problem : str, one sentence
     cause, sentence : str, the known mistake that gives the learner's numbers, and its explanation; "" without one
-    line : int, where an exception was raised; 0 without one
+    line : int, line that raised an exception; 0 without an exception
     numbers : str, the first case that shows the problem
     note : str, a sentence about a right function
     """
@@ -98,7 +98,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict without its cause, and the cases in which a cause must reproduce the learner's answers.
+    """A verdict without a cause, and the cases in which a cause must reproduce the learner's answers.
 
     The search for a cause does not run the learner's code, so it is done later, outside the time limit.
     """
@@ -146,9 +146,9 @@ def _widened(function: Function, calls: Sequence[_Call]) -> str:
 
 
 def _signature_problem(name: str, function: Any, expected: inspect.Signature) -> str:
-    """Returns a sentence if a function cannot be called like the expected one, or names its arguments differently.
+    """Returns a sentence if a function cannot be called like the expected function, or has different parameter names.
 
-    `*args` may take any of the arguments, as in a decorator. Functions without a signature, such as those of
+    `*args` may stand for any of the parameters, as in a decorator. Functions without a signature, such as those of
     np.vectorize, are checked only when they are called.
     """
     if not callable(function):
@@ -166,7 +166,7 @@ def _signature_problem(name: str, function: Any, expected: inspect.Signature) ->
         return ""
     got = short(f"{name}{signature}", MESSAGE)
     if str(signature) == f"({OLDER.get(name)})":
-        advice = f"`npformer learn reset {name}` writes the new form, and keeps your code in a file of its own"
+        advice = f"`npformer learn reset {name}` writes the new form, and saves your code in another file"
         return f"{got} has the parameters of npformer 0.4; expected {name}{expected}. Change them, or {advice}."
     return f"The signature was changed: expected {name}{expected}, got {got}."
 
@@ -256,7 +256,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """Returns how many times to repeat a call to detect randomness. More for words, which are often equal by chance."""
+    """Returns how many times to repeat a call to detect randomness. Words may be equal by chance, so take more."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 
@@ -279,7 +279,7 @@ def short(text: str, longest: int = LINE) -> str:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the number of a file's last line in a traceback, and the start of a sentence about this line.
+    """Returns the last line of a file in a traceback, as its number and as the start of a sentence.
 
     If no line of the file is in the traceback, returns 0 and "".
     """
@@ -349,7 +349,7 @@ def _values(answer: Any, true: Truth, values: Sequence[str]) -> str:
 
 
 def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
-    """Returns a verdict if right numbers have the wrong dtype. float64 passes, with a note."""
+    """Returns a verdict if right numbers have the wrong dtype. A function that returns float64 passes, with a note."""
     wrong, exacts = Verdict(name, WRONG, "dtype"), dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         exact = exacts[path]
@@ -366,7 +366,7 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
 
 
 def _cases(verdict: Verdict, calls: list[_Call], truths: list[Truth]) -> tuple[Case, ...]:
-    """Returns the cases in which to look for the cause of a verdict."""
+    """Returns the cases that are used to find the cause of a verdict."""
     if verdict.kind in ("random", "argument") or any(each.written for each in calls):
         return ()
     return tuple(Case.of(each.args, each.outcome, true) for each, true in zip(calls, truths, strict=True))

@@ -26,7 +26,7 @@ class Listener:
 
     Parameters
     ----------
-    weights : the model's weights, which the learner's functions get
+    weights : the weights that are passed to the learner's functions
     """
 
     def __init__(self, weights: Mapping[str, Any]) -> None:

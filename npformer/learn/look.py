@@ -1,4 +1,4 @@
-"""A page that shows views of the learner's model and of npformer's."""
+"""A page with views of the learner's model and of npformer's model."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
-    """Draws the learner's classifier and npformer's, with the same weights, as two texts on one page.
+    """Draws the learner's classifier and npformer's classifier, with the same weights, as two texts on one page.
 
-    npformer's functions replace functions that are not yet written. Wrong functions run as they are.
+    Functions that are not yet written are replaced by npformer's functions. Wrong functions run unchanged.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     Returns
     -------
     PageView
-        Its method `save` writes it.
+        The method `save` writes the page to a file.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Programs with mistakes: the course's functions with the text of some of them edited."""
+"""Programs with mistakes: the functions of the course, with edits to the text of some functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Edit(NamedTuple):
 
 
 def edited(name: str, edits: Sequence[Edit]) -> str:
-    """Returns the text of a function with edits, or "" if two of them overlap."""
+    """Returns the text of a function with edits applied, or "" if two edits overlap."""
     signature, _, body = split(name)
     text = f"{signature}\n{body}"
     whole = (len(signature) + 1, len(text))
@@ -46,7 +46,7 @@ def edited(name: str, edits: Sequence[Edit]) -> str:
 
 
 def program(name: str, texts: Mapping[str, str], **values: Any) -> Function:
-    """Returns a function of the course, from a copy of the course in which some functions have different texts.
+    """Returns a function from a copy of the course in which the text of some functions is replaced.
 
     values: other names that the texts use
     """
@@ -59,13 +59,13 @@ def program(name: str, texts: Mapping[str, str], **values: Any) -> Function:
 
 
 def parts(name: str) -> tuple[str, ...]:
-    """Returns the names of the course's functions that a function calls, directly or through another one."""
+    """Returns the names of the course's functions that a function calls, directly or indirectly."""
     found = dict.fromkeys(each for each in _read(_compiled(definition(name))) if each in PAGES and each != name)
     return tuple(dict.fromkeys([*found, *(part for each in found for part in parts(each))]))
 
 
 def _read(code: CodeType) -> list[str]:
-    """The names that a program and the functions inside it read."""
+    """The names that the code of a function reads, including functions defined inside it."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return [*code.co_names, *(name for each in inner for name in _read(each))]
 

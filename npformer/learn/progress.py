@@ -28,8 +28,8 @@ def checked(folder: Path, passed: Sequence[str]) -> tuple[dict[str, int], str]:
 def hinted(folder: Path, name: str, most: int) -> tuple[int, str]:
     """Adds one to a function's count of hints, up to `most`.
 
-    Returns the count, and a sentence if it cannot be read or written. In that case the count is `most`, because a count
-    that is not stored cannot grow.
+    Returns the count, and a sentence if the count cannot be read or written. In that case the count is `most`, because
+    a count that cannot be stored would never grow.
     """
     state, problem = read(folder)
     shown = min(most, int(state["hints"].get(name, 0)) + 1)
@@ -38,7 +38,7 @@ def hinted(folder: Path, name: str, most: int) -> tuple[int, str]:
 
 
 def read(folder: Path) -> tuple[dict[str, Any], str]:
-    """Returns the learner's progress, which is empty if none is stored, and a sentence if it cannot be read."""
+    """Returns the learner's progress, which is empty if no progress is stored, and a sentence if reading it fails."""
     path = folder / FILE
     empty: dict[str, Any] = {"passed": [], "hints": {}}
     try:
@@ -53,7 +53,7 @@ def read(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _write(folder: Path, state: dict[str, Any]) -> str:
-    """Stores the progress; returns a sentence if this fails."""
+    """Stores the progress, and returns a sentence if this fails."""
     try:
         with written_whole(place_in_folder(folder / FILE)) as partial:
             partial.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")

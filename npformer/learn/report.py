@@ -12,7 +12,7 @@ from npformer.learn.judge import PASSED, UNWRITTEN, WRONG, Verdict
 from npformer.learn.whole import WholeRun
 
 WIDTH = 80
-LINES = 20  # lines of the file's output to show
+LINES = 20  # maximum lines to show of the file's output
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,9 +27,9 @@ class Report:
     problem : str, the reason why the file could not be loaded; "" if it was loaded
     printed : str, the end of the file's output
     hints : name of a function -> number of hints shown
-    note : str, the reason why the progress could not be stored; "" if it was
+    note : str, the reason why the progress could not be stored; "" if it was stored
     imports : names of the modules that the file imports
-    foreign : name of a function that does not come from the file -> the module that it comes from
+    foreign : name of a function that the file imports instead of defining it -> the module that defines the function
     """
 
     file: str

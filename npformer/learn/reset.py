@@ -1,4 +1,4 @@
-"""Puts a function of the learner's file back to its empty form."""
+"""Resets a function of the learner's file to its empty form."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from npformer.learn.template import empty
 
 
 def reset(name: str, folder: str | os.PathLike[str] = ".") -> Path:
-    """Puts a function back to its empty form, and keeps its code in a file of its own. A missing function is added.
+    """Resets a function to its empty form, and saves the former code in a separate file. Adds a missing function.
 
-    Definitions that the course gives in the same chapter are added too, if the file lacks them.
+    If the file lacks definitions that the course provides in the same chapter, these are added too.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def _write(path: Path, text: str, returns: bool) -> None:
 
 
 def _statements(text: str) -> Iterator[Block]:
-    """Yields the definitions at the top of a file, which need not be Python."""
+    """Yields the top-level definitions in a file, even in a file with syntax errors."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -1,8 +1,8 @@
 """Starts the process that runs a learner's file, watches it, and collects its results.
 
 The process limits its own processor time (`worker.py`). The parent ends a process that waits without using processor
-time, is stopped by a signal, or uses up the time for the whole file. It counts polling intervals instead of reading a
-clock, so a suspended or busy machine does not use up a learner's time.
+time, is stopped by a signal, or uses up the time for the whole file. The parent counts polling intervals instead of
+reading a clock, so that a suspended or busy machine does not use up a learner's time.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any
 
 from npformer.learn.chapters import EXERCISES
 
-LIMIT = 5.0  # seconds of a function; a right function takes milliseconds, or a tenth of a second in plain loops
-RUN_LIMIT = 20.0  # seconds of the whole model, which takes less than a second
-WHOLE = 900.0  # seconds for all processes of a file
+LIMIT = 5.0  # seconds for a function; a right function takes milliseconds, or a tenth of a second with plain loops
+RUN_LIMIT = 20.0  # seconds for the whole model, which normally takes less than a second
+WHOLE = 900.0  # seconds for all processes of a file together
 PATIENCE = 4  # a step may take this many times its processor time
 SHORTEST = 20.0  # every step may take at least this many seconds
 SLOW = 20  # a process that uses at least 1 / SLOW of a processor counts as slow, not as waiting
 INTERVAL = 0.05  # seconds between polls of the process
 STOPPED = 20  # number of polls after which a stopped process is ended
 TAIL = 4000  # maximum characters to keep of the file's output
-#: The arrays of the exercises are so small that a second BLAS thread only waits, which doubles the processor time.
+#: The arrays of the exercises are so small that a second BLAS thread would only wait, and use processor time.
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 COMPUTED, WAITED, HALTED, OVER = "computed", "waited", "halted", "over"
 
 
 @dataclass
 class Time:
-    """The seconds that are left for the processes of a file."""
+    """The remaining seconds for the processes of a file."""
 
     left: float = WHOLE
 
@@ -53,8 +53,8 @@ class Ended:
     code : int, its exit code
     printed : str, the end of the output of the learner's file
     line : int, the line that was being executed when the time ran out, or 0
-    why : str, the reason why it was ended: COMPUTED for its processor time, WAITED, HALTED by a signal, or OVER if the
-        time for the file ran out; "" if it ended by itself
+    why : str, the reason why the parent ended the process: COMPUTED if its processor time ran out, WAITED, HALTED by a
+    signal, or OVER if the time for the file ran out; "" if the process ended by itself
     """
 
     told: tuple[dict[str, Any], ...]
@@ -65,7 +65,7 @@ class Ended:
 
     @property
     def complete(self) -> bool:
-        """Whether the process did everything that was requested, or reported that the file cannot be loaded."""
+        """Whether the process completed the request, or reported that the file cannot be loaded."""
         return any("end" in each for each in self.told)
 
     @property
@@ -77,7 +77,7 @@ class Ended:
 def run_worker(file: Path, time: Time | None = None, **request: Any) -> Ended:
     """Runs `worker.py` with the fields of a `WorkerRequest`, and waits until it ends.
 
-    time: is reduced by the time that the process takes.
+    time: reduced by the time that the process takes.
     """
     with tempfile.TemporaryDirectory(prefix="npformer-") as work:
         results, stack = Path(work) / "results", Path(work) / "stack"
@@ -91,7 +91,7 @@ def run_worker(file: Path, time: Time | None = None, **request: Any) -> Ended:
 
 
 def _told(results: str) -> Iterator[dict[str, Any]]:
-    """Yields the results. Omits a line that was cut off when the process ended, or that the learner's file wrote."""
+    """Yields the results. Skips a line that the process did not complete, or that the learner's file wrote."""
     for line in results.splitlines():
         with suppress(ValueError, RecursionError):
             told = json.loads(line)
@@ -107,8 +107,8 @@ def text_of(path: Path) -> str:
 
 
 def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[int, str, str]:
-    """Runs a process. Returns its exit code, the reason why it was ended, and the end of its output."""
-    root = str(Path(__file__).parents[2])  # finds the same npformer, wherever the learner's folder is
+    """Runs a process. Returns the exit code, the reason for ending the process or "", and the end of the output."""
+    root = str(Path(__file__).parents[2])  # so that the process imports this npformer in any folder
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
@@ -117,7 +117,7 @@ def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[i
             stdout=said,
             stderr=subprocess.STDOUT,
             env={**ONE_THREAD, **os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,  # its children are ended with it
+            start_new_session=True,  # so that its children can be ended too
         )
         try:
             why = _watched(process, results, limit, time)
@@ -128,7 +128,7 @@ def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[i
 
 
 def _watched(process: subprocess.Popen[bytes], results: Path, limit: float, time: Time) -> str:
-    """Waits for the end of a process. Returns the reason why it should be ended, or "" if it ended by itself."""
+    """Waits until a process ends, or should be ended. Returns the reason to end it, or "" if it ended by itself."""
     waited, used, stopped, size, longest = 0.0, 0.0, 0, -1, _longest(results, limit)
     while not ended_in(process):
         time.left -= INTERVAL
@@ -169,16 +169,16 @@ def computed(pid: int) -> float:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a child process is stopped by a signal. macOS and Windows do not say so before Python 3.13."""
+    """Returns whether a signal has stopped a child process. Before Python 3.13, macOS and Windows do not report it."""
     if not hasattr(os, "waitid"):
         return False
-    with suppress(ChildProcessError):  # it has just ended
+    with suppress(ChildProcessError):  # the process has just ended
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     return False
 
 
 def _where(process: subprocess.Popen[bytes]) -> None:
-    """Signals the process to write the line that it is executing and to end. The learner's file may prevent this."""
+    """Signals a process to write the line being executed and to end. The learner's file may prevent this."""
     if hasattr(signal, "SIGPROF"):
         process.send_signal(signal.SIGPROF)
         any(ended_in(process) for _ in range(STOPPED))

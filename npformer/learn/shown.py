@@ -11,7 +11,7 @@ from npformer.learn.answers import Truth, is_numeric, leaves, near
 
 NUMBERS = 24  # maximum number of an array's values to show
 ARRAYS = 4  # maximum number of a dict's arrays to show
-DIGITS = 4  # decimals, or more if the two answers would look alike
+DIGITS = 4  # minimum number of decimals; more if two different answers would look the same
 WIDTH = 74  # the report indents by 6
 
 
@@ -35,7 +35,7 @@ def shown_answer(names: list[str], args: tuple[Any, ...], answer: Any, true: Tru
 
 
 def _first_wrong(parts: Mapping[str, Any], exact: Mapping[str, Any], true: Truth) -> str:
-    """Returns the path of a value with the wrong shape, or else of the first wrong value."""
+    """Returns the path of the first value with a wrong shape, or of the first wrong value if all shapes are right."""
     misshapen = [path for path in exact if path not in parts or np.shape(parts[path]) != np.shape(exact[path])]
     wrong = [path for path in exact if path not in parts or not near(parts[path], exact[path], true.budgets[path])]
     return next(iter([*misshapen, *wrong, *exact]))
@@ -50,7 +50,7 @@ def value_name(values: Sequence[str], path: str) -> str:
 
 
 def _digits(answer: Any, right: Any) -> int:
-    """Returns the number of digits that are needed to distinguish two answers."""
+    """Returns the number of digits needed to distinguish two answers."""
     if not is_numeric(answer) or np.shape(answer) != np.shape(right) or np.array_equal(answer, right):
         return DIGITS
     digits = range(DIGITS, 9)
@@ -76,7 +76,7 @@ def _argument(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
-    """Formats a value in a few lines: numbers of small arrays, shapes of large ones."""
+    """Formats a value in a few lines: small arrays as numbers, large arrays as shapes."""
     if isinstance(value, np.ndarray):
         if value.size > NUMBERS:
             return f"an array of shape {value.shape}"
@@ -95,7 +95,7 @@ def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
 
 
 def difference(answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Describes where a large answer differs most from the right answer; "" for small answers, shown in full."""
+    """Describes where a large answer differs most from the right answer; "" for a small answer, shown in full."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         right = np.asarray(exact[path])

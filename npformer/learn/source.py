@@ -1,6 +1,7 @@
 """Reads and executes a learner's file, so that a mistake in one place does not hide functions in other places.
 
-A function with a syntax error is omitted. A statement that raises is reported, and execution continues with the next.
+A function with a syntax error is omitted. A statement that raises is reported, and execution continues with the next
+statement.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from npformer.learn.judge import raised_at, said_of, short
 
 LARGEST = 2**22  # bytes of a file
 FAILED = "__npformer_failed__"
-#: A line that begins a function, a class, an import or an assignment at the top of a file.
+#: The first line of a top-level function, class, import or assignment.
 BEGINS = re.compile(r"(async\s+def|def|class|import|from)\b|@|[A-Za-z_]\w*\s*=(?!=)")
 DEFINES = re.compile(r"(?:async\s+)?def\s+(\w+)|^([A-Za-z_]\w*)\s*=", re.MULTILINE)
 
@@ -39,11 +40,11 @@ class Loaded:
 
     Parameters
     ----------
-    module : the executed file; None if it has no function of the course, and `problem` says why
-    problem : str, a sentence about a statement that raised, or about a function outside the course that is not Python
-    broken : a sentence for each function of the course that is not Python
+    module : the executed file; None if it has no function of the course, for the reason in `problem`
+    problem : str, a sentence about a statement that raised, or about a function outside the course with a syntax error
+    broken : a sentence for each function of the course with a syntax error
     imports : names of the imported modules
-    foreign : name of a function -> the module that it comes from, if this is not the learner's file
+    foreign : name of a function that the file imports -> the module that defines the function
     """
 
     module: ModuleType | None
@@ -54,7 +55,7 @@ class Loaded:
 
 
 class Block(NamedTuple):
-    """Lines of a file that belong to one statement at its top.
+    """The lines of a top-level statement of a file.
 
     Parameters
     ----------
@@ -90,7 +91,7 @@ def loaded(file: str) -> Loaded:
 
 
 def source_of(path: Path) -> bytes:
-    """Reads a Python file. Raises NpformerError if it cannot be read, or is too large for a person's program."""
+    """Reads a Python file. Raises NpformerError if it is unreadable, or too large for a handwritten program."""
     path = as_given(path)
     with named(path):
         size = path.stat().st_size
@@ -132,7 +133,7 @@ def parsed(data: bytes, path: Path) -> tuple[ast.Module | None, str, dict[str, s
 
 
 def _problem(block: Block, path: Path) -> str:
-    """Returns a sentence if a block is not Python."""
+    """Returns a sentence if a block has a syntax error, else ""."""
     try:
         compile("\n" * (block.first - 1) + block.text + "\n", str(path), "exec", ast.PyCF_ONLY_AST)
     except (SyntaxError, ValueError) as error:
@@ -147,7 +148,7 @@ def decoded(data: bytes) -> str:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Splits a file, even one with syntax errors, into top-level statements. The first block has the lines before them.
+    """Splits a file, even with syntax errors, into top-level statements, after a block with the lines before the first.
 
     A decorator belongs to the function after it. Empty lines and comments after a statement belong to no block.
     """
@@ -166,7 +167,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def not_python(error: SyntaxError | ValueError, path: Path) -> str:
-    """Returns a sentence about a syntax error in the learner's file, or in a file that it imports."""
+    """Returns a sentence about a syntax error in the learner's file or in an imported file."""
     line, name = getattr(error, "lineno", None), getattr(error, "filename", None)
     other = f" of {Path(name).name}" if name and Path(name) != path else ""
     said = getattr(error, "msg", None) or str(error)
@@ -206,7 +207,7 @@ def _executed(tree: ast.Module, path: Path) -> tuple[ModuleType, str]:
 
 
 def _before_all(statement: ast.stmt) -> bool:
-    """Returns whether a statement has to stay at the top of a file: the docstring, and imports from __future__."""
+    """Returns whether a statement must stay at the top of a file: a docstring, or an import from __future__."""
     future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
     return future or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
 
@@ -234,7 +235,7 @@ def _imports(tree: ast.Module) -> list[str]:
 
 
 def _foreign(module: ModuleType, file: str) -> Iterator[tuple[str, str]]:
-    """Yields the functions that do not come from the learner's file, with the modules that define them."""
+    """Yields the functions that the learner's file imports, with the modules that define these functions."""
     for name in EXERCISES:
         given: Any = getattr(module, name, None)
         with suppress(Exception):  # the file may define any objects

@@ -32,7 +32,7 @@ def start(folder: str | os.PathLike[str] = ".") -> Path:
     Raises
     ------
     NpformerError
-        The folder has such a file already, or cannot be written.
+        The folder already has this file, or cannot be written to.
 
     Examples
     --------
@@ -52,12 +52,12 @@ def start(folder: str | os.PathLike[str] = ".") -> Path:
 
 
 def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
-    """Returns the hints for a function: one at the first call, and one more at each later call.
+    """Returns the hints for a function: one hint at the first call, and one more hint at each later call.
 
     Parameters
     ----------
     name : str, the function
-    folder : the learner's folder, which stores the number of hints shown; all hints are returned if it cannot
+    folder : the learner's folder, where the number of hints shown is stored; if this fails, all hints are returned
 
     Returns
     -------
@@ -83,7 +83,7 @@ def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
 
 
 def solution(name: str) -> str:
-    """Returns the function of npformer's page. It passes if it is pasted into the learner's file.
+    """Returns the function of npformer's page, which passes the check if pasted into the learner's file.
 
     Parameters
     ----------

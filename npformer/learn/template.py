@@ -17,8 +17,8 @@ Fill in one function after another: replace `raise NotImplementedError` with you
     npformer learn check                  which functions are right, and why one is wrong
     npformer learn hint layer_norm        a hint; repeat for more, up to three
     npformer learn solution layer_norm    the function of npformer's page
-    npformer learn reset layer_norm       empty a function again, and keep your code in a file of its own
-    npformer learn look                   a page of views of your model and of the right one
+    npformer learn reset layer_norm       empty a function again, and save your code in another file
+    npformer learn look                   draw your model next to npformer's, on one page
 
 After chapter 4 your file classifies a sentence, after chapter 5 it learns, and after chapter 6 it writes. The other
 functions of a chapter are complete: your functions may call them.
@@ -54,7 +54,7 @@ COMMENTS = {
 
 
 def template() -> str:
-    """Returns the file that `learn start` writes: the functions to write have a docstring but no body."""
+    """Returns the file that `learn start` writes, in which the functions to write have a docstring but no body."""
     parts = [HEAD]
     for number, (title, (given, learnt)) in enumerate(CONTENTS.items(), 1):
         line = f"# --- Chapter {number}: {title} "
@@ -65,7 +65,7 @@ def template() -> str:
 
 
 def _spaced(parts: list[str]) -> str:
-    """Joins the parts of a file, with two empty lines around functions and one after the imports."""
+    """Joins the parts of a file, with two empty lines around functions and one empty line after the imports."""
     return "\n\n".join(parts).replace("import numpy as np\n\n\n#", "import numpy as np\n\n#")
 
 

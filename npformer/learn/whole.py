@@ -1,6 +1,6 @@
-"""Runs the learner's whole model: it classifies a text, learns from a few texts, and generates a text.
+"""Runs the learner's whole model, which classifies a text, learns from a few texts, and generates a text.
 
-Each run gets the learner's module. It starts only if all functions that it needs are right.
+Each run takes the learner's module, and starts only if all functions that it needs are right.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.model import Model
 TEXT = "I love ice cream"
 CLASSIFIER, WRITER = "distilbert-sst2", "gpt2-austen"
 PROMPT = "It is a truth universally acknowledged"
-WORDS, NO_END = 24, -1  # tokens to write, and no token that ends the text
+WORDS, NO_END = 24, -1  # tokens to write, and an id that no token has, so that no token ends the text
 STEPS, RATE, DECAY = 30, 0.05, 0.01
 NEAR = 1e-3  # tolerance for probabilities; float32 rounding in six layers changes them by less than 1e-5
 
@@ -48,7 +48,7 @@ class WholeRun:
 
 
 def classify(module: Any) -> WholeRun:
-    """Compares the learner's answer to TEXT with npformer's, both with the bundled classifier's weights."""
+    """Compares the learner's answer to TEXT with npformer's answer, both with the weights of the bundled classifier."""
     model = load(CLASSIFIER)
     [text] = read_inputs(model, TEXT).texts
     shares = softmax(np.asarray(classified(module, model, text.ids), np.float64))
@@ -82,7 +82,7 @@ def learn(module: Any) -> WholeRun:
 
 
 def _named(name: str, function: Function) -> Function:
-    """Gives a function, which may be a lambda, the name by which its backward function is found."""
+    """Gives a function, possibly a lambda, the name that the lookup of its backward function uses."""
 
     def named(x: np.ndarray) -> np.ndarray:
         answer: np.ndarray = function(x)
@@ -117,7 +117,7 @@ def _writer() -> Model:
     return load(folder if folder.is_dir() else WRITER)
 
 
-#: Number of a chapter -> the run that becomes possible after it.
+#: Number of a chapter -> the run that becomes possible after this chapter.
 RUNS: dict[int, Callable[[Any], WholeRun]] = {4: classify, 5: learn, 6: write}
-#: Number of a chapter -> the chapters with the functions of its run.
+#: Number of a chapter -> the chapters with the functions that its run needs.
 NEEDS = {4: (1, 2, 3, 4), 5: (1, 2, 3, 4, 5), 6: (1, 2, 3, 6)}

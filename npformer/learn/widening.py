@@ -1,7 +1,7 @@
 """Finds the expression with which a learner's function widens float32 arrays to float64.
 
-The function is executed again with each of its expressions wrapped in a call that receives the value. The result is the
-first expression with a float64 value that, when converted to float32, makes the answer float32.
+The function is compiled and executed again with every expression wrapped in a call that receives its value. The result
+is the first expression with a float64 value that, when converted to float32, makes the answer float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = 60  # expressions to try
 
 
 def widening(function: Any, args: tuple[Any, ...]) -> tuple[int, str]:
-    """Returns the line and the source of the expression that widens the answer, or 0 and "" if it is not found.
+    """Returns the line and the source of the expression that widens the answer, or 0 and "" if none is found.
 
     args: arguments without float64 arrays
     """
@@ -32,7 +32,7 @@ def widening(function: Any, args: tuple[Any, ...]) -> tuple[int, str]:
         for i in range(min(MOST, len(_wide(run, args, found)))):
             if not _float64(run(i, copied(args))):
                 return found[i]
-    except Exception:  # the function may depend on how it is called
+    except Exception:  # the function may depend on its caller
         return 0, ""
     return 0, ""
 
@@ -80,7 +80,7 @@ def _watched(function: Any, found: list[tuple[int, str]]) -> Callable[[int, tupl
 
 
 class _Wrapper(ast.NodeTransformer):
-    """Wraps the expressions that compute a value. Operands come before the expression that contains them."""
+    """Wraps expressions that compute a value. Operands precede the expression that contains them."""
 
     def __init__(self, texts: list[tuple[int, str]], source: str, first: int) -> None:
         self.texts, self.source, self.first = texts, source, first

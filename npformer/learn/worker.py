@@ -1,8 +1,9 @@
 """The process that runs a learner's file: `python -m npformer.learn.worker REQUEST`.
 
-The file's code can do anything that the learner's own programs can. It runs in a separate process, which ends when a
-function exceeds its limit of processor time. `faulthandler` then writes the line being executed, even inside NumPy.
-Each verdict is appended to a file as a line of JSON, so it survives the end of the process.
+The file's code can do anything that the learner's own programs can do. The code runs in a separate process, which ends
+when a function exceeds its limit of processor time. `faulthandler` then writes the line being executed, even inside
+NumPy. Each verdict is immediately appended to a file as a line of JSON, so that no verdict is lost when the process
+ends.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class WorkerRequest(NamedTuple):
     limit, run_limit : float, seconds of processor time for a function and for a run of the whole model
     stages : str, a file for the stages of the learner's classifier; if it is "", functions are judged instead
     text : str, the text that the classifier reads
-    seed : int, for a second judgement with other numbers; 0 for none
+    seed : int, seed for different numbers, to judge functions a second time; 0 to judge only once
     """
 
     file: str
@@ -113,7 +114,7 @@ def main() -> None:
 
 
 def _complete(module: ModuleType) -> None:
-    """Adds given definitions that the file lacks or has with the parameters of an older version."""
+    """Adds given definitions that the file lacks, and replaces definitions with the parameters of an older version."""
     for name in GIVEN:
         given, ours = getattr(module, name, None), right(name)
         if not inspect.isfunction(ours):
@@ -124,9 +125,9 @@ def _complete(module: ModuleType) -> None:
 
 @contextmanager
 def _limited(limit: float, stack: TextIO) -> Iterator[None]:
-    """Ends the process when the block has used its seconds of processor time, and writes the line being executed.
+    """Limits the processor time of the block. At the limit, writes the line being executed and ends the process.
 
-    Windows cannot limit processor time, so the block gets the time limit of a waiting process there.
+    Windows cannot limit processor time, so there the time limit for waiting processes applies.
     """
     if not hasattr(signal, "setitimer"):
         faulthandler.dump_traceback_later(max(SHORTEST, PATIENCE * limit), exit=True, file=stack)
@@ -151,7 +152,7 @@ def _end_with(parent: int) -> None:
 
 
 def _run(request: WorkerRequest, module: ModuleType, states: dict[str, str], tell: Tell, within: Within) -> None:
-    """Runs those parts of the whole model for which all needed functions are right."""
+    """Runs the parts of the whole model for which all required functions are right."""
     for chapter, run in whole.RUNS.items():
         needed = [each.name for i in whole.NEEDS[chapter] for each in CHAPTERS[i - 1].exercises]
         right_all = chapter in request.chapters and all(states.get(name) == PASSED for name in needed)
@@ -172,10 +173,10 @@ def _run_of(run: Callable[[Any], whole.WholeRun], module: ModuleType, file: str)
 
 
 def _look(request: WorkerRequest, module: ModuleType) -> None:
-    """Writes the stages of the learner's classifier. The functions of the pages replace unwritten ones.
+    """Writes the stages of the learner's classifier. Functions of the pages replace unwritten functions.
 
-    The replacements are executed in the learner's module, so that they call the learner's functions for their own
-    steps, and the listener records those steps.
+    The replacements are executed in the learner's module. They therefore call the learner's functions, and the listener
+    records these calls.
     """
     for name in request.known:
         exec(definition(name), vars(module))
@@ -187,7 +188,7 @@ def _look(request: WorkerRequest, module: ModuleType) -> None:
 
 
 def _judged(request: WorkerRequest, found: Loaded, tell: Tell, within: Within) -> dict[str, str]:
-    """Returns each function's state. Callers of a function that is not right get npformer's function instead."""
+    """Returns the state of each function. A function that is not right is replaced for the functions that call it."""
     module, expected, states = found.module, signatures(), dict(request.known)
     for number, chapter in enumerate(CHAPTERS, 1):
         for each in chapter.exercises:
@@ -222,7 +223,7 @@ def _judged_function(each: Exercise, found: Loaded, expected: Signature, file: s
 
 
 def _make_room() -> None:
-    """Discards long output, so that a function that prints a lot leaves room for the output of others."""
+    """Discards long output of a function, to leave room for the output of other functions."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         if os.fstat(1).st_size > PRINTED // 4:

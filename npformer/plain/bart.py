@@ -1,7 +1,7 @@
-"""BART: the Transformer of 2017 with learned positions, and a norm of the embeddings. Lewis et al., 2020, section 2.1.
+"""BART: the Transformer of 2017 with learned positions and a norm of the embeddings. Lewis et al., 2020, section 2.1.
 
 Positions begin at row 2 of their table. `source` is the result of the encoder. A classifier reads each text twice: as
-the source, and shifted right as the target. The decoder alone, without attention to a source, is a causal language
+the source and, shifted right, as the target. The decoder by itself, without attention to a source, is a causal language
 model.
 """
 
@@ -18,7 +18,7 @@ def embed(ids, positions, scale, eps, token, position, norm):
 
 
 def encode(ids, positions, mask, n_heads, activation, eps, scale, embeddings, layers):
-    """The hidden states of the last layer, (..., S, D). With a causal mask, it is the decoder without a source."""
+    """The hidden states of the last layer, (..., S, D). A causal mask makes this the decoder without a source."""
     x = embed(ids, positions, scale, eps, **embeddings)
     return encoder(x, mask, n_heads, activation, eps, layers)
 
@@ -33,7 +33,7 @@ def decode(ids, positions, source, n_heads, activation, eps, scale, embeddings, 
 def bart(
     ids, positions, target_ids, target_positions, n_heads, n_target_heads, activation, eps, scale, encoder, decoder
 ):
-    """The hidden states of the decoder's last layer, (..., L, D), and of the encoder's, (..., S, D)."""
+    """The hidden states of the last layer of the decoder, (..., L, D), and of the encoder, (..., S, D)."""
     source = encode(ids, positions, True, n_heads, activation, eps, scale, **encoder)
     x = decode(target_ids, target_positions, source, n_target_heads, activation, eps, scale, **decoder)
     return x, source

@@ -1,6 +1,6 @@
 """BERT: the encoder of 2017 with learned positions and token types. Devlin et al., 2019, BERT.
 
-mask is (..., 1, 1, L), True for tokens and False for padding, or True for a text alone; with `is_decoder`, it is
+mask is (..., 1, 1, L), True for tokens and False for padding, or True without padding; with `is_decoder`, mask is
 `causal_mask`. BERT differs from the encoder of 2017 in its embeddings and in its activation, GELU.
 """
 

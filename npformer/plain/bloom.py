@@ -1,7 +1,7 @@
 """BLOOM: GPT-2 with ALiBi instead of positions, and with a norm of the embeddings.
 
-BigScience Workshop, 2022, BLOOM, section 3.2. ALiBi subtracts from a score the distance between query and key, times a
-slope that differs between heads. Press et al., 2022, Train Short, Test Long: Attention with Linear Biases, section 3.
+BigScience Workshop, 2022, BLOOM, section 3.2. ALiBi subtracts from each score the distance between query and key, times
+a slope that differs between heads. Press et al., 2022, Train Short, Test Long: Attention with Linear Biases, section 3.
 """
 
 import math
@@ -22,7 +22,7 @@ from npformer.plain.heads import classify_last, classify_tokens, find_answer, hi
 
 
 def geometric(count):
-    """2^(-8 h / count) for h = 1 ... count, powers of a ratio in float32, as in the training of the checkpoints.
+    """2^(-8 h / count) for h = 1 ... count, powers of a ratio in float32, as in training.
 
     >>> 1 / geometric(4)
     array([  4.,  16.,  64., 256.], dtype=float32)

@@ -1,10 +1,10 @@
 """DeBERTa 2 and 3: BERT with disentangled attention. He et al., 2021, DeBERTa; He et al., 2023, DeBERTaV3.
 
-It differs from BERT in its scores, to which each token adds products of its content and the other token's relative
-position (2021, section 3.1), and in its embeddings, which have neither positions nor token types in the published
-models. `positions` are rows of the position table, if there is one; relative positions are differences of
-`text_positions` (L,), the positions in the text, 0 ... L - 1. mask is (..., 1, 1, L), True for tokens and False for
-padding, or True for a text alone. The table of relative positions has R rows.
+DeBERTa differs from BERT in its scores, to which each token adds products of its content and the other token's relative
+position (2021, section 3.1), and in its embeddings, which have no positions or token types in the published models.
+`positions` are rows of the position table, if the model has one. Relative positions are differences of `text_positions`
+(L,), the positions in the text, 0 ... L - 1. mask is (..., 1, 1, L), True for tokens and False for padding, or True
+without padding. The table of relative positions has R rows.
 """
 
 import math
@@ -26,7 +26,7 @@ from npformer.plain.heads import classify_first, classify_tokens, find_answer, h
 def embed(ids, positions, token_type_ids, eps, token, norm, **tables):
     """LayerNorm(token [+ position] [+ segment]): (..., L) three times -> (..., L, D).
 
-    tables: those of positions and of token types (segment) that the model has.
+    tables: the tables of positions and token types (segment), if the model has them.
     """
     read = {"position": positions, "segment": token_type_ids}
     total = embedding(ids, **token) + sum(embedding(read[name], **tables[name]) for name in tables)
@@ -41,7 +41,7 @@ def own_buckets(distances, n_buckets, max_distance):
 def log_buckets(distances, n_buckets, max_distance):
     """d up to m = n_buckets / 2, and sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))) beyond.
 
-    Far distances share buckets. The published code of version 2, which computes in float32.
+    Far distances share buckets. From the published code of version 2, which computes in float32.
     >>> log_buckets(np.array([-3, 0, 4, 5, 100, 511]), 8, 512).tolist()
     [-3, 0, 4, 5, 6, 7]
     """
@@ -52,12 +52,12 @@ def log_buckets(distances, n_buckets, max_distance):
 
 
 def distance_rows(text_positions, buckets, max_distance, n_rows):
-    """delta(i, j), the row of the distance i - j in a table whose middle row is distance 0, (L,) -> (L, L).
+    """delta(i, j), the row of the distance i - j in a table with distance 0 in the middle, (L,) -> (L, L).
 
     >>> distance_rows(np.arange(3), own_buckets, max_distance=0, n_rows=4).tolist()
     [[2, 1, 0], [3, 2, 1], [3, 3, 2]]
     """
-    n_buckets = n_rows // 2  # in each direction; this is also the row of distance 0
+    n_buckets = n_rows // 2  # number of buckets in each direction, and the row of distance 0
     distances = text_positions[:, None] - text_positions  # (L, L)
     return np.clip(n_buckets + buckets(distances, n_buckets, max_distance), 0, n_rows - 1)
 
@@ -71,7 +71,7 @@ def content_to_position(content_query, position_key, rows):
 def position_to_content(position_query, content_key, rows):
     """Qr_delta(i, j) . Kc_j, from Qr (H, R, K) and Kc (..., H, L, K) -> (..., H, L, L). Equation 4.
 
-    The row is delta(i, j), as in the published code; the paper has delta(j, i).
+    The row is delta(i, j), as in the published code. The paper has delta(j, i).
     """
     products = position_query @ content_key.mT  # (..., H, R, L)
     return products[..., rows, np.arange(len(rows))]  # at i, j: row delta(i, j), column j
@@ -80,9 +80,9 @@ def position_to_content(position_query, content_key, rows):
 def disentangled_attention(x, table, rows, forms, mask, n_heads, query, key, value, output, **relative_projections):
     """score_ij = (Qc_i . Kc_j + Qc_i . Kr_delta(i, j) + Qr_delta(i, j) . Kc_j) / sqrt(3 K), (..., L, D). Equation 4.
 
-    Qc and Kc: x (..., L, D) projected by query and key. Qr and Kr: the table (R, D) projected by them, too, or by the
-    relative_projections distance_query and distance_key of models that have them. rows: delta, (L, L). With one of the
-    forms, "c2p" or "p2c", the divisor is sqrt(2 K).
+    Qc and Kc: x (..., L, D) projected by query and key. Qr and Kr: the table (R, D) projected by query and key too, or
+    by distance_query and distance_key in relative_projections, if the model has these. rows: delta, (L, L). With only
+    one of the forms "c2p" and "p2c", the divisor is sqrt(2 K).
     """
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
     query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L, K)
@@ -112,7 +112,7 @@ def convolve(x, text_positions, mask, activation, weight, bias):
     """act(b + sum_s x_(i + s) W_s), s = -(n - 1) / 2 ... (n - 1) / 2. (..., L, D), weight (n D, D) -> (..., L, D).
 
     For each s, a matrix of 0 and 1 picks row i + s, or zeros for padding and outside the text. combine_heads joins the
-    n rows of a token, as it joins heads. The code of version 2 calls it nGram induced input encoding.
+    n rows of a token in the same way as heads. The code of version 2 calls this nGram induced input encoding.
     """
     n = len(weight) // x.shape[-1]
     steps = np.arange(n)[:, None, None] - n // 2
@@ -123,7 +123,7 @@ def convolve(x, text_positions, mask, activation, weight, bias):
 
 
 def unchanged(table, eps):
-    """The unmodified table of distances, in models that do not normalize it."""
+    """The table of distances itself, in models that do not normalize it."""
     return table
 
 
@@ -133,7 +133,7 @@ def deberta(
 ):  # fmt: skip
     """The hidden states of the last layer, (..., L, D).
 
-    forms: "c2p" and "p2c", or one of them. CHOICES has the functions that differ between checkpoints.
+    forms: "c2p", "p2c" or both. CHOICES has the functions that differ between checkpoints.
     """
     x = embed(ids, positions, token_type_ids, eps, **embeddings)
     table = distance_norm(distances["weight"], **distances_norm, eps=eps)  # (R, D)
@@ -149,7 +149,7 @@ def convolutional_deberta(
 ):  # fmt: skip
     """The hidden states of the last layer, (..., L, D). After the first layer, LayerNorm(Z + act(Conv(X))) replaces Z.
 
-    X: the embeddings, Z: the first layer's result. The largest models of version 2 have this convolution.
+    X: the embeddings, Z: the result of the first layer. The largest models of version 2 have this convolution.
     """
     embedded = embed(ids, positions, token_type_ids, eps, **embeddings)
     table = distance_norm(distances["weight"], **distances_norm, eps=eps)

@@ -1,8 +1,8 @@
-"""Decoding: texts token by token from a causal model, greedily, by sampling with top-p, and by beam search.
+"""Decoding: generates texts token by token with a causal model, greedily, by sampling with top-p, or by beam search.
 
 `step(ids, past)` reads the new tokens ids (L,) and the KV cache `past`, the keys and values of all earlier tokens. It
-returns the logits of the next token, (V,), and the cache with the new tokens. `gpt2_step` with its sizes and weights is
-one. For a Llama:
+returns the logits of the next token, (V,), and the cache with the new tokens. `gpt2_step`, with sizes and weights, is
+such a function. For a Llama:
 
     def step(ids, past):
         n_past = past[0][0].shape[-2]
@@ -29,14 +29,14 @@ from npformer.plain.formulas import (
 def no_past(n_layers, n_kv_heads, d_head, batch=()):
     """The cache before the first token: a pair of empty arrays (*batch, G, 0, K) for each layer.
 
-    They are float16: joined with keys and values of any NumPy float dtype, the result has that dtype.
+    The arrays are float16, so that concatenating them with other floats gives the dtype of the other floats.
     """
     empty = np.zeros((*batch, n_kv_heads, 0, d_head), np.float16)
     return [(empty, empty)] * n_layers
 
 
 def cached_attention(x, past, n_heads, query, key, value, output):
-    """Causal multi-head self-attention of new rows x (L, D), which also attend to the P tokens before them.
+    """Causal multi-head self-attention of new rows x (L, D), which also attend to the P earlier tokens.
 
     past: the keys and values of the earlier tokens, two (H, P, K). Returns (L, D), and two (H, P + L, K) of all tokens.
     """
@@ -47,7 +47,7 @@ def cached_attention(x, past, n_heads, query, key, value, output):
 
 
 def cached_gpt2_layer(x, past, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """Y = X + SelfAttention(LayerNorm(X)); Z = Y + FFN(LayerNorm(Y)), for new rows x (L, D). Returns Z, and the cache.
+    """Y = X + SelfAttention(LayerNorm(X)); Z = Y + FFN(LayerNorm(Y)), for new rows x (L, D). Returns Z and the cache.
 
     Radford et al., 2019, section 2.3. `gpt2.py` has the layer without a cache.
     """
@@ -59,8 +59,8 @@ def cached_gpt2_layer(x, past, n_heads, activation, eps, attention, attention_no
 def gpt2_step(ids, past, n_heads, activation, eps, embeddings, layers, norm, head):
     """Logits of the token after a text, (V,), from its last hidden state, and the next `past`: a pair for each layer.
 
-    ids (L,): the tokens after the P earlier ones, at positions P ... P + L - 1. The rows of two tables are added, then
-    come the layers, each with its pair of past, the last norm, and the head's output layer.
+    ids (L,): the new tokens after P earlier tokens, at positions P ... P + L - 1. The steps are the sum of rows of two
+    tables, the layers, each with its pair in past, the last norm, and the head's output layer.
     """
     n_earlier = past[0][0].shape[-2]
     positions = np.arange(n_earlier, n_earlier + len(ids))
@@ -79,12 +79,12 @@ def greedy(step, ids, past, end_id, max_new_tokens):
     while len(found) < max_new_tokens and found[-1:] != [end_id]:
         logits, past = step(ids, past)
         found.append(int(logits.argmax()))
-        ids = np.array(found[-1:])  # the step that follows reads one token
+        ids = np.array(found[-1:])  # the next step reads one token
     return found
 
 
 def top_p(logits, p):
-    """The probabilities of the fewest tokens that together have at least p, scaled to sum to 1; others are 0. (V,).
+    """The probabilities of the fewest tokens with a total of at least p, scaled to sum to 1, and 0 for others. (V,).
 
     Holtzman et al., 2020, The Curious Case of Neural Text Degeneration, section 3.1.
     >>> top_p(np.log([0.5, 0.3, 0.2]), 0.6).round(4).tolist()
@@ -92,7 +92,7 @@ def top_p(logits, p):
     """
     probabilities = softmax(logits)
     order = np.argsort(-probabilities, kind="stable")
-    before = probabilities[order].cumsum() - probabilities[order]  # the sum of all that are more probable
+    before = probabilities[order].cumsum() - probabilities[order]  # the sum over all more probable tokens
     kept = np.zeros_like(probabilities)
     kept[order] = probabilities[order] * (before < p)
     return kept / kept.sum()
@@ -111,9 +111,10 @@ def sample(step, ids, past, end_id, max_new_tokens, temperature, p, random):
 def beam_search(step, ids, past, end_id, max_new_tokens, n_beams):
     """The n_beams best continuations, best first: pairs of (sum of log p) / length and the new tokens.
 
-    Each step keeps the 2 n_beams best extensions of all beams. Those among the first n_beams that end are finished; the
-    n_beams best of the others go on. The search never stops early. After the last step, every text counts as ended, so
-    again those among the first n_beams are finished. Wu et al., 2016, section 7, divide by ((5 + length) / 6)^alpha.
+    Each step selects the 2 n_beams best extensions of all beams. An extension that ends the text is finished if it is
+    among the n_beams best. The n_beams best extensions that do not end the text continue. The search never stops early.
+    After the last step, every text counts as ended, so the n_beams best texts are finished. Wu et al., 2016, section 7,
+    divide by ((5 + length) / 6)^alpha.
     """
     beams, longer, finished = [(0.0, [], ids, past)], [], []  # score, tokens, the ids to read next, and the cache
     for _ in range(max_new_tokens):

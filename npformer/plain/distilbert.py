@@ -1,9 +1,9 @@
 """DistilBERT: from token ids to the logits of its heads. Sanh et al., 2019, DistilBERT; Devlin et al., 2019, BERT.
 
-It has the layers of BERT, half as many, without token types and without BERT's pooler (Sanh et al., section 3). Its
-classifier has a linear layer with ReLU before the output layer; the weights call that layer pooler. Positions are a
-table, learned or with the sinusoids of 2017. mask is (..., 1, 1, L), True for tokens and False for padding, or True for
-a text alone. From the ids of a text to the index of its label, with DistilBERT-base's sizes:
+DistilBERT has half as many layers as BERT, and no token types or pooler (Sanh et al., section 3). Its classifier has a
+linear layer with ReLU, named pooler in the weights, before the output layer. Positions are a table, learned or with the
+sinusoids of 2017. mask is (..., 1, 1, L), True for tokens and False for padding, or True without padding. From the ids
+of a text to the index of its label, with DistilBERT-base's sizes:
 
     x = distilbert(ids, np.arange(len(ids)), True, 12, gelu, 1e-12, weights["embeddings"], weights["layers"])
     logits = classify(x, weights["pooler"], weights["head"])["logits"]

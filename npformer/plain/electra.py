@@ -1,8 +1,8 @@
 """ELECTRA: BERT with a head that finds replaced tokens. Clark et al., 2020, ELECTRA.
 
-The generator predicts masked words, and the discriminator finds the tokens that the generator replaced. Apart from
-that head, it differs from BERT in its poolers: the model alone has no pooler, and that of a classifier has GELU
-instead of tanh. Sizes with narrow tables have ALBERT's embeddings instead of BERT's.
+The generator predicts masked words, and the discriminator finds the tokens that the generator replaced. Apart from that
+head, ELECTRA differs from BERT in its poolers: the base model has no pooler, and the pooler of a classifier has GELU
+instead of tanh. Models with narrow tables have ALBERT's embeddings instead of BERT's.
 """
 
 from npformer.plain.albert import factorized_embed
@@ -12,7 +12,7 @@ from npformer.plain.heads import classify_first, classify_tokens, find_answer, h
 
 
 def electra(ids, positions, token_type_ids, mask, n_heads, embed_tokens, activation, eps, embeddings, layers):
-    """The hidden states of the last layer, (..., L, D). mask: as in BERT, (..., 1, 1, L), or True for a text alone."""
+    """The hidden states of the last layer, (..., L, D). mask: as in BERT, (..., 1, 1, L), or True without padding."""
     x = embed_tokens(ids, positions, token_type_ids, eps, **embeddings)
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
@@ -20,7 +20,7 @@ def electra(ids, positions, token_type_ids, mask, n_heads, embed_tokens, activat
 
 
 def find_replaced(x, activation, head):
-    """The logit that a token has been replaced, for each token: act(x W + b) w + c, (..., L). Section 2."""
+    """The logit of each token being a replacement: act(x W + b) w + c, (..., L). Section 2."""
     activated = activation(linear(x, **head["hidden"]))
     logits = linear(activated, **head["output"])[..., 0]
     return {"logits": logits}

@@ -2,8 +2,8 @@
 
 x is (..., L, D): a row for each of L tokens, in one text or in a padded batch of B texts. H heads have K columns each,
 and a feed-forward network has F hidden units; the papers call them D = d_model, K = d_k and F = d_ff. S is the number
-of keys, or of tokens in a source, V that of tokens in the vocabulary, and C that of labels. Weights are dicts of arrays
-passed by `**`, nested like the calls; without a "bias", none is added:
+of keys, or of tokens in a source, V the size of the vocabulary, and C the number of labels. Weights are dicts of arrays
+passed by `**`, nested like the calls. Without an entry "bias", no bias is added:
 
     a linear layer   {"weight": (in, out), "bias": (out,)}
     a norm           {"weight": (D,), "bias": (D,)}
@@ -19,11 +19,11 @@ import math
 
 import numpy as np
 
-erf = np.vectorize(math.erf, otypes=[float])  # NumPy has no erf; this one is slow
+erf = np.vectorize(math.erf, otypes=[float])  # slow, but NumPy has no erf
 
 
 def linear(x, weight, bias=0.0):
-    """y = x W + b. x (..., in), weight (in, out), the transpose of torch's, bias (out,) -> (..., out).
+    """y = x W + b. x (..., in), weight (in, out), transposed compared to torch, bias (out,) -> (..., out).
 
     >>> linear(np.array([1.0, 2.0]), np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0]]), np.array([0.5, 0.0, 0.0]))
     array([1.5, 2. , 6. ])
@@ -72,7 +72,7 @@ def relu(x):
 def gelu(x):
     """x Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2. Hendrycks and Gimpel, 2016, section 2.
 
-    x: floats. math.erf computes in float64, and the result gets the dtype of x again.
+    x: floats. math.erf computes in float64, and the result is converted to the dtype of x.
     >>> gelu(np.array([-1.0, 0.0, 2.0])).round(4)
     array([-0.1587,  0.    ,  1.9545])
     """
@@ -99,7 +99,7 @@ def silu(x):
 
 
 def softmax(x, axis=-1):
-    """exp(x_i) / sum_j exp(x_j) along an axis, (..., D). Subtracting the maximum changes nothing and prevents overflow.
+    """exp(x_i) / sum_j exp(x_j) along an axis, (..., D). Subtracting the maximum prevents overflow.
 
     >>> softmax(np.log([1.0, 3.0, 1.0]))
     array([0.2, 0.6, 0.2])
@@ -127,9 +127,9 @@ def combine_heads(x):
 
 
 def causal_mask(n_queries, n_keys=0):
-    """True where a key is not later than the query, (L, S). The last query sees every key. Section 3.2.3.
+    """True where a key is not later than the query, (L, S). The last query attends to every key. Section 3.2.3.
 
-    Without n_keys, S = L. More keys than queries are earlier tokens.
+    Without n_keys, S = L. Otherwise the first S - L keys are earlier tokens.
     >>> causal_mask(2, 3).astype(int).tolist()
     [[1, 1, 0], [1, 1, 1]]
     """
@@ -137,7 +137,7 @@ def causal_mask(n_queries, n_keys=0):
 
 
 def full_mask(n_queries, n_keys=0):
-    """True for every key, (L, S): tokens attend to later tokens, too, as in LLM2Vec and gte-Qwen2.
+    """True for every key, (L, S): tokens also attend to later tokens, as in LLM2Vec and gte-Qwen2.
 
     >>> full_mask(2, 3).astype(int).tolist()
     [[1, 1, 1], [1, 1, 1]]
@@ -148,7 +148,7 @@ def full_mask(n_queries, n_keys=0):
 def window_mask(positions, key_positions, reach):
     """True where a key is at most `reach` positions from the query, (L,) and (S,) -> (L, S).
 
-    With a reach of `math.inf`, a query sees all keys. Beltagy et al., 2020, Longformer, section 3.1.
+    With a reach of `math.inf`, a query attends to all keys. Beltagy et al., 2020, Longformer, section 3.1.
     >>> window_mask(np.array([2, 3]), np.array([0, 1, 2, 3]), reach=1).astype(int).tolist()
     [[0, 1, 1, 1], [0, 0, 1, 1]]
     """
@@ -167,7 +167,7 @@ def causal_window_mask(positions, key_positions, reach):
 def scaled_dot_product_attention(q, k, v, mask=True):
     """softmax(q k^T / sqrt(K)) v. q (..., L, K), k and v (..., S, K), mask (..., L, S) -> (..., L, K). Equation 1.
 
-    A query that may attend to no key gets zeros. For a factor other than 1 / sqrt(K): `gemma3.scaled_attention`.
+    A query without any key to attend to gives zeros. For a factor other than 1 / sqrt(K): `gemma3.scaled_attention`.
     >>> values = np.array([[1.0], [3.0]])
     >>> scaled_dot_product_attention(np.eye(2), np.eye(2), values, causal_mask(2, 2)).round(4).tolist()
     [[1.0], [2.3395]]
@@ -180,8 +180,8 @@ def scaled_dot_product_attention(q, k, v, mask=True):
 def masked_softmax(scores, mask):
     """softmax over the keys that the mask allows, scores and mask (..., L, S). Other weights are 0. Section 3.2.3.
 
-    Their scores become the lowest finite number: with -inf, a query without any key would give nan. With this number,
-    its weights are equal, and `* mask` makes them 0.
+    Masked scores are replaced with the lowest finite number, because with -inf, a query without any key would give nan.
+    With the finite number, the weights of such a query are equal, and `* mask` makes them 0.
     >>> masked_softmax(np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([[True, False], [False, False]])).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
@@ -204,7 +204,7 @@ def multi_head_attention(x, source, mask, n_heads, query, key, value, output):
 def self_attention(x, mask, n_heads, query, key, value, output):
     """Multi-head attention among rows x (..., L, D), mask (L, L), (..., 1, 1, L), (..., 1, L, L) or True.
 
-    Section 3.2.3. Layers write multi_head_attention(x, x, ...), which is the same.
+    Section 3.2.3. Layers write multi_head_attention(x, x, ...) instead, which is equivalent.
     """
     return multi_head_attention(x, x, mask, n_heads, query, key, value, output)
 
@@ -236,19 +236,19 @@ def gated_feed_forward(x, activation, gate, up, output):
 def rotary_angles(positions, frequencies, magnitude=1.0):
     """cos and sin of position * frequency: positions (L,), frequencies (K / 2,) -> two arrays (L, K / 2).
 
-    Su et al., 2021, RoFormer, section 3.2.2; `rotary.py` has the frequencies. A frequency of 0 turns nothing, as in the
-    layers of SmolLM3 without positions. The magnitude, 1 in most models, multiplies both; it is not 1 in some that read
-    texts longer than those in training. Texts with different positions: (B, 1, L).
+    Su et al., 2021, RoFormer, section 3.2.2; `rotary.py` has the frequencies. With a frequency of 0 there is no
+    rotation, as in the layers of SmolLM3 without positions. The magnitude multiplies both, and is 1 except in some
+    models for texts that are longer than in training. For texts with different positions: (B, 1, L).
     """
     angles = positions[..., None] * frequencies.astype(np.float64)
     return magnitude * np.cos(angles), magnitude * np.sin(angles)
 
 
 def rotate(x, cos, sin):
-    """Turns columns i and i + K / 2 of each head by an angle, x (..., L, K), cos and sin (L, K / 2).
+    """Rotates columns i and i + K / 2 of each head by an angle, x (..., L, K), cos and sin (L, K / 2).
 
     Su et al., 2021, RoFormer, equation 34, pairs columns 2 i and 2 i + 1. Most checkpoints order each head's columns so
-    that i and i + K / 2 are a pair. For others (Cohere), put the even columns of each head in W_Q and W_K first.
+    that i and i + K / 2 are a pair. Otherwise (Cohere), put the even columns of each head in W_Q and W_K first.
     >>> rotate(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])).tolist()
     [[-3.0, 2.0, 1.0, 4.0]]
     """
@@ -257,7 +257,7 @@ def rotate(x, cos, sin):
 
 
 def rotate_first(x, cos, sin):
-    """`rotate` for the first columns of each head, x (..., L, K), cos and sin (L, R / 2). The other K - R stay.
+    """`rotate` for the first columns of each head, x (..., L, K), cos and sin (L, R / 2). The other K - R columns stay.
 
     Black et al., 2022, GPT-NeoX-20B, section 2.1.
     >>> rotate_first(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0]]), np.array([[1.0]])).tolist()
@@ -268,9 +268,9 @@ def rotate_first(x, cos, sin):
 
 
 def rotary_attention(x, mask, n_heads, angles, query, key, value, output):
-    """Multi-head self-attention with rotated queries and keys. x (..., L, D), angles those of `rotary_angles`.
+    """Multi-head self-attention with rotated queries and keys. x (..., L, D), angles as from `rotary_angles`.
 
-    Positions enter the scores only through the signed distance from query to key. Su et al., 2021, RoFormer,
+    Scores depend on positions only through the signed distance from query to key. Su et al., 2021, RoFormer,
     equation 16.
     """
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)

@@ -19,9 +19,9 @@ def gemma_norm(x, weight, eps):
 
 
 def embed(ids, scale, token):
-    """scale times token rows, (..., L) -> (..., L, D). Vaswani et al., 2017, section 3.4.
+    """scale E[ids], (..., L) -> (..., L, D). Vaswani et al., 2017, section 3.4.
 
-    In Gemma, scale is sqrt(D) in the dtype of training: for 3072 columns, 55.5 in bfloat16, not 55.43.
+    In Gemma, scale is sqrt(D) rounded to the dtype of training: for 3072 columns, 55.5 in bfloat16, not 55.43.
     """
     tokens = scale * embedding(ids, **token)
     return tokens
@@ -43,12 +43,12 @@ def gemma_layer(x, past, mask, heads, angles, activation, eps, attention, attent
 def gemma(ids, positions, past, heads, frequencies, magnitude, activation, eps, scale, embeddings, layers, norm):
     """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
 
-    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    ids (..., L) and positions (L,) of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
     """
     x = embed(ids, scale, **embeddings)
     angles = rotary_angles(positions, frequencies, magnitude)
     mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])  # (L, P + L)
-    past = list(past)  # the caller's stays as it is
+    past = list(past)  # a copy, because the caller's list must not change
     for i, layer in enumerate(layers):
         x, past[i] = gemma_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
     return gemma_norm(x, **norm, eps=eps), past

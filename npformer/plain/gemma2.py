@@ -1,9 +1,9 @@
 """Gemma 2: Gemma with soft caps, a norm after each block, and a window in every other layer.
 
 Gemma Team, 2024, Gemma 2, section 2. `reaches` has an entry for each layer: the number of earlier tokens that a token
-sees, `math.inf` or, in layers with a window, 4095: sliding_window is 4096 and counts the token itself. As in Gemma,
-norms multiply by 1 + weight. The weights of the norm after a block are in the block's own group, so the block applies
-it.
+attends to, `math.inf` or, in layers with a window, 4095, because sliding_window is 4096 and counts the token itself. As
+in Gemma, norms multiply by 1 + weight. The weights of the norm after a block are in the group of the block, so the
+block applies the norm.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def soft_cap(x, cap):
 def capped_attention(q, k, v, mask, score_scale, score_cap):
     """softmax(cap tanh(scale q k^T / cap)) v. q (..., L, K), k and v (..., S, K), mask (L, S) -> (..., L, K).
 
-    The cap is 50, and the scale is 1 / sqrt(K), or in the 27B model 1 / sqrt(D / H).
+    The cap is 50, and the scale is 1 / sqrt(K), except in the 27B model, where it is 1 / sqrt(D / H).
     """
     uncapped_scores = q @ k.mT * score_scale
     scores = soft_cap(uncapped_scores, score_cap)
@@ -87,12 +87,12 @@ def gemma2(
 ):  # fmt: skip
     """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
 
-    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    ids (..., L) and positions (L,) of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
     """
     x = embed(ids, scale, **embeddings)
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (P + L,)
-    past = list(past)  # the caller's stays as it is
+    past = list(past)  # a copy, because the caller's list must not change
     for i, (layer, reach) in enumerate(zip(layers, reaches)):
         mask = causal_window_mask(positions, key_positions, reach)
         x, past[i] = gemma2_layer(x, past[i], mask, heads, angles, scale_and_cap, activation, eps, **layer)

@@ -1,10 +1,11 @@
 """Gemma 3 for text, and EmbeddingGemma: Gemma 2 with norms of queries and keys instead of soft caps.
 
 Gemma Team, 2025, Gemma 3, section 2. Five of six layers have a window. `reaches` and `rotations` have an entry for each
-layer: the number of earlier tokens that a token sees, and the frequencies and the magnitude of its rotary positions. In
-layers with a window, the reach is sliding_window - 1 and the base of the frequencies 10,000; in the others, they are
-`math.inf` and 1,000,000. In EmbeddingGemma (Vera et al., 2025), a token sees later tokens too. Logits have no cap,
-unless a checkpoint has one. The weights of the norm after a block are in the group of that block, which applies it.
+layer: the number of earlier tokens that a token attends to, and the frequencies and magnitude of rotary positions. In
+layers with a window, the reach is sliding_window - 1 and the base of the frequencies is 10,000; in other layers, they
+are `math.inf` and 1,000,000. In EmbeddingGemma (Vera et al., 2025), a token also attends to later tokens. Logits have a
+cap only if the checkpoint has one. The weights of the norm after a block are in the group of that block, which applies
+the norm.
 """
 
 import numpy as np
@@ -38,7 +39,7 @@ def gemma3_attention(
     """RMSNorm(SelfAttention(X)), and the keys and values so far. heads: H and G.
 
     x (..., L, D), past two (..., G, P, K), mask (L, P + L) -> (..., L, D), and two (..., G, P + L, K). Each head of
-    queries and keys is normalized before it is rotated, with a weight (K,) for all heads of a layer.
+    queries and keys is normalized before the rotation, with a weight (K,) for all heads of a layer.
     """
     n_heads, n_kv_heads = heads
     query_normed = gemma_norm(split_heads(linear(x, **query), n_heads), **query_norm, eps=eps)  # (..., H, L, K)
@@ -72,12 +73,12 @@ def gemma3(
 ):  # fmt: skip
     """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
 
-    ids (..., L) and positions (L,): those of the new tokens. past and heads: as in `llama`. score_scale: 1 / sqrt(K) or
-    a number of the checkpoint. visible: the mask, `causal_window_mask` or, in EmbeddingGemma, `window_mask`.
+    ids (..., L) and positions (L,) of the new tokens. past and heads: as in `llama`. score_scale: 1 / sqrt(K), or a
+    number from the checkpoint. visible: the mask function, `causal_window_mask` or, in EmbeddingGemma, `window_mask`.
     """
     x = embed(ids, scale, **embeddings)
     key_positions = all_positions(positions, past)  # (P + L,)
-    past = list(past)  # the caller's stays as it is
+    past = list(past)  # a copy, because the caller's list must not change
     for i, (layer, rotation, reach) in enumerate(zip(layers, rotations, reaches)):
         angles = rotary_angles(positions, *rotation)
         mask = visible(positions, key_positions, reach)

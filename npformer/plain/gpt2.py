@@ -1,6 +1,6 @@
 """GPT-2: causal pre-norm layers with learned positions. Radford et al., 2019, section 2.3.
 
-It differs from the encoder of 2017 in the place of its norms, before the blocks, in its mask, and in its activation,
+GPT-2 differs from the encoder of 2017 in its norms, which come before the blocks, in its mask, and in its activation,
 the tanh form of GELU.
 """
 

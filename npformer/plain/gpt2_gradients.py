@@ -1,6 +1,6 @@
 """The gradients of the loss of GPT-2's next token.
 
-`gradients.py` has the backward of each formula and explains the arguments.
+`gradients.py` has the backward function of each formula and explains the arguments.
 """
 
 from npformer.plain.formulas import causal_mask, embedding, layer_norm, multi_head_attention
@@ -16,7 +16,7 @@ from npformer.plain.gradients import (
 
 
 def gpt2_layer_backward(grad, x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):
-    """dx and the gradients of the layer, for `gpt2_layer`: norms come before the blocks."""
+    """dx and the gradients of the layer, for `gpt2_layer`, in which norms come before the blocks."""
     normed = layer_norm(x, **attention_norm, eps=eps)
     y = x + multi_head_attention(normed, normed, mask, n_heads, **attention)
     d_normed, d_ffn = feed_forward_backward(grad, layer_norm(y, **ffn_norm, eps=eps), activation, **ffn)
@@ -29,7 +29,7 @@ def gpt2_layer_backward(grad, x, mask, n_heads, activation, eps, attention, atte
 
 
 def gpt2_backward(grad, ids, positions, n_heads, activation, eps, embeddings, layers, norm, head):
-    """The gradients of GPT-2's weights, nested as the weights are, given the gradient of its logits (..., L, V)."""
+    """The gradients of GPT-2's weights, nested like the weights, given the gradient of the logits (..., L, V)."""
     mask = causal_mask(ids.shape[-1], ids.shape[-1])
     xs = [embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"])]
     for layer in layers:

@@ -1,7 +1,7 @@
 """GPT-NeoX and Pythia: GPT-2 with rotary positions and parallel blocks. Black et al., 2022, GPT-NeoX-20B, section 2.1.
 
 Only the first columns of each head are rotated. Attention and the feed-forward network read the same rows, each through
-its own norm. In some models of this family, one follows the other, as in GPT-2.
+its own norm. In some models of this family, the feed-forward network follows attention, as in GPT-2.
 """
 
 from npformer.plain.formulas import (
@@ -20,7 +20,7 @@ from npformer.plain.heads import classify_last, classify_tokens, find_answer, hi
 
 
 def gpt_neox_attention(x, mask, n_heads, angles, query, key, value, output):
-    """Multi-head attention of heads whose first columns are rotated. x (..., L, D), angles two (L, R / 2)."""
+    """Multi-head attention with the first columns of each head rotated. x (..., L, D), angles two (L, R / 2)."""
     query_rotated = rotate_first(split_heads(linear(x, **query), n_heads), *angles)  # (..., H, L, K)
     key_rotated = rotate_first(split_heads(linear(x, **key), n_heads), *angles)
     value_heads = split_heads(linear(x, **value), n_heads)

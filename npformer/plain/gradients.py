@@ -1,16 +1,16 @@
-"""Gradients: the backward of each formula of an encoder, and the gradients of DistilBERT's classifier.
+"""Gradients: the backward function of each formula of an encoder, and the gradients of DistilBERT's classifier.
 
-A backward function takes grad, the gradient of the loss with respect to its function's result, and then the arguments
-of its function. It returns the gradients of its arrays (x; q, k and v; x and source), and those of the weights in the
-form of the weights. It computes the intermediate values again. Rumelhart et al., 1986; Baydin et al., 2018, section
-3.2. Exceptions:
+The backward of a function takes grad, the gradient of the loss with respect to the function's result, followed by the
+function's arguments. It returns the gradients of the arrays (x; q, k and v; x and source), and of the weights, nested
+like the weights. It computes intermediate values again. Rumelhart et al., 1986; Baydin et al., 2018, section 3.2.
+Exceptions:
 
-- `softmax_backward` takes the result y instead of x, and `rotate_backward` (llama_gradients.py) neither.
-- `embed_backward` also takes the sum of the tables' rows, and `stack_backward` the stored input of each layer.
-- Functions that read ids return the gradients of weights only.
-- A linear layer without a bias gets the gradient of a bias of 0.
+- `softmax_backward` takes the result y instead of x, and `rotate_backward` (llama_gradients.py) takes no array.
+- `embed_backward` also takes the sum of the rows of the tables, and `stack_backward` the stored input of each layer.
+- Functions that read ids return only the gradients of weights.
+- For a linear layer without a bias, the gradient of a bias of 0 is returned.
 
-dy is the gradient of y, N the number of rows in all texts of a batch.
+dy is the gradient of y, and N is the number of rows in all texts of a batch.
 """
 
 import math
@@ -72,7 +72,7 @@ def relu_backward(grad, x):
 
 def silu_backward(grad, x):
     """dx = grad s (1 + x (1 - s)), where s = 1 / (1 + exp(-x))."""
-    s = (1 + np.tanh(x / 2)) / 2  # the same, and cannot overflow
+    s = (1 + np.tanh(x / 2)) / 2  # equivalent, without overflow
     return grad * s * (1 + x * (1 - s))
 
 
@@ -151,7 +151,7 @@ def encoder_layer_backward(grad, x, mask, n_heads, activation, eps, attention, a
 
 
 def stack_backward(grad, xs, layers, layer_backward, *sizes):
-    """dx and the gradients of each layer, from the last layer to the first. xs: the hidden states that each reads."""
+    """dx and the gradients of each layer, from the last layer to the first. xs: the input of each layer."""
     grads = [{}] * len(layers)
     for i in reversed(range(len(layers))):
         grad, grads[i] = layer_backward(grad, xs[i], *sizes, **layers[i])
@@ -159,9 +159,9 @@ def stack_backward(grad, xs, layers, layer_backward, *sizes):
 
 
 def distilbert_backward(grad, ids, positions, mask, n_heads, activation, eps, embeddings, layers, pooler, head):
-    """The gradients of the classifier's weights, nested as the weights are, given that of its logits (..., C)."""
+    """The gradients of the classifier's weights, nested like the weights, given the gradient of the logits (..., C)."""
     total = embedding(ids, **embeddings["token"]) + embedding(positions, **embeddings["position"])
-    xs = [layer_norm(total, **embeddings["norm"], eps=eps)]  # the input of each layer, and the result of the last
+    xs = [layer_norm(total, **embeddings["norm"], eps=eps)]  # the input of each layer, and the result of the last layer
     for layer in layers:
         xs.append(encoder_layer(xs[-1], mask, n_heads, activation, eps, **layer))
     dense = linear(xs[-1][..., 0, :], **pooler)

@@ -1,6 +1,6 @@
-"""Heads: answers from the hidden states of a model's last layer, x (..., L, D). Each returns a dict of answers by name.
+"""Heads: answers from the hidden states of the last layer, x (..., L, D). A head returns a dict of answers by name.
 
-A model has one of them. A pooler is a linear layer and an activation on one row of each text. head["output"] is a
+A model has one head. A pooler is a linear layer and an activation on one row of each text. head["output"] is a
 linear layer (D, C) for C labels, or (D, V) for the tokens of the vocabulary.
 """
 
@@ -15,7 +15,7 @@ def hidden_states(x):
 
 
 def pooled_states(x, pooler_activation, pooler):
-    """The hidden states, and act(x_0 W + b) of the first one of each text, (..., D). Devlin et al., 2019, section 3."""
+    """The hidden states, and act(x_0 W + b) of each text's first row x_0, (..., D). Devlin et al., 2019, section 3."""
     pooled = pooler_activation(linear(x[..., 0, :], **pooler))
     return {"last_hidden_state": x, "pooler_output": pooled}
 
@@ -36,7 +36,7 @@ def classify_last(x, ids, pad_id, head):
 
 
 def classify_tokens(x, head):
-    """Logits of every token's labels, (..., L, C). Devlin et al., 2019, section 5.3."""
+    """Logits of the labels of every token, (..., L, C). Devlin et al., 2019, section 5.3."""
     logits = linear(x, **head["output"])
     return {"logits": logits}
 
@@ -50,7 +50,8 @@ def find_answer(x, head):
 def predict_words(x, head_activation, eps, head):
     """Logits of the vocabulary's tokens at each position: LayerNorm(act(x W + b)) E^T + c, (..., L, V).
 
-    The output layer's weight is E^T, (D, V); E is usually the token table (V, D). Devlin et al., 2019, section 3.1.
+    The weight of the output layer is E^T, (D, V), where E is usually the token table (V, D). Devlin et al., 2019,
+    section 3.1.
     """
     activated = head_activation(linear(x, **head["hidden"]))
     y = layer_norm(activated, **head["norm"], eps=eps)
@@ -61,7 +62,7 @@ def predict_words(x, head_activation, eps, head):
 def predict_next(x, head):
     """Logits of the token after each token: x E^T, (..., L, V). Radford et al., 2018, section 3.1.
 
-    The output layer's weight is E^T, (D, V): in tied models, the token table (V, D) transposed.
+    The weight of the output layer is E^T, (D, V): in tied models, the transposed token table (V, D).
     """
     logits = linear(x, **head["output"])
     return {"logits": logits}
@@ -70,8 +71,8 @@ def predict_next(x, head):
 def translate(x, source, scale_output, head):
     """Logits of the token after each target token, (..., L, V), and the encoder's hidden states, (..., S, D).
 
-    Vaswani et al., 2017, section 3.4. scale_output is 1 / sqrt(D) in the T5 models whose projection is the token table,
-    and 1 in others.
+    Vaswani et al., 2017, section 3.4. scale_output is 1 / sqrt(D) in T5 models in which the projection is the token
+    table, and 1 in other models.
     """
     scaled = scale_output * x
     logits = linear(scaled, **head["output"])

@@ -1,8 +1,8 @@
 """Llama: causal pre-norm layers with RMSNorm, rotary positions, grouped queries and gated feed-forward networks.
 
 Touvron et al., 2023, LLaMA, section 2.2, and Llama 2, section 2.2. H heads of queries share G heads of keys and values.
-`past` is the KV cache, the keys and values of P earlier tokens: in a layer, a pair of arrays (..., G, P, K), and in the
-model a list with a pair for each layer. At the start of a text, P is 0 (`decoding.no_past`). There are S = P + L keys.
+`past` is the KV cache, the keys and values of P earlier tokens: in a layer, a pair of arrays (..., G, P, K); in the
+model, a list with a pair for each layer. At the start of a text, P is 0 (`decoding.no_past`). There are S = P + L keys.
 
     a norm       {"weight": (D,)}
     attention    {"query": (D, H K), "key": (D, G K), "value": (D, G K), "output": (H K, D)}, linear layers
@@ -67,7 +67,7 @@ def llama(ids, positions, past, heads, frequencies, magnitude, activation, eps, 
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])  # (L, P + L)
-    past = list(past)  # the caller's stays as it is
+    past = list(past)  # a copy, because the caller's list must not change
     for i, layer in enumerate(layers):
         x, past[i] = llama_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
     return rms_norm(x, **norm, eps=eps), past

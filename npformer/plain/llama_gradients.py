@@ -1,6 +1,6 @@
-"""The gradients of the loss of Llama's next token, and the backward of RMSNorm, rotation, grouped and gated layers.
+"""The gradients of the loss of Llama's next token, and backward functions of its formulas.
 
-`gradients.py` has the backward of the other formulas and explains the arguments. A text is read whole, without a cache.
+`gradients.py` has the other backward functions and explains the arguments. A text is read as a whole, without a cache.
 """
 
 import numpy as np
@@ -38,12 +38,12 @@ def rms_norm_backward(grad, x, weight=1.0, eps=1e-6):
 
 
 def rotate_backward(grad, cos, sin):
-    """dx: the gradient turned back by the same angles. It does not depend on x."""
+    """dx, which is the gradient rotated back by the same angles, and does not depend on x."""
     return rotate(grad, cos, -sin)
 
 
 def rotate_first_backward(grad, cos, sin):
-    """dx: the first columns of each head turned back, for `rotate_first`."""
+    """dx, with the first columns of each head rotated back, for `rotate_first`."""
     return rotate_first(grad, cos, -sin)
 
 
@@ -84,7 +84,7 @@ def grouped_query_attention_backward(grad, x, mask, heads, angles, query, key, v
 
 
 def rotary_attention_backward(grad, x, mask, n_heads, angles, query, key, value, output):
-    """dx and the gradients of the four linear layers: in groups of one, each head has its own keys and values."""
+    """dx and the gradients of the four linear layers. With groups of one, each head has its own keys and values."""
     return grouped_query_attention_backward(grad, x, mask, (n_heads, n_heads), angles, query, key, value, output)
 
 
@@ -106,7 +106,7 @@ def llama_layer_backward(grad, x, mask, heads, angles, activation, eps, attentio
 def llama_backward(
     grad, ids, positions, heads, frequencies, magnitude, activation, eps, embeddings, layers, norm, head
 ):
-    """The gradients of Llama's weights, nested as the weights are, given the gradient of its logits (..., L, V)."""
+    """The gradients of Llama's weights, nested like the weights, given the gradient of the logits (..., L, V)."""
     angles = rotary_angles(positions, frequencies, magnitude)
     sizes = (causal_mask(ids.shape[-1]), heads, angles, activation, eps)
     xs = [embedding(ids, **embeddings["token"])]

@@ -1,7 +1,7 @@
-"""Marian's translators: the Transformer of 2017 with another table of positions. Junczys-Dowmunt et al., 2018, Marian.
+"""Marian's translators: the Transformer of 2017 with other sinusoids. Junczys-Dowmunt et al., 2018, Marian.
 
-All sines of a position come before its cosines. The activation is often SiLU, the logits have a bias, and encoder and
-decoder may share one table of tokens.
+In a row of the table, all sines come before all cosines. The activation is often SiLU, the logits have a bias, and
+encoder and decoder may share one table of tokens.
 """
 
 import numpy as np

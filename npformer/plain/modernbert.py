@@ -1,10 +1,11 @@
 """ModernBERT: an encoder with rotary positions, local layers and gated networks. Warner et al., 2024, section 2.1.
 
-It differs from BERT in its layers, which have no biases: norms come before the blocks, attention rotates queries and
-keys, most layers attend to a window, and the feed-forward network is GeGLU. The first of each three layers is global,
-with 160,000 as the base of its rotary frequencies; the others see 64 tokens on each side, with a base of 10,000.
-mask is (..., 1, 1, L), True for tokens and False for padding, or True for a text alone. `positions` (L,) turn queries
-and keys, and windows are measured between `text_positions` (L,), the positions in the text; both are 0 ... L - 1.
+ModernBERT differs from BERT in its layers, which have no biases: norms come before the blocks, attention rotates
+queries and keys, most layers attend to a window, and the feed-forward network is GeGLU. Of every three layers, the
+first is global, with 160,000 as the base of its rotary frequencies; the others attend to 64 tokens on each side, with a
+base of 10,000. mask is (..., 1, 1, L), True for tokens and False for padding, or True without padding. `positions` (L,)
+rotate queries and keys, and windows are measured in `text_positions` (L,), the positions in the text; both are 0 ... L
+- 1.
 """
 
 import numpy as np
@@ -22,7 +23,7 @@ from npformer.plain.heads import classify_tokens, find_answer, hidden_states, pr
 
 
 def embed(ids, eps, token, norm):
-    """LayerNorm(token): (..., L) -> (..., L, D). No table has positions."""
+    """LayerNorm(token): (..., L) -> (..., L, D). There is no position table."""
     return layer_norm(embedding(ids, **token), **norm, eps=eps)
 
 
@@ -51,8 +52,8 @@ def modernbert(
 ):
     """The normalized hidden states of the last layer, (..., L, D).
 
-    rotations and reaches have an entry for each layer: rotary frequencies and their magnitude, and the number of tokens
-    that a token sees on each side, `math.inf` in global layers. Section 2.1.2.
+    rotations and reaches have an entry for each layer: rotary frequencies and magnitude, and the number of tokens that
+    a token attends to on each side, `math.inf` in global layers. Section 2.1.2.
     """
     x = embed(ids, eps, **embeddings)
     layer_functions = [first_layer] + [later_layer] * (len(layers) - 1)
@@ -69,14 +70,14 @@ def first_row(x, mask):
 
 
 def mean_row(x, mask):
-    """The mean of the rows of each text that are not padding, (..., L, D) -> (..., D)."""
+    """The mean of the rows of each text, without padding, (..., L, D) -> (..., D)."""
     kept = np.broadcast_to(mask, (*x.shape[:-2], 1, 1, x.shape[-2]))  # mask may be True
     kept = kept[..., 0, 0, :, None]  # (..., L, 1)
     return x.mean(axis=-2, where=kept)
 
 
 def transform(x, head_activation, eps, head):
-    """LayerNorm(act(x W)), (..., D) -> (..., D): every head has this layer before its last one."""
+    """LayerNorm(act(x W)), (..., D) -> (..., D): the layer before the last layer of every head."""
     activated = head_activation(linear(x, **head["hidden"]))
     return layer_norm(activated, **head["norm"], eps=eps)
 
@@ -89,7 +90,7 @@ def classify_row(x, mask, pooling, head_activation, eps, head):
 
 
 def transform_and_classify_tokens(x, head_activation, eps, head):
-    """Logits of every token's labels, (..., L, C)."""
+    """Logits of the labels of every token, (..., L, C)."""
     return classify_tokens(transform(x, head_activation, eps, head), head)
 
 

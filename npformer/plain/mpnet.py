@@ -1,9 +1,9 @@
 """MPNet: BERT with a bias for each distance between tokens. Song et al., 2020, MPNet.
 
-It differs from BERT in its attention, which adds T5's relative biases to the scores, from one table for all layers. It
-has no token types. `positions` are rows of the position table, those of RoBERTa's `padded_positions`; distances are
-those of `text_positions`, the positions in the text, 0 ... L - 1. mask is (..., 1, 1, L), True for tokens and False
-for padding, or True for a text alone.
+MPNet differs from BERT in its attention, which adds T5's relative biases to the scores, from one table for all layers.
+There are no token types. `positions` are rows of the position table, as from RoBERTa's `padded_positions`. Distances
+are differences of `text_positions`, the positions in the text, 0 ... L - 1. mask is (..., 1, 1, L), True for tokens and
+False for padding, or True without padding.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Nomic BERT: BERT with rotary positions and gated feed-forward networks. Nussbaum et al., 2024, Nomic Embed.
 
-It differs from BERT in its attention, which rotates queries and keys by their positions instead of adding a table of
-positions to the embeddings (Su et al., 2021), and in its feed-forward network, SwiGLU (Shazeer, 2020). Layers have no
-biases. mask is (..., 1, 1, L), True for tokens and False for padding, or True for a text alone.
+Nomic BERT differs from BERT in its attention, which rotates queries and keys by their positions instead of adding a
+table of positions to the embeddings (Su et al., 2021), and in its feed-forward network, SwiGLU (Shazeer, 2020). Layers
+have no biases. mask is (..., 1, 1, L), True for tokens and False for padding, or True without padding.
 """
 
 from npformer.plain.formulas import embedding, gated_feed_forward, layer_norm, rotary_angles, rotary_attention

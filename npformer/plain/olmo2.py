@@ -1,7 +1,7 @@
 """OLMo 2: Llama with norms after the blocks, and with norms of queries and keys. Team OLMo, 2024, 2 OLMo 2 Furious.
 
-It differs from Llama in its layer (equations 1 and 2), and in its attention: queries and keys are normalized, all heads
-of a row together, before they are rotated.
+OLMo 2 differs from Llama in its layer (equations 1 and 2), and in its attention, where queries and keys are normalized
+before the rotation, all heads of a row together.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ from npformer.plain.heads import classify_last, hidden_states, predict_next
 
 
 def olmo2_attention(x, past, mask, heads, angles, eps, query, key, value, query_norm, key_norm, output, output_norm):
-    """RMSNorm(SelfAttention(X)): the norm after the block is here, as its weights are in `attention`. heads: H and G.
+    """RMSNorm(SelfAttention(X)), with the norm after the block, because its weights are in `attention`. heads: H and G.
 
     x (..., L, D), past two (..., G, P, K), mask (L, P + L) -> (..., L, D), and two (..., G, P + L, K).
     """
@@ -59,12 +59,12 @@ def olmo2_layer(x, past, mask, heads, angles, activation, eps, attention, ffn):
 def olmo2(ids, positions, past, heads, frequencies, magnitude, activation, eps, embeddings, layers, norm):
     """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
 
-    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    ids (..., L) and positions (L,) of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
     """
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     mask = causal_mask(ids.shape[-1], past[0][0].shape[-2] + ids.shape[-1])  # (L, P + L)
-    past = list(past)  # the caller's stays as it is
+    past = list(past)  # a copy, because the caller's list must not change
     for i, layer in enumerate(layers):
         x, past[i] = olmo2_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
     return rms_norm(x, **norm, eps=eps), past

@@ -1,7 +1,8 @@
 """OPT: GPT-2 with ReLU, and with positions that begin at row 2. Zhang et al., 2022, OPT, section 2.1.
 
 The model with 350M parameters has norms after the blocks, no norm after the last layer, and a token table of E < D
-columns. Its rows are projected to D columns, and back to E columns at the end. Other checkpoints mix these choices.
+columns. The rows of this table are projected to D columns, and back to E columns at the end. Other checkpoints combine
+these choices.
 """
 
 from npformer.plain.formulas import causal_mask, embedding, encoder_layer, layer_norm, linear
@@ -22,7 +23,7 @@ def embed_narrow(ids, positions, token, project, position):
 
 
 def unchanged(x, eps=0.0):
-    """x itself, in models without the last norm, or without the projection."""
+    """x itself, in models without the last norm or without the projection."""
     return x
 
 
@@ -32,8 +33,8 @@ def opt(
 ):  # fmt: skip
     """The hidden states after the last layer, (..., L, D), or (..., L, E) for a narrow table.
 
-    ids (..., L), positions (L,): row 2 of the position table, row 3, and so on.
-    The functions that CHOICES lists differ between checkpoints.
+    ids (..., L), positions (L,): rows 2, 3, ... of the position table. The functions in CHOICES differ between
+    checkpoints.
     """
     x = embed_tokens(ids, positions, **embeddings)
     mask = causal_mask(ids.shape[-1])  # (L, L)

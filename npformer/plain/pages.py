@@ -1,4 +1,4 @@
-"""Finds the page of a model, and computes a loaded model's answers by its page."""
+"""Finds the page of a model, and computes the answers of a loaded model with its page."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from npformer.plain.sizes import bind
 
 #: Modules that are not pages.
 NO_PAGES = frozenset({"__init__", "pages", "sizes", "source"})
-#: model_type -> its page, where the page has another name.
+#: model_type -> page, if the page has a different name.
 PAGES = {
     "xlm-roberta": "roberta",
     "camembert": "roberta",
     "deberta-v2": "deberta",
     "gemma3_text": "gemma3",
     "mt5": "t5",
-    "transformer": "torch_nn",  # torch's own modules; the page of 2017 is called transformer, too
+    "transformer": "torch_nn",  # torch's modules; the page of the 2017 model is also called transformer
 }
 
 PACKAGE = "npformer.plain."
-#: After the name of a page: the page, edited for decoders that are encoders (`is_causal` false in config.json).
+#: Suffix of the name of a page that is edited for decoders used as encoders (`is_causal` false in config.json).
 AS_ENCODER = "_as_encoder"
-#: Masks of decoders -> the masks of such models.
+#: Mask function of a decoder -> mask function of such a model.
 UNORDERED = {"causal_mask": "full_mask", "causal_window_mask": "window_mask"}
 NOTE = "\n\nEdited for a model that attends to later tokens, too (`is_causal` false): its mask hides none."
 
@@ -48,7 +48,8 @@ def page(model_type: str) -> ModuleType:
 
     Returns
     -------
-    module. MODEL is the function that computes the hidden states of the last layer, HEADS has that of each head.
+    module. MODEL is the function that computes the hidden states of the last layer, and HEADS has the functions of
+    heads.
 
     Raises
     ------
@@ -70,7 +71,7 @@ def page(model_type: str) -> ModuleType:
 
 
 def page_of(config: Any) -> ModuleType:
-    """The page of a loaded model, given its config. Decoders that attend to later tokens have an edited page."""
+    """The page of a loaded model, given its config. A decoder that attends to later tokens has an edited page."""
     name = PAGES.get(config.model_type, config.model_type)
     module = page(name)
     is_encoder = not config.causal and not config.decoder and not hasattr(module, "ALONE")
@@ -97,7 +98,7 @@ def text_of(name: str) -> str:
 
 
 def _page_with(name: str) -> str:
-    """The page that defines a function, or that has a similar name, for an error that names it."""
+    """The page that defines a function or has a similar name, for an error message."""
     if not isinstance(name, str):
         return ""
     if name.lower() in names():
@@ -119,7 +120,7 @@ def names() -> list[str]:
 
 
 def run(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The answers of a loaded model, computed by its page: one text after another, and slowly.
+    """The answers of a loaded model, computed by its page, which is slow: one text after another.
 
     Parameters
     ----------
@@ -133,7 +134,7 @@ def run(model: Any, *args: Any, **kwargs: Any) -> Any:
     Raises
     ------
     NpformerError
-        model is not a loaded model, or the arguments are invalid for it.
+        model is not a loaded model, or the arguments are invalid for the model.
 
     Examples
     --------
@@ -157,7 +158,7 @@ def run(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def answers(on: ModuleType, config: Any, weights: Mapping[str, Any], text: Any) -> dict[str, np.ndarray]:
-    """The answers of a model for one text, or one pair of source and target, computed on a page."""
+    """The answers of a model for one text, or one pair of source and target, computed by a page."""
     function, head = functions_of(on, config, weights)
     rows = bind(function, config, weights, text)()
     x, *others = rows if isinstance(rows, tuple) else (rows,)
@@ -172,14 +173,14 @@ def functions_of(
     """The functions of a page that compute the rows of the last layer, and the answers of a head from them."""
     head = on.HEADS[config.head]
     if "pooler" in inspect.signature(head).parameters and "pooler" not in weights:
-        head = heads.hidden_states  # a base model whose file has no pooler
+        head = heads.hidden_states  # a base model without a pooler in its file
     if config.head == "causal-lm":
         head = getattr(on, "WITH_CAP" if config.logit_cap else "WITHOUT_CAP", head)
     return _model(on, config), head
 
 
 def _model(on: ModuleType, config: Any) -> Callable[..., Any]:
-    """The function of a model on a page, which may have a second one."""
+    """The function of a model on a page, which may have a second function for a single stack."""
     if config.convolution:
         return on.WITH_CONVOLUTION
-    return on.ALONE if hasattr(on, "ALONE") and not config.decoder else on.MODEL  # one stack of an encoder-decoder
+    return on.ALONE if hasattr(on, "ALONE") and not config.decoder else on.MODEL  # a single stack of an encoder-decoder

@@ -1,8 +1,8 @@
 """Phi-3 and Phi-4: Llama with a window, and with rotary positions for texts of up to 128,000 tokens.
 
-Abdin et al., 2024, Phi-3 Technical Report, section 2. It differs from Llama in its mask, in which a token sees itself
-and the `reach` tokens before it (reach = sliding_window - 1), and in its rotation: Phi-4 mini rotates only the first
-columns of each head. Models for long texts have the frequencies of LongRoPE (`rotary.py`).
+Abdin et al., 2024, Phi-3 Technical Report, section 2. Phi-3 differs from Llama in its mask, so that a token attends to
+itself and to the `reach` tokens before it (reach = sliding_window - 1), and in its rotation: Phi-4 mini rotates only
+the first columns of each head. Models for long texts have the frequencies of LongRoPE (`rotary.py`).
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ from npformer.plain.mistral import all_positions
 
 
 def phi3_attention(x, past, mask, heads, angles, query, key, value, output):
-    """Grouped attention of heads whose first columns are rotated. (..., L, D) -> (..., L, D), and the keys and values.
+    """Grouped attention with the first columns of heads rotated. (..., L, D) -> (..., L, D), and the keys and values.
 
     past two (..., G, P, K), mask (L, P + L), angles two (L, R / 2) for R rotated columns. heads: H and G.
     """
@@ -56,13 +56,13 @@ def phi3_layer(x, past, mask, heads, angles, activation, eps, attention, attenti
 def phi3(ids, positions, past, heads, frequencies, magnitude, reach, activation, eps, embeddings, layers, norm):
     """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
 
-    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    ids (..., L) and positions (L,) of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
     """
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (P + L,)
     mask = causal_window_mask(positions, key_positions, reach)
-    past = list(past)  # the caller's stays as it is
+    past = list(past)  # a copy, because the caller's list must not change
     for i, layer in enumerate(layers):
         x, past[i] = phi3_layer(x, past[i], mask, heads, angles, activation, eps, **layer)
     return rms_norm(x, **norm, eps=eps), past

@@ -1,8 +1,8 @@
 """Qwen3: Llama with norms of queries and keys, and with a window in some layers.
 
-Yang et al., 2025, Qwen3 Technical Report, section 2. It differs from Llama in its attention: each head of queries and
-keys is normalized before it is rotated (Dehghani et al., 2023). `reaches` has an entry for each layer: the number of
-earlier tokens that a token sees, sliding_window - 1, or `math.inf` for all.
+Yang et al., 2025, Qwen3 Technical Report, section 2. Qwen3 differs from Llama in its attention: each head of queries
+and keys is normalized before the rotation (Dehghani et al., 2023). `reaches` has an entry for each layer: the number of
+earlier tokens that a token attends to, sliding_window - 1, or `math.inf` for all.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ from npformer.plain.mistral import all_positions
 def qwen3_attention(x, past, mask, heads, angles, eps, query, key, value, query_norm, key_norm, output):
     """Grouped attention of normalized heads. x (..., L, D), past two (..., G, P, K), mask (L, P + L) -> (..., L, D).
 
-    The weights of the two norms are (K,): the heads of a layer share them. heads: H and G.
+    The weights of the two norms are (K,), shared by the heads of a layer. heads: H and G.
     """
     n_heads, n_kv_heads = heads
     query_normed = rms_norm(split_heads(linear(x, **query), n_heads), **query_norm, eps=eps)  # (..., H, L, K)
@@ -57,12 +57,12 @@ def qwen3_layer(x, past, mask, heads, angles, activation, eps, attention, attent
 def qwen3(ids, positions, past, heads, frequencies, magnitude, reaches, activation, eps, embeddings, layers, norm):
     """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
 
-    ids (..., L) and positions (L,): those of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
+    ids (..., L) and positions (L,) of the new tokens. past, heads, frequencies, magnitude: as in `llama`.
     """
     x = embedding(ids, **embeddings["token"])
     angles = rotary_angles(positions, frequencies, magnitude)
     key_positions = all_positions(positions, past)  # (P + L,)
-    past = list(past)  # the caller's stays as it is
+    past = list(past)  # a copy, because the caller's list must not change
     for i, (layer, reach) in enumerate(zip(layers, reaches)):
         mask = causal_window_mask(positions, key_positions, reach)
         x, past[i] = qwen3_layer(x, past[i], mask, heads, angles, activation, eps, **layer)

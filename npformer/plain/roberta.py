@@ -1,7 +1,7 @@
 """RoBERTa, XLM-RoBERTa and CamemBERT: BERT with other positions. Liu et al., 2019, RoBERTa.
 
-They differ from BERT in one line: positions are counted from the padding token's id, and padding is not counted. The
-pooler's activation is the same, and a text classifier has its own pooler.
+These models differ from BERT in one line: positions are counted from the padding token's id, without padding. The
+activation of the pooler is the same as in BERT, and a text classifier has its own pooler.
 """
 
 from npformer.plain.bert import bert
@@ -19,7 +19,7 @@ def padded_positions(ids, pad_id):
 
 
 def roberta(ids, positions, token_type_ids, mask, n_heads, activation, eps, embeddings, layers):
-    """The rows of the last layer, (..., L, D). positions: those of `padded_positions`."""
+    """The rows of the last layer, (..., L, D). positions: as from `padded_positions`."""
     return bert(ids, positions, token_type_ids, mask, n_heads, activation, eps, embeddings, layers)
 
 

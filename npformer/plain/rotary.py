@@ -1,9 +1,9 @@
-"""Frequencies of rotary positions, (K / 2,), and how long texts change them. Su et al., 2021, RoFormer, section 3.2.2.
+"""Frequencies of rotary positions, (K / 2,), and scalings for long texts. Su et al., 2021, RoFormer, section 3.2.2.
 
-A scaling lets a model read texts that are longer than those in training, of `original` tokens. Frequencies are rounded
-to float32 for every dtype, as in the training of the checkpoints. The angles are not rounded: transformers computes
-their cosines in float32 even for float64 models, so its logits may differ by 1e-6. The magnitude, a factor of cosines
-and sines, is 1 unless the scaling has one (`yarn_magnitude`, `longrope_magnitude`).
+With a scaling, a model can read texts that are longer than the texts in training, which had `original` tokens.
+Frequencies are rounded to float32 for every dtype, as when the checkpoints were trained. Angles are not rounded.
+transformers computes cosines of angles in float32 even for float64 models, so its logits may differ by 1e-6. The
+magnitude, a factor of cosines and sines, is 1 unless the scaling defines it (`yarn_magnitude`, `longrope_magnitude`).
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def rotary_periods(d_head, theta):
-    """theta^(2 i / K) for i = 0 ... K / 2 - 1, the number of tokens in which pair i turns by 1 radian.
+    """theta^(2 i / K) for i = 0 ... K / 2 - 1, the number of tokens over which pair i rotates by 1 radian.
 
     >>> rotary_periods(4, 10000.0)
     array([  1., 100.], dtype=float32)
@@ -31,7 +31,7 @@ def rotary_frequencies(d_head, theta):
 
 
 def linear_scaling(frequencies, factor):
-    """Frequencies divided by a factor, which is the same as positions divided by it.
+    """Frequencies divided by a factor, which has the same effect as dividing positions by the factor.
 
     Chen et al., 2023, Extending Context Window of Large Language Models via Positional Interpolation, section 2.3.
     """
@@ -39,9 +39,10 @@ def linear_scaling(frequencies, factor):
 
 
 def dynamic_frequencies(d_head, theta, factor, original, length):
-    """Frequencies with a base that grows with the text: theta (s n / original - s + 1)^(K / (K - 2)).
+    """Frequencies with a base that grows with the length of the text: theta (s n / original - s + 1)^(K / (K - 2)).
 
-    s is the factor, and n the length of the text, or `original` in shorter texts. Peng et al., 2023, YaRN, section 3.3.
+    s is the factor, and n is the length of the text, or `original` for shorter texts. Peng et al., 2023, YaRN, section
+    3.3.
     """
     longest = np.float32(max(length, original))
     grown = np.float32(factor) * longest / np.float32(original) - np.float32(factor - 1)
@@ -50,9 +51,10 @@ def dynamic_frequencies(d_head, theta, factor, original, length):
 
 
 def llama3_scaling(frequencies, factor, low, high, original):
-    """Divides low frequencies by a factor, keeps high ones, and blends those between. Llama 3.1's published code.
+    """Divides low frequencies by a factor, keeps high frequencies, and blends the rest. Llama 3.1's published code.
 
-    A frequency is low if it turns fewer than `low` times in `original` positions, and high if more than `high` times.
+    A frequency is low with fewer than `low` rotations in `original` positions, and high with more than `high`
+    rotations.
     """
     turns = np.float32(original) / (np.float32(2 * math.pi) / frequencies)
     kept = np.clip((turns - np.float32(low)) / np.float32(high - low), 0, 1)
@@ -60,7 +62,7 @@ def llama3_scaling(frequencies, factor, low, high, original):
 
 
 def yarn_pair(turns, d_head, theta, original):
-    """The pair i, with a fraction, that turns this often in training: original theta^(-2 i / K) = 2 pi turns.
+    """The pair i, a fractional number, that makes this many turns in training: original theta^(-2 i / K) = 2 pi turns.
 
     Peng et al., 2023, YaRN, section 3.2 and its published code, which rounds i.
     """
@@ -68,7 +70,7 @@ def yarn_pair(turns, d_head, theta, original):
 
 
 def yarn_ramp(first, last, d_head):
-    """0 for pairs up to `first`, 1 for pairs from `last`, and a line between them, (K / 2,). Section 3.2.
+    """0 for pairs up to `first`, 1 for pairs from `last`, and linear between these, (K / 2,). Section 3.2.
 
     >>> yarn_ramp(1, 3, d_head=10)
     array([0. , 0. , 0.5, 1. , 1. ], dtype=float32)
@@ -80,17 +82,17 @@ def yarn_ramp(first, last, d_head):
 
 
 def yarn_scaling(frequencies, factor, ramp):
-    """Divides low frequencies by a factor, keeps high ones, and blends those between by the ramp. Section 3.2."""
+    """Divides low frequencies by a factor, keeps high frequencies, and blends the rest by the ramp. Section 3.2."""
     return (frequencies / np.float32(factor) * ramp + frequencies * (1 - ramp)).astype(np.float32)
 
 
 def yarn_magnitude(factor):
-    """0.1 ln(s) + 1 for factor s. Scores grow by its square. Peng et al., 2023, YaRN, section 3.4."""
+    """0.1 ln(s) + 1 for factor s. Scores are multiplied by its square. Peng et al., 2023, YaRN, section 3.4."""
     return 0.1 * math.log(max(factor, 1.0)) + 1.0
 
 
 def longrope_divisors(length, original, short, long):
-    """The divisors of a text of this length: those of long texts beyond `original` tokens, (K / 2,).
+    """The divisors for a text of this length, (K / 2,): `long` beyond `original` tokens, else `short`.
 
     >>> longrope_divisors(5, 4, short=[1.0, 1.5], long=[2.0, 3.0]).tolist()
     [2.0, 3.0]
@@ -99,7 +101,7 @@ def longrope_divisors(length, original, short, long):
 
 
 def longrope_frequencies(d_head, theta, divisors):
-    """theta^(-2 i / K) / divisor_i, (K / 2,). The divisors of long texts and of texts up to `original` tokens differ.
+    """theta^(-2 i / K) / divisor_i, (K / 2,). The divisors depend on whether a text has more than `original` tokens.
 
     Ding et al., 2024, LongRoPE, section 3. A search found the divisors, which are in config.json.
     """

@@ -1,7 +1,7 @@
-"""The arguments of pages, from a model's config, under the names of the pages' parameters.
+"""The arguments of the functions on pages, by the names of parameters, from the config of a model.
 
-An argument that depends on the text, such as its mask, is an expression: a `Call` of a function of a page or of NumPy,
-with the names of the text's own values. `bind` computes it for a text, and `source.py` writes it into a file.
+An argument that depends on the text, such as a mask, is an expression: a `Call` of a function of a page or of NumPy,
+with names of values of the text. `bind` computes the expression for a text, and `source.py` writes it to a file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def bind(function: Callable[..., Any], config: Any, weights: Mapping[str, Any], text: Any) -> Callable[..., Any]:
-    """The function of a page with the arguments that a config, weights and a text give. Other arguments stay open."""
+    """A function of a page with the arguments from a config, weights and a text. Other arguments stay unbound."""
     parameters = inspect.signature(function).parameters
     known = _values(config, text)
     sizes = {
@@ -59,7 +59,7 @@ def bind(function: Callable[..., Any], config: Any, weights: Mapping[str, Any], 
 
 
 def computed(expression: Any, known: Mapping[str, Any]) -> Any:
-    """The value of an expression, from the values of a text by name."""
+    """The value of an expression, given the values of a text by name."""
     if isinstance(expression, Name):
         return known[expression.name]
     if isinstance(expression, Call):
@@ -68,7 +68,7 @@ def computed(expression: Any, known: Mapping[str, Any]) -> Any:
 
 
 def _values(config: Any, text: Any) -> dict[str, Any]:
-    """The values of a text by name: its ids, and all that it gives itself instead of what follows from its ids."""
+    """The values of a text by name: its ids, and values that it sets explicitly, such as positions."""
     source, target = text if isinstance(text, tuple) else (text, None)
     given = {
         "ids": source.ids,
@@ -84,12 +84,12 @@ def _values(config: Any, text: Any) -> dict[str, Any]:
 
 
 def chosen(name: str, function: Callable[..., Any], config: Any) -> Any:
-    """The function that a config chooses for a parameter, from CHOICES of the page of `function`."""
+    """The function that a config selects for a parameter, from CHOICES on the page of `function`."""
     return function.__globals__["CHOICES"][name][OPTIONS[name](config)]
 
 
 def _positions(config: Any) -> Any:
-    """The row of the position table for each token, or the position by which its queries and keys are rotated."""
+    """The row of the position table for each token, or the position for rotating its query and key."""
     if config.uncounted is not None:
         return Call(padded_positions, (IDS, config.uncounted))
     return _from(config.positions.first, IDS)
@@ -102,12 +102,12 @@ def _from(first: int, ids: Any) -> Call:
 
 
 def _target(config: Any) -> Any:
-    """The ids that the decoder reads: those of the target, or the text's own, shifted right."""
+    """The ids that the decoder reads: the ids of the target, or the ids of the text shifted right."""
     return TARGET_IDS if config.head == "translation" else Call(shifted, (IDS, config.decoder.start_id))
 
 
 def of_layer(config: Any, layer: int, field: str) -> Any:
-    """The mechanism of a layer that has this field; None if there is no such mechanism."""
+    """The mechanism in a layer that has this field; None if there is no such mechanism."""
     return next((each for each in config.mechanisms_of(layer) if hasattr(each, field)), None)
 
 
@@ -144,7 +144,8 @@ def _longrope(theta: float, d_head: int, scaling: Any) -> Call:
     return Call(rotary.longrope_frequencies, (d_head, theta, divisors))
 
 
-#: Class of a scaling in a config -> the frequencies, from theta and the rotated columns, or an expression of them.
+#: Class of a scaling in a config -> function from theta and the rotated columns to the frequencies or an expression of
+#: them.
 SCALINGS: Mapping[str, Callable[[float, int, Any], Any]] = {
     "Linear": lambda theta, d_head, s: rotary.linear_scaling(rotary.rotary_frequencies(d_head, theta), s.factor),
     "Dynamic": lambda theta, d_head, s: Call(rotary.dynamic_frequencies, (d_head, theta, s.factor, s.original, LENGTH)),
@@ -160,7 +161,8 @@ MAGNITUDES: Mapping[str, Callable[[Any], float]] = {
     "LongRope": lambda s: s.attention or rotary.longrope_magnitude(s.factor, s.original),
 }
 
-#: The soft cap of scores without one: so high that it changes no number, a power of 2, so that nothing is rounded.
+#: The soft cap for scores without a cap: so high that no number changes, and a power of 2, so that no number is
+#: rounded.
 NO_CAP = 2.0**64
 
 #: Name of a parameter -> key of its function in the CHOICES of the page.
@@ -178,10 +180,10 @@ OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "src_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
     "tgt_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
 }
-#: Groups of weights that only some models of a family have. Without them, the function that reads them takes none.
+#: Groups of weights that only some models of a family have. A function that reads a missing group gets no weights.
 OPTIONAL = ("norm", "project", "distances_norm")
 
-#: Name of a parameter -> its value, or the expression of its value for a text, from a config.
+#: Name of a parameter -> function from a config to a value, or to an expression of the value for a text.
 SIZES: Mapping[str, Callable[[Any], Any]] = {
     "ids": lambda config: IDS,
     "positions": lambda config: _positions(config),

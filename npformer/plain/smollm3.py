@@ -1,9 +1,9 @@
 """SmolLM3: Llama with layers that do not rotate (NoPE). Bakouch et al., 2025, SmolLM3; Yang et al., 2025, RNoPE.
 
-It differs from Llama in its angles and its mask. `rotations` has the frequencies and the magnitude of rotary positions
-for each layer. In every fourth layer, the frequencies are 0, and so is the angle at every position: such a layer knows
-the order of tokens from the mask alone. `reaches` has an entry for each layer: the number of earlier tokens that a
-token sees, sliding_window - 1, or `math.inf` for all.
+SmolLM3 differs from Llama in its angles and its mask. `rotations` has the frequencies and the magnitude of rotary
+positions for each layer. In every fourth layer, frequencies and angles are 0, so the layer knows the order of tokens
+only from the mask. `reaches` has an entry for each layer: the number of earlier tokens that a token attends to,
+sliding_window - 1, or `math.inf` for all.
 """
 
 from npformer.plain.formulas import causal_window_mask, embedding, rms_norm, rotary_angles
@@ -15,11 +15,11 @@ from npformer.plain.mistral import all_positions
 def smollm3(ids, positions, past, heads, rotations, reaches, activation, eps, embeddings, layers, norm):
     """The normalized hidden states of the last layer, (..., L, D), and the next `past`.
 
-    ids (..., L) and positions (L,): those of the new tokens. past and heads: as in `llama`.
+    ids (..., L) and positions (L,) of the new tokens. past and heads: as in `llama`.
     """
     x = embedding(ids, **embeddings["token"])
     key_positions = all_positions(positions, past)  # (P + L,)
-    past = list(past)  # the caller's stays as it is
+    past = list(past)  # a copy, because the caller's list must not change
     for i, (layer, rotation, reach) in enumerate(zip(layers, rotations, reaches)):
         angles = rotary_angles(positions, *rotation)
         mask = causal_window_mask(positions, key_positions, reach)

@@ -1,4 +1,4 @@
-"""The text of a page: as it is, or with everything that it uses in one file that needs NumPy alone."""
+"""The text of a page: unchanged, or with everything that it uses in one file that needs only NumPy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from npformer.common.errors import NpformerError
 from npformer.plain.pages import PACKAGE, functions_of, page, page_of, text_of
 from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, Call, Name, chosen
 
-#: Name of a value of a text -> its expression in a file, if it has no variable there.
+#: Name of a value of a text -> expression in a file, for values without a variable.
 IN_FILE = {"length": "len(ids)"}
-#: The form of an argument with a line of its own: long ones, such as lists with an entry for each layer, have several.
+#: The form of an argument on a separate line. Long arguments, such as lists with an entry for each layer, have several
+#: lines.
 LONG: Mapping[str, Any] = {
     "width": 116, "initial_indent": " " * 8, "subsequent_indent": " " * 12, "break_long_words": False,
     "break_on_hyphens": False,
@@ -30,7 +31,7 @@ Place = tuple[str, str]  # a page and a name that it defines
 
 
 class Contents(NamedTuple):
-    """The docstring of a page, the text of each definition, and where the names that it imports are defined."""
+    """The docstring of a page, the text of each definition, and the places where imported names are defined."""
 
     docstring: str
     definitions: Mapping[str, str]
@@ -43,8 +44,8 @@ def source(model: Any, standalone: bool = False) -> str:
     Parameters
     ----------
     model : the name of a family, such as "llama", or a loaded model
-    standalone : bool, one file with everything that the page uses, which needs NumPy alone. For a loaded model, it ends
-        with a `main` that prints answers, and reads the arrays that `standalone_model` returns beside the text.
+    standalone : bool, return one file with everything that the page uses, which needs only NumPy. For a loaded model,
+    the file ends with a `main` that prints answers, and reads the arrays that `standalone_model` also returns.
 
     Returns
     -------
@@ -73,13 +74,13 @@ def source(model: Any, standalone: bool = False) -> str:
 def standalone_model(
     model: Any, ids: Iterable[int] = (), arrays: str = "model.npz"
 ) -> tuple[str, dict[str, np.ndarray]]:
-    """One file that computes a loaded model's answers with NumPy alone, and the arrays that it reads.
+    """A file that computes the answers of a loaded model with only NumPy, and the arrays that the file reads.
 
     Parameters
     ----------
     model : a loaded model
-    ids : token ids of the text whose answers the file prints if it is called without ids
-    arrays : name of the file with the arrays, in the folder of the text
+    ids : token ids of the text for which the file prints answers if it is called without ids
+    arrays : name of the file with the arrays, in the same folder
 
     Returns
     -------
@@ -152,18 +153,18 @@ if __name__ == "__main__":
 
 def _filled(template: str, **values: Any) -> str:
     names = "|".join(map(str.upper, values))
-    return re.sub(names, lambda found: str(values[found[0].lower()]), template)  # a value may contain such a name
+    return re.sub(names, lambda found: str(values[found[0].lower()]), template)  # at once: values may contain names
 
 
 class _File:
-    """The calls of pages' functions in `main`: their text, the functions that they name, and arrays to store."""
+    """Writes the calls in `main` as text, and collects the functions that they use and the arrays to store."""
 
     def __init__(self, config: Any, weights: Mapping[str, Any], flat: dict[str, np.ndarray]) -> None:
         self.config, self.weights, self.flat = config, weights, flat
         self.used: list[Callable[..., Any]] = []
 
     def call(self, function: Any) -> str:
-        """The call of a function of a page. Adds the arrays among its sizes to `flat`, as weights."""
+        """The call of a function of a page. Adds arrays among the sizes to `flat`, as weights."""
         names = inspect.signature(function).parameters
         given = [f"{name}={text}" for name in names if (text := self._argument(name, function))]
         call = f"{function.__name__}({', '.join(given)})"
@@ -173,7 +174,7 @@ class _File:
         return f"{function.__name__}(\n{arguments}    )"
 
     def _argument(self, name: str, function: Any) -> str:
-        """The text of an argument; "" for one with a default, which the model does not have."""
+        """The text of an argument; "" for an argument that has a default and does not apply to the model."""
         if name in SIZES:
             return self._written(SIZES[name](self.config), name)
         if name in OPTIONS:
@@ -184,7 +185,7 @@ class _File:
         return optional if name in OPTIONAL else {"x": "x", "source": "others[0]"}[name]
 
     def _written(self, value: Any, name: str) -> str:
-        """An expression with this value. Arrays are stored as weights, each once."""
+        """An expression with this value. Arrays are stored as weights, without duplicates."""
         if isinstance(value, np.ndarray):
             stored = {key: each for key, each in self.flat.items() if key.startswith("sizes.")}
             key = next((key for key, each in stored.items() if np.array_equal(each, value)), f"sizes.{name}")
@@ -202,7 +203,7 @@ class _File:
         return repr(value).replace("inf", "np.inf")
 
     def _named(self, function: Callable[..., Any]) -> str:
-        """The name of a function, which the file then has if it is on a page."""
+        """The name of a function. A function of a page is added to the file."""
         name = function.__name__
         if str(function.__module__).startswith(PACKAGE):
             self.used.append(function)
@@ -210,7 +211,7 @@ class _File:
 
 
 def _flat(weights: Any) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays by name, and for each array that is another one, or its transpose, an assignment to it."""
+    """The arrays by name, and an assignment for each array that is the same as another array or its transpose."""
     found: dict[str, np.ndarray] = {}
     _walk(weights, "", found)
     first: dict[tuple[int, tuple[int, ...]], str] = {}
@@ -237,7 +238,7 @@ def _walk(node: Any, name: str, found: dict[str, np.ndarray]) -> None:
 
 
 def one_file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
-    """The docstring, the imports, and the definitions with all that they use, each after the definitions it uses."""
+    """The docstring, the imports, and the definitions with everything that they use, in order of dependency."""
     order: list[Place] = []
     for place in wanted:
         _add(place, order)
@@ -261,7 +262,7 @@ def one_file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
 
 
 def _add(place: Place, order: list[Place]) -> None:
-    """Appends a definition to the order, after all that it uses."""
+    """Appends a definition to the order, after all definitions that it uses."""
     if place in order:
         return
     name, defined = place

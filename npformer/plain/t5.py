@@ -1,9 +1,9 @@
 """T5, FLAN-T5 and mT5: a pre-norm encoder and decoder with biases for distances. Raffel et al., 2020, T5.
 
-It differs from the Transformer of 2017 in its norms, RMSNorm before the blocks, and in its scores, which are not
+T5 differs from the Transformer of 2017 in its norms, RMSNorm before the blocks, and in its scores, which are not
 divided by sqrt(K). Linear layers have no biases, and no table of positions is added to the embeddings. Each stack has
-one table of biases for the scores of all its layers, a bias for each head and each bucket of distances (section 2.1).
-`ffn_function`: `feed_forward` in T5 1.0, with ReLU, and `gated_feed_forward` in T5 1.1 and mT5 (Shazeer, 2020).
+one table of biases for the scores of all its layers, with a bias for each head and each bucket of distances (section
+2.1). `ffn_function`: `feed_forward` in T5 1.0, with ReLU, and `gated_feed_forward` in T5 1.1 and mT5 (Shazeer, 2020).
 `source` is the result of the encoder, and text_positions are the positions in the text, 0 ... L - 1.
 """
 
@@ -16,7 +16,7 @@ from npformer.plain.heads import classify_end, classify_tokens, find_answer, hid
 
 
 def one_sided_buckets(distances, n_buckets, max_distance):
-    """Bucket d for distances d < n / 2, and logarithmic ones up to max_distance. Section 2.1 and the published code.
+    """Bucket d for distances d < n / 2, and logarithmic buckets up to max_distance. Section 2.1 and the published code.
 
     >>> one_sided_buckets(np.array([0, 1, 9, 20, 200]), 32, 128).tolist()
     [0, 1, 9, 17, 31]
@@ -28,7 +28,7 @@ def one_sided_buckets(distances, n_buckets, max_distance):
 
 
 def relative_buckets(distances, n_buckets, max_distance):
-    """The bucket of each distance key - query in an encoder: later keys have the upper half of the buckets.
+    """The bucket of each distance key - query in an encoder, with the upper half of the buckets for later keys.
 
     >>> relative_buckets(np.array([-200, -9, -1, 0, 1, 9, 200]), 32, 128).tolist()
     [15, 8, 1, 0, 17, 24, 31]
@@ -38,7 +38,7 @@ def relative_buckets(distances, n_buckets, max_distance):
 
 
 def causal_buckets(distances, n_buckets, max_distance):
-    """The bucket of each distance key - query in a decoder, which has buckets for earlier keys only."""
+    """The bucket of each distance key - query in a decoder, which has buckets only for earlier keys."""
     return one_sided_buckets(np.maximum(-distances, 0), n_buckets, max_distance)
 
 

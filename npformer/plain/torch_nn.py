@@ -1,12 +1,12 @@
-"""torch's nn.TransformerEncoder and nn.Transformer: the Transformer of 2017 with the choices of these modules.
+"""torch's nn.TransformerEncoder and nn.Transformer: the Transformer of 2017 with the options of these modules.
 
 Norms come after the blocks, as in 2017, or before them if `norm_first` is true (Xiong et al., 2020, On Layer
 Normalization in the Transformer Architecture, figure 1), and a stack may end with a norm. torch leaves embeddings and
-heads to its users: here, embeddings are those of 2017, and an encoder alone may classify texts or tokens.
+heads to its users. Here, embeddings are those of 2017, and an encoder without a decoder may classify texts or tokens.
 
-`ids` are torch's src, `target_ids` its tgt, and the encoder's result is `memory`. The decoder's mask is always causal,
-whereas torch masks nothing without tgt_mask. torch's in_proj_weight (3 D, D) is split into the weights (D, D) of query,
-key and value, transposed. Arguments that are functions, with the functions that they may be, are in CHOICES.
+`ids` are torch's src, `target_ids` torch's tgt, and the result of the encoder is `memory`. The decoder's mask is always
+causal, whereas torch has no mask without tgt_mask. torch's in_proj_weight (3 D, D) is split into the weights (D, D) of
+query, key and value, transposed. CHOICES has the possible functions for arguments that are functions.
 """
 
 from npformer.plain.formulas import (
@@ -22,7 +22,7 @@ from npformer.plain.gpt2 import gpt2_layer
 from npformer.plain.heads import classify_tokens, hidden_states, translate
 from npformer.plain.transformer import decoder_layer
 
-NO_WEIGHTS = {}  # of a table or a norm that a model does not have
+NO_WEIGHTS = {}  # weights of a missing table or norm
 norm_first_encoder_layer = gpt2_layer  # the same computation
 
 
@@ -49,7 +49,7 @@ def norm_first_decoder_layer(
 ):  # fmt: skip
     """Y = X + SelfAttention(LayerNorm(X)); Z = Y + CrossAttention(LayerNorm(Y), memory); Z + FFN(LayerNorm(Z)).
 
-    x (..., L, D), memory (..., S, D) -> (..., L, D). mask (L, L) is that of self-attention. Y, Z and the result:
+    x (..., L, D), memory (..., S, D) -> (..., L, D). mask (L, L) is for self-attention. Y, Z and the result:
     attention_residual, cross_attention_residual and ffn_residual.
     """
     normed = layer_norm(x, **attention_norm, eps=eps)
@@ -89,7 +89,7 @@ def torch_transformer(
     ids, positions, target_ids, target_positions, n_heads, n_target_heads, activation, eps, scale,
     position_rows, src_layer, tgt_layer, last_norm, encoder, decoder,
 ):  # fmt: skip
-    """The hidden states after the decoder's last layer, (..., L, D), and after the encoder's, (..., S, D)."""
+    """The hidden states after the last layer of the decoder, (..., L, D), and of the encoder, (..., S, D)."""
     sizes = (activation, eps, scale, position_rows)
     memory = encode(ids, positions, True, n_heads, *sizes, src_layer, last_norm, **encoder)
     x = decode(target_ids, target_positions, memory, n_target_heads, *sizes, tgt_layer, last_norm, **decoder)

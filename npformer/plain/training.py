@@ -13,7 +13,7 @@ from npformer.plain.gradients import distilbert_backward
 def cross_entropy(logits, targets):
     """The mean of -log softmax(logits)[target]. logits (..., C), targets (...): class indices.
 
-    log softmax(x) = x - max(x) - log(sum(exp(x - max(x)))), which is finite where softmax(x) rounds to 0.
+    log softmax(x) = x - max(x) - log(sum(exp(x - max(x)))) is finite even where softmax(x) rounds to 0.
     >>> cross_entropy(np.array([[0.0, np.log(3.0)]]), np.array([1])).round(4).item()
     0.2877
     """
@@ -35,8 +35,8 @@ def cross_entropy_backward(logits, targets):
 def adamw(weight, m, v, grad, step, learning_rate, weight_decay):
     """w - learning_rate (m_hat / (sqrt(v_hat) + eps) + weight_decay w), and the new m and v. step counts from 1.
 
-    m and v are moving averages of grad and grad^2 with betas 0.9 and 0.999, zeros at first; eps is 1e-8. As in torch,
-    weight_decay is multiplied by the learning rate; in Loshchilov and Hutter, 2019, algorithm 2, it is not.
+    m and v are moving averages of grad and grad^2 with betas 0.9 and 0.999, initially zeros. eps is 1e-8. As in torch,
+    weight_decay is multiplied by the learning rate, unlike in Loshchilov and Hutter, 2019, algorithm 2.
     """
     m = 0.9 * m + 0.1 * grad
     v = 0.999 * v + 0.001 * grad**2
@@ -45,7 +45,7 @@ def adamw(weight, m, v, grad, step, learning_rate, weight_decay):
 
 
 def tree_map(function, tree, *others):
-    """function(leaf, leaves of the others...) for each leaf of nested dicts and lists of one form.
+    """function(leaf, *leaves of the others) for each leaf of nested dicts and lists with the same structure.
 
     >>> tree_map(max, {"a": 1, "b": [2, 3]}, {"a": 10, "b": [0, 30]})
     {'a': 10, 'b': [2, 30]}
@@ -67,12 +67,12 @@ def adamw_of_all(weights, m, v, grads, step, learning_rate, weight_decay):
 
 
 def random_linear(random, n_in, n_out):
-    """A linear layer with weights of standard deviation 0.02, as in BERT, and biases 0. random: a NumPy Generator."""
+    """A linear layer with standard deviation 0.02, as in BERT, and biases of 0. random: a NumPy Generator."""
     return {"weight": random.normal(0, 0.02, (n_in, n_out)), "bias": np.zeros(n_out)}
 
 
 def new_norm(width):
-    """A norm with weights 1 and biases 0."""
+    """A norm with weights of 1 and biases of 0."""
     return {"weight": np.ones(width), "bias": np.zeros(width)}
 
 
@@ -102,7 +102,7 @@ def random_classifier(random, n_tokens, length, width, d_ffn, n_layers, n_labels
 
 
 def train(weights, ids, labels, n_heads, steps, learning_rate, weight_decay):
-    """Trains on a batch ids (B, L) with labels (B,) for some steps. Returns the weights and the loss of each step."""
+    """Trains on a batch ids (B, L) with labels (B,). Returns the weights and the loss of each step."""
     m = tree_map(np.zeros_like, weights)
     v = tree_map(np.zeros_like, weights)
     sizes = (np.arange(ids.shape[-1]), True, n_heads, gelu, 1e-12)  # positions, mask, n_heads, activation, eps

@@ -1,8 +1,8 @@
 """The Transformer of 2017, an encoder and a decoder that translates. Vaswani et al., 2017, Attention Is All You Need.
 
 The decoder reads the target shifted right, which is a start token and the tokens so far, and predicts the next token.
-`source` is the result of the encoder, which torch calls memory. Cross-attention has no mask (True), because a source
-has no padding here.
+`source` is the result of the encoder, which torch calls memory. The mask of cross-attention is True, because sources
+have no padding here.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ def sinusoidal_positions(length, width):
 
 
 def shifted(ids, start_id):
-    """The start token and all ids but the last: a decoder reads them to predict ids, (L,) -> (L,). Section 3.1.
+    """The start token and all ids except the last, which a decoder reads to predict ids, (L,) -> (L,). Section 3.1.
 
     >>> shifted(np.array([7, 8, 9]), start_id=0).tolist()
     [0, 7, 8]
@@ -43,7 +43,7 @@ def decoder_layer(
 ):  # fmt: skip
     """Y = LayerNorm(X + SelfAttention(X)); Z = LayerNorm(Y + CrossAttention(Y, source)); LayerNorm(Z + FFN(Z)).
 
-    x (..., L, D), source (..., S, D) -> (..., L, D). mask (L, L) is that of self-attention. Section 3.1. The sums in
+    x (..., L, D), source (..., S, D) -> (..., L, D). mask (L, L) is for self-attention. Section 3.1. The sums in
     the brackets are attention_residual, cross_attention_residual and ffn_residual.
     """
     attention_residual = x + multi_head_attention(x, x, mask, n_heads, **attention)
@@ -77,7 +77,7 @@ def decode(ids, positions, source, n_heads, activation, eps, scale, embeddings, 
 def transformer(
     ids, positions, target_ids, target_positions, n_heads, n_target_heads, activation, eps, scale, encoder, decoder
 ):
-    """The hidden states of the decoder's last layer, (..., L, D), and of the encoder's, (..., S, D). Figure 1."""
+    """The hidden states of the last layer of the decoder, (..., L, D), and of the encoder, (..., S, D). Figure 1."""
     source = encode(ids, positions, n_heads, activation, eps, scale, **encoder)
     x = decode(target_ids, target_positions, source, n_target_heads, activation, eps, scale, **decoder)
     return x, source

@@ -1,7 +1,7 @@
 """The gradients of the loss of the Transformer of 2017, an encoder and a decoder that translates.
 
-`gradients.py` has the backward of each formula and explains the arguments. A decoder layer also returns the gradient of
-its source, the encoder's result; all layers of the decoder read it, so that their gradients add up.
+`gradients.py` has the other backward functions and explains the arguments. A decoder layer also returns the gradient of
+its source, the encoder's result. All layers of the decoder read the source, so these gradients are added.
 """
 
 import numpy as np
@@ -74,7 +74,7 @@ def decode_backward(grad, ids, positions, source, n_heads, activation, eps, scal
 
 
 def encode_backward(grad, ids, positions, n_heads, activation, eps, scale, embeddings, layers):
-    """The gradients of the encoder, from that of its result."""
+    """The gradients of the encoder, given the gradient of its result."""
     xs = [embed(ids, positions, scale, **embeddings)]
     for layer in layers:
         xs.append(encoder_layer(xs[-1], True, n_heads, activation, eps, **layer))
@@ -86,7 +86,7 @@ def transformer_backward(
     grad, ids, positions, target_ids, target_positions, n_heads, n_target_heads, activation, eps, scale,
     encoder, decoder, head,
 ):  # fmt: skip
-    """The gradients of the translator's weights, nested as the weights are, given that of its logits (..., L, V)."""
+    """The gradients of the translator's weights, nested like the weights, given that of the logits (..., L, V)."""
     sizes = (activation, eps, scale)
     source = encode(ids, positions, n_heads, *sizes, **encoder)
     x = decode(target_ids, target_positions, source, n_target_heads, *sizes, **decoder)

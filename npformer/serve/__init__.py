@@ -1,10 +1,10 @@
-"""An HTTP service: `app` makes an ASGI app, and the command `npformer serve` runs one. Both need the extra `serve`.
+"""An HTTP service: `app` makes an ASGI app, and `npformer serve` runs a server. Both need the extra `serve`.
 
 Requests from different clients share batches (`batching.py`) and take turns (`turns.py`), and each answer has the same
 bits as if it were computed alone. `declared.py` collects the routes, `fields.py` validates requests, and `asgi.py` has
-the code shared by all routes. `bodies.py` reads request bodies and `answers.py` sends answers, both within bounds.
-`watch.py` counts and logs requests, `quiet.py` limits warnings, `docs_page.py` is the page /docs, and `supervisor.py`
-runs servers and workers.
+the code shared by all routes. `bodies.py` reads request bodies and `answers.py` sends answers, both within memory
+limits. `watch.py` counts and logs requests, `quiet.py` limits warnings, `docs_page.py` makes the page /docs, and
+`supervisor.py` runs servers and workers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def app(
 
     Parameters
     ----------
-    models : a model, several, or a dict of models by name; each a bundled name, a folder, a hub id or a loaded model
-        A request without a model's name uses the first model that has the route's task.
+    models : a model, a list of models, or a dict of models by name
+        A model is a bundled name, a folder, a hub id or a loaded model. A request without a model's name uses the first model that has the route's task.
     limits : ServiceLimits, the limits of requests, batches and the queue
     api_key : str, the key that requests must send as `Authorization: Bearer KEY`; /health needs no key
     threads, revision, offline : as in `npformer.pipeline`

@@ -1,7 +1,7 @@
-"""Sends answers as clients read them, within a limit on the total size of all unread answers.
+"""Sends answers at the pace of the clients, within a limit on the total size of all unread answers.
 
-An answer goes to the connection in small pieces, each after the client has read the previous one. When unread answers
-take too much memory, the client that has kept the most bytes waiting for the longest time is disconnected.
+An answer goes to the connection in small pieces, each after the client has read the previous piece. When unread answers
+take too much memory, a client is disconnected: the one with the largest product of unread bytes and waiting time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npformer.serve.replies import refused
 from npformer.serve.watch import path_of
 
 PIECE = 16 * 1024  # bytes buffered in a connection
-FRESH = 1.0  # seconds for which a client is never disconnected to make room for another answer
+FRESH = 1.0  # seconds during which a client is not disconnected to make room for another answer
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Answers:
         self.unread: set[Unread] = set()
 
     def add(self, size: int) -> Unread:
-        """Adds an answer of this size. Raises Refusal if it does not fit and no slow client can be disconnected."""
+        """Adds an answer of this size. Raises Refusal if there is no room and no slow client to disconnect."""
         now = asyncio.get_running_loop().time()
         while self.unread and self.held + size > self.most:
             old = [each for each in self.unread if each.size and now - each.since >= FRESH]
@@ -77,9 +77,9 @@ class Answers:
 
 
 class Answer(StreamingResponse):  # type: ignore[misc, unused-ignore]
-    """A response that counts its bytes as unread until the client has read them.
+    """A response whose bytes count as unread until the client has read them.
 
-    content: the bytes, or an iterator over pieces, which holds `size` bytes until its end.
+    content: bytes, or an iterator over pieces that keeps `size` bytes in memory until its end.
     """
 
     def __init__(self, answers: Answers, content: bytes | AsyncIterator[bytes], size: int = 0, **more: Any) -> None:
@@ -98,7 +98,7 @@ class Answer(StreamingResponse):  # type: ignore[misc, unused-ignore]
         try:
             async with self.unread.deadline:
                 await super().__call__(scope, receive, send)
-        except TimeoutError:  # the server closes the connection, so the client sees that the answer is incomplete
+        except TimeoutError:  # the server closes the connection, which shows the client that the answer is incomplete
             raise ClientDisconnect from None
         finally:
             self.answers.remove(self.unread)
@@ -106,5 +106,5 @@ class Answer(StreamingResponse):  # type: ignore[misc, unused-ignore]
     async def _sliced(self, content: bytes) -> AsyncIterator[memoryview]:
         for at in range(0, len(content), PIECE):
             piece = memoryview(content)[at : at + PIECE]
-            yield piece  # resumed when the connection takes more
+            yield piece  # resumed when the connection accepts more
             self.answers.sent(self.unread, len(piece))

@@ -1,8 +1,8 @@
-"""The ASGI app, shared by all routes, which `declared.py` collects.
+"""The ASGI app that all routes share. `declared.py` collects the routes.
 
-A request passes these checks in order: the API key, shutdown and the number of open requests (checked again after the
-body), its body, its fields, the limits on its texts, and the queue. If the client disconnects, the request's texts
-leave the queue. Refusals are exceptions; the handlers at the end of this file turn them into responses.
+These checks of a request are made in order: the API key, shutdown and the number of open requests (checked again after
+the body), the body, the fields, the limits on texts, and the queue. If the client disconnects, the request's texts are
+removed from the queue. A refusal is an exception, which a handler at the end of this file turns into a response.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from npformer.version import __version__
 
 TOKENIZERS = 2  # threads that tokenize
 EVENTS = "text/event-stream"
-UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would hold events back until 8 KB arrive
+UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # otherwise nginx would buffer 8 KB of events
 RENDERERS = 2  # threads that render chat templates, each in a process that is started ahead
 
 
@@ -56,7 +56,7 @@ class App:
         self.limits = limits
         self.key = None if api_key is None else _digest(api_key.strip())
         self.stopping = False
-        self.end: float | None = None  # when the grace period of a stopping server is over, by time.monotonic
+        self.end: float | None = None  # end of the grace period of a stopping server, by time.monotonic
         self.open = 0  # requests with a complete body and no answer yet
         self.bodies = Bodies(limits)
         self.answers = Answers(limits.answers)
@@ -66,7 +66,7 @@ class App:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Starts the batching thread, and ends it once all accepted requests are answered.
+        """Starts the batching thread, and ends it when all accepted requests have been answered.
 
         A batch that is still running at the end of the grace period is abandoned.
         """
@@ -96,7 +96,7 @@ class App:
         self._check_open()
         try:
             async with self.bodies.read(request) as body:
-                self._check_open()  # again: other requests may have been accepted while this body arrived
+                self._check_open()  # again, because other requests may have been accepted while this body arrived
                 return await self._accepted(path, request, body)
         except asyncio.CancelledError:
             if self.stopping:  # the grace period is over
@@ -168,13 +168,13 @@ class App:
         try:
             async for piece in reply.pieces:
                 yield piece
-                await asyncio.sleep(0)  # lets other tasks run, and detects whether the client has disconnected
+                await asyncio.sleep(0)  # lets other tasks run, and detects a disconnected client
         except Exception as error:  # the status has been sent, so the error is the last event
             log.error("a stream ended early: %s", place_of(error))
             if reply.media_type == EVENTS:
                 what = "generating a piece took too long" if isinstance(error, TimeoutError) else "an internal error"
                 yield b"data:" + as_json({"error": what, "error_type": "Backend"}) + b"\n\n"
-            else:  # the server closes the connection, so the client sees that the answer is incomplete
+            else:  # the server closes the connection, which shows the client that the answer is incomplete
                 raise
         finally:
             self.open -= 1
@@ -192,13 +192,13 @@ class App:
         return answer()
 
     async def get_metrics(self, request: Request) -> Response:
-        """Answers with the metrics, which are collected in a thread: workers read the files of all workers."""
+        """Answers with the metrics, collected in a thread because a worker reads the files of all workers."""
         self._check_key(request)
         shown = await asyncio.to_thread(self.metrics.shown)
         return Response(shown, media_type="text/plain; version=0.0.4")
 
     def info(self) -> Response:
-        """Returns TEI's fields for the first model, and all models with their tasks."""
+        """Returns TEI's fields for the first model, and a list of all models with their tasks."""
         models = [_described(each) for each in self.models.values()]
         limits = self.limits
         about = {
@@ -212,7 +212,7 @@ class App:
         return json_response({"object": "list", "data": list(map(_as_listed, self.models))})
 
     async def one_model(self, request: Request) -> Response:
-        """Returns the entry of one model in the list."""
+        """Returns the entry of a model in the list of models."""
         self._check_key(request)
         name = request.path_params["name"]
         if name not in self.models:
@@ -225,7 +225,7 @@ def _as_listed(name: str) -> dict[str, Any]:
 
 
 def _in_thread(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
-    """Returns a function that calls a function in a thread of the pool and waits for its result."""
+    """Returns a function that runs another function in a thread of the pool and waits for the result."""
 
     async def waiting(function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(pool, partial(function, *arguments))
@@ -234,7 +234,7 @@ def _in_thread(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
 
 
 def _rendering(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
-    """Like `_in_thread`. After each call, processes for the next renderings are started."""
+    """Like `_in_thread`, but after each call starts processes for later renderings."""
     in_thread = _in_thread(pool)
 
     async def waiting(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -248,14 +248,14 @@ def _rendering(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
 
 
 def _read(route: Route, body: bytearray) -> tuple[Route, dict[str, Any]]:
-    """Returns the route for a body, and the values of the body's fields."""
+    """Returns the route for a body, and the values of the fields in the body."""
     given = read_json(body)
     route = route.of(given)
     return route, read_fields(route.fields, given)
 
 
 async def _left(request: Request) -> None:
-    """Waits until the client disconnects. No other message can arrive, because the request's body has been read."""
+    """Waits until the client disconnects. No other message can arrive, because the body has already been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -299,12 +299,12 @@ async def _refused(request: Request, refusal: Exception) -> Response:
 
 
 async def _not_a_route(request: Request, error: Exception) -> Response:
-    """Answers a request for an unknown path, or with a method that the path does not allow."""
+    """Answers a request with an unknown path, or with a method that is not allowed for the path."""
     assert isinstance(error, HTTPException)
     what = {404: "unknown route; see /docs", 405: "method not allowed for this route; see /docs"}
     refusal = Refusal(error.status_code, what.get(error.status_code, "malformed request"))
     response = await _refused(request, refusal)
-    response.headers.update(error.headers or {})  # the methods that are allowed
+    response.headers.update(error.headers or {})  # lists the allowed methods
     return response
 
 
@@ -313,7 +313,7 @@ async def _gone(_: Request, error: Exception) -> Response:
 
 
 def check_key(api_key: str | None) -> None:
-    """Raises NpformerError for an empty key, and for one that clients cannot send in a header."""
+    """Raises NpformerError for a key that is empty or cannot be sent in a header."""
     key = None if api_key is None else api_key.strip()
     if key == "":
         raise NpformerError("the API key is empty; give a key of letters and digits, or leave it out")

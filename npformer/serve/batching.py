@@ -1,7 +1,7 @@
-"""Dynamic batching: texts of independent requests are computed together.
+"""Dynamic batching, which computes texts of independent requests together.
 
-One thread takes texts from a bounded queue in the order that `turns.py` defines, and adds later texts that need the
-same computation. An answer has the same bits in any batch, so batching affects only the time to compute it.
+A single thread takes texts from a bounded queue in the order that `turns.py` defines, and adds later texts that need
+the same computation. An answer has the same bits in any batch, so batching affects only computing time.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class QueueFull(Refusal):
 
 
 class Call:
-    """Work that calls a single function alone in its batch, for example to compute the next piece of a stream."""
+    """A call of a single function in a batch of its own, for example to compute the next piece of a stream."""
 
     together = stepwise = False
-    in_steps: Any = None  # never used: a call is short
+    in_steps: Any = None  # not used, because a call is short
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -52,8 +52,9 @@ class Batcher:
     Parameters
     ----------
     max_tokens : int, tokens of a batch; a longer text is a batch of its own
-    max_wait : float, seconds that a text waits for others to share its batch while the batcher is idle
-    max_queue : int, number of waiting texts above which requests with more than an equal share are refused
+    max_wait : float, seconds that a text waits for other texts for its batch while the batcher is idle
+    max_queue : int, maximum number of waiting texts; above it, requests with more than an equal part of the queue are
+    refused
     observe : function of a batch and its duration in seconds, called in the batching thread
     cores : int, cores that compute a batch
     """
@@ -99,12 +100,12 @@ class Batcher:
         reads: Sequence[int] | None = None,
         admitted: bool = False,
     ) -> list[Any]:
-        """Waits for the answers to requests, in order: a value or an error for each.
+        """Waits for the answers to requests, in order: a value or an error for each request.
 
         sizes: the cost of each request in tokens. reads: the tokens that the first step of each request reads, by
-        default its size. If the waiting task is cancelled, its queued requests are dropped. Raises QueueFull, and
-        queues no request, if there is no room for all of them. With `admitted`, the requests are queued even if the
-        queue is full.
+        default the size of the request. If the waiting task is cancelled, its queued requests are dropped. If there is
+        no room for all requests, raises QueueFull and queues no request. With `admitted`, the requests are queued even
+        if the queue is full.
         """
         if not requests:
             return []
@@ -125,10 +126,10 @@ class Batcher:
                     self.turns.drop(ticket)
 
     async def call(self, function: Callable[[], Any], model: Any = None) -> Any:
-        """Runs function() alone on the batching thread, in a turn of the model, and returns its result.
+        """Runs function() alone on the batching thread, in a turn of the model, and returns the result.
 
-        A full queue does not refuse the call, because its request has already been admitted. Raises the function's
-        error.
+        The call is accepted even if the queue is full, because its request has already been admitted. Raises any error
+        of the function.
         """
         (answer,) = await self.answers(Call(model), [function], [1], admitted=True)
         if isinstance(answer, Exception):
@@ -152,11 +153,11 @@ class Batcher:
         self.rate += 0.1 * (rate - self.rate)
         self.observe(job.batch, job.seconds)
         loop = job.ticket.done.get_loop()
-        with suppress(RuntimeError):  # the loop is closed: no caller is waiting
+        with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
             loop.call_soon_threadsafe(_deliver, job.batch, answers)
 
     def _next(self) -> Job | None:
-        """Waits for texts, and returns the job whose turn it is. Returns None once the batcher is closed and done."""
+        """Waits for texts, and returns the job for the next turn. Returns None when the batcher is closed and done."""
         with self._changed:
             while True:
                 ticket = self.turns.next()
@@ -176,7 +177,7 @@ class Batcher:
     def _is_full(self, more: int) -> bool:
         """Whether there is no room for this many texts.
 
-        A request with at most an equal share of the queue has room even if other requests fill the queue.
+        A request with at most an equal part of the queue has room even if other requests fill the queue.
         """
         share = self.max_queue // (len(self.turns.tickets) + 1)
         return self.turns.count + more > self.max_queue and more > share
@@ -201,7 +202,7 @@ def advanced(job: Job) -> list[Any] | None:
 
 
 def computed(batch: Sequence[Entry]) -> Steps[list[Any]]:
-    """Computes the answers to a batch. If that fails, computes each text alone, so that only faulty texts fail."""
+    """Computes the answers to a batch. After an error, computes each text alone, so that only faulty texts fail."""
     work = batch[0].work
     try:
         requests = [entry.request for entry in batch]
@@ -219,7 +220,7 @@ def computed(batch: Sequence[Entry]) -> Steps[list[Any]]:
 
 
 def place_of(error: BaseException) -> str:
-    """Returns an error's type and line, without its message, which may contain a user's text."""
+    """Returns the type and line of an error without the message, which may contain a user's text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{where}"

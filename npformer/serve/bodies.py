@@ -1,4 +1,4 @@
-"""Reads request bodies within limits: bytes of each, bytes of all open requests, and a minimum rate."""
+"""Reads request bodies within limits: bytes of a body, bytes of all open requests, and a minimum rate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from starlette.requests import ClientDisconnect, Request
 from npformer.serve.fields import Refusal
 from npformer.serve.request_limits import ServiceLimits
 
-PATIENCE = 10.0  # seconds for a body, and 1 s more per RATE bytes received
+PATIENCE = 10.0  # seconds for a body, plus 1 s per RATE bytes received
 RATE = 8000  # bytes per second of a slow mobile connection
-HELD = 2**28  # bytes of all open requests' bodies
+HELD = 2**28  # maximum bytes of the bodies of all open requests
 
 
 class Gone(Exception):
@@ -22,7 +22,7 @@ class Gone(Exception):
 
 
 class Bodies:
-    """Reads bodies. When the bodies of open requests take too much memory, the largest unfinished one is refused."""
+    """Reads bodies. When the bodies of open requests take too much memory, the largest unfinished body is refused."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.limits = limits
@@ -35,7 +35,7 @@ class Bodies:
     async def read(self, request: Request) -> AsyncIterator[bytearray]:
         """Reads the body of a request. Its bytes count towards `held` until the request is answered.
 
-        Raises Refusal for a body that is too large or too slow, Gone if the client disconnects.
+        Raises Refusal for a body that is too large or too slow, and Gone if the client disconnects.
         """
         body = await self._whole(request)
         self.held += len(body)

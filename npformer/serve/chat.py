@@ -1,7 +1,7 @@
-"""Answers to conversations: OpenAI's /v1/chat/completions, whole or as a stream.
+"""Answers to conversations: OpenAI's /v1/chat/completions, with whole answers or streams.
 
 Each token of an answer waits for its turn in the queue of all requests, so generation stops when the client
-disconnects. Settings that a request leaves out come from the model's generation_config.json, else from the task.
+disconnects. Settings that are missing in a request come from the model's generation_config.json, or else from the task.
 
 References
 ----------
@@ -43,7 +43,7 @@ MESSAGE = {
     "content": Field(f.CONTENT, what="A text, or a list of its parts."),
     "name": Field(f.TEXT, None, "Ignored."),
     "refusal": Field(f.TEXT, None, "Ignored."),
-    # Clients send the message of an answer back with all of its fields.
+    # Clients send the message of an answer back with all its fields.
     **{name: Field(f.nothing_else(NO_TOOLS, []), None) for name in ("tool_calls", "function_call")},
     **{name: Field(f.nothing_else("models read texts", []), None) for name in ("annotations", "audio")},
 }
@@ -87,7 +87,7 @@ async def chat_completions(service: Service, given: dict[str, Any]) -> Reply:
         one = f.Texts([messages], several=False)  # type: ignore[list-item]
         rendering = replace(service, in_thread=service.in_renderer)
         prompts = await read_prompts(rendering, task, one, False, "messages", options)
-    except Refusal as refusal:  # a client does not see the path of the template
+    except Refusal as refusal:  # the path of the template is hidden from the client
         raise Refusal(refusal.status, refusal.message.replace(f"{where}: ", ""), refusal.kind) from None
     [writer] = prompts.writers
     n, new = given["n"], writer.settings.max_new_tokens
@@ -131,7 +131,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
 
 
 def _nth(options: Any, i: int) -> Any:
-    """Returns the options of answer i. If the request has a seed, each answer gets a different seed."""
+    """Returns the options of answer i. With a seed in the request, each answer gets a different seed."""
     seed = options.settings.get("seed")
     return options if seed is None else replace(options, settings={**options.settings, "seed": (seed + i) % 2**63})
 
@@ -148,7 +148,7 @@ class ChatAnswers:
         return usage_of(len(self.writers[0].prompt), sum(len(each.ids) for each in self.writers))
 
     async def begun(self, i: int) -> AsyncIterator[str]:
-        """Yields the pieces of answer i, each computed in its turn."""
+        """Yields the pieces of answer i. Each piece is computed in its turn."""
         return await begun(self.service, self.writers[i].task, self._pieces(i), "messages")
 
     def _pieces(self, i: int) -> Iterator[str]:
@@ -170,7 +170,7 @@ class ChatAnswers:
             yield {"index": i, "message": message, "logprobs": self._logprobs(i, last=True), "finish_reason": ended}
 
     async def chunks(self, first: AsyncIterator[str], frame: dict[str, Any], counts: bool) -> AsyncIterator[bytes]:
-        """Yields an event for each piece of the answers, and with `counts` a last event with token counts."""
+        """Yields an event for each piece of the answers and, with `counts`, a last event with token counts."""
         frame = {**frame, "usage": None} if counts else frame
 
         def chunk(i: int, delta: dict[str, str], ended: str | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""uvicorn's connections, closed when a client is too slow to send a request or to read an answer."""
+"""Connections for uvicorn that are closed if the client is too slow to send a request or read an answer."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD = 10.0  # seconds for a request's head, from the start of the connection or the first byte of a later request
+HEAD = 10.0  # seconds for the head of a request, from the start of the connection or the first byte of a later request
 STALLED = 30.0  # seconds within which a client must read LEAST bytes of a pending answer
 LEAST = 30 * 1000
-AT_ONCE = 4 * 1024  # maximum bytes read before other tasks run; in one-byte chunks they take 20 ms of processor time
-KEEP_ALIVE = 75  # seconds that a connection may be idle; most load balancers close it first, after 60 s
+AT_ONCE = 4 * 1024  # maximum bytes read before other tasks run; one-byte chunks take 20 ms of processor time
+KEEP_ALIVE = 75  # maximum seconds that a connection may be idle; most load balancers close it earlier, after 60 s
 
 
 class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
-    """A connection with deadlines for request heads and reading answers. `bodies.py` has the deadline for bodies."""
+    """A connection with deadlines for receiving a request's head and for sending an answer (bodies: `bodies.py`)."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         with suppress(AttributeError):  # uvloop's transports have no such setting
             transport.max_size = AT_ONCE
-        transport.set_write_buffer_limits(high=0)  # otherwise a deadline would miss the last 64 KB of an answer
+        transport.set_write_buffer_limits(high=0)  # otherwise deadlines would not apply to the last 64 KB of an answer
         self.reading: asyncio.TimerHandle | None = self.loop.call_later(HEAD, self._close_unless_answering)
         self.writing: asyncio.TimerHandle | None = None
 
@@ -39,7 +39,7 @@ class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
             self.reading = self.loop.call_later(HEAD, self._close_unless_answering)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Overridden to log nothing, because Java's HTTP client requests an upgrade on every connection."""
+        """Logs nothing, because Java's HTTP client requests an upgrade on every connection."""
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -1,7 +1,7 @@
-"""All routes. A route made from a task's declaration has the format of Hugging Face's inference API.
+"""All routes. Routes made from the declarations of tasks have the format of Hugging Face's inference API.
 
-Its parameters are the options of the task's command, and those in `MORE`. Routes for vectors, labels, ranks and
-generated texts follow the formats of other services: `routes.py`, `reranking.py`, `text_to_text.py`,
+The parameters are the options of the task's command, and those in `MORE`. Routes for vectors, labels, ranks and
+generated texts have the formats of other services. They are in `routes.py`, `reranking.py`, `text_to_text.py`,
 `text_generation.py` and `chat.py`.
 
 References
@@ -26,12 +26,12 @@ from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Command, Option, comma_separated, labels, whole
 
 MOST = 256  # maximum number of answers to a text, and of tokens in an answer
-REPEATED = 64  # maximum tokens in the answers that repeat their texts, per token allowed in a request
+REPEATED = 64  # maximum ratio of tokens in answers that repeat their texts to tokens allowed in a request
 KINDS = {
     whole: f.whole(1, MOST), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), comma_separated: f.short_list(0),
     labels: f.short_list(1),
 }  # fmt: skip
-#: Parameters that clients of the inference API send but that are not options of the command.
+#: Parameters from clients of the inference API that are not options of the command.
 MORE = {
     "token-classification": {
         "stride": Field(f.whole(0), None, "Read a long text in windows that share this many tokens."),
@@ -47,14 +47,14 @@ INPUTS = {"pair": f.PAIRS, "question": f.QUESTIONS}
 
 
 def _kind(option: Option) -> Kind:
-    """Returns the kind of a parameter's values, from the command's option."""
+    """Returns the kind of the values of a parameter, from the option of the command."""
     if "choices" in option.how:
         return f.one_of(*option.how["choices"])
     return f.BOOLEAN if "action" in option.how else KINDS.get(option.how.get("type"), f.SHORT)
 
 
 def declared(name: str, path: str, command: Command) -> Route:
-    """Makes the route of a task from its command."""
+    """Makes the route of a task from the task's command."""
     parameters = {
         each.sets: Field(_kind(each), REQUIRED if each.how.get("required") else None, each.how["help"] % each.how)
         for each in command.options
@@ -70,7 +70,7 @@ def declared(name: str, path: str, command: Command) -> Route:
 
 
 async def answered(name: str, service: Service, given: dict[str, Any]) -> Reply:
-    """Returns a task's answer to one text, or a list of answers to a list of texts."""
+    """Returns the answer of a task to one text, or a list of answers to a list of texts."""
     _, task = choose(service.models, given["model"], name)
     parameters = {key: value for key, value in (given["parameters"] or {}).items() if value is not None}
     texts, options = given["inputs"], await service.in_thread(settled, task, parameters, "parameters")

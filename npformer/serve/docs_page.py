@@ -1,4 +1,4 @@
-"""The page /docs: every route with an example and a table of its fields. It has no scripts and loads nothing."""
+"""The page /docs: every route with an example and a table of its fields, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _curl(path: str, request: Any) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[Row]) -> str:
-    """Returns a table. On a narrow screen it has no header row, so values and defaults show their column's name."""
+    """Returns a table. Values and defaults repeat the name of their column for narrow screens, without a header row."""
     names = list(head)
     titles = "".join(f"<th>{name}" for name in names)
     marks = [f" class={name} title={name}" if name in ("values", "default") else "" for name in names]
@@ -136,7 +136,7 @@ def values(schema: Mapping[str, Any]) -> str:
 
 
 def indented(value: Any, inside: str = "") -> str:
-    """Formats JSON: values that fit a line on one line, others with a line for each element."""
+    """Formats JSON, with values on one line if they fit, and otherwise with a line for each element."""
     line = json.dumps(value, ensure_ascii=False)
     if len(inside) + len(line) <= WIDTH or not isinstance(value, dict | list):
         return line

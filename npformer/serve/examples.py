@@ -25,7 +25,7 @@ RANKED: tuple[dict[str, Any], Any] = (
     },
 )
 
-#: Path -> request and answer; a streamed answer is a text.
+#: Path -> request and answer; a streamed answer is a string.
 EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "/embed": ({"inputs": TEXTS}, [VECTOR, [0.0271, 0.0618]]),
     "/embed_all": ({"inputs": "ice"}, [[VECTOR, [0.1102, 0.0417], [-0.0213, 0.0155]]]),

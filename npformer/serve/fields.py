@@ -1,7 +1,7 @@
-"""The fields of requests. One description validates a field and defines its entry on the OpenAPI page.
+"""The fields of requests. The description of a field validates values and defines the entry on the OpenAPI page.
 
-A refusal names the place of an invalid value (`inputs[2]`), the expected type and the actual type. It may contain
-a number, but never a text value, which may be private.
+A refusal names the place of an invalid value (`inputs[2]`), the expected type and the actual type. The message may
+quote a number, but never a text, which may be private.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from npformer.common.errors import NpformerError
 from npformer.text.inputs import Pair, as_text
 
 REQUIRED = object()
-MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; each string is searched for after every token
+MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; after every token, each string is searched for
 STOP_LENGTH = 1000  # characters
-MOST_SHORT, SHORT_LENGTH = 1000, 1000  # texts and characters of a parameter, such as labels, which each input repeats
-MOST_PARTS = 100_000  # lists and objects in a body; no other thread runs while json creates them
-#: A JSON string, up to the end of the body if it is unterminated. A pattern that failed there would be retried at each
-#: quote, which takes hours and blocks all other threads.
+MOST_SHORT, SHORT_LENGTH = 1000, 1000  # maximum texts and characters in parameters such as labels
+MOST_PARTS = 100_000  # maximum lists and objects in a body; no other thread runs while json creates them
+#: A JSON string, or an unterminated string up to the end of the body. A pattern that failed for an unterminated string
+#: would be retried at each quote, which takes hours and blocks all other threads.
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 
 
 class Refusal(Exception):
-    """Refuses a request with an HTTP status, a message, and text-embeddings-inference's name for the error."""
+    """Refuses a request with an HTTP status, a message, and the name of the error in text-embeddings-inference."""
 
     def __init__(self, status: int, message: str, kind: str = "Validation", seconds: int | None = None) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ def too_large(message: str) -> Refusal:
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of values: its JSON schema, and read(where, value), which returns the value that handlers get."""
+    """A type of values: its JSON schema, and read(where, value), which returns the value for handlers."""
 
     schema: Mapping[str, Any]
     read: Callable[[str, Any], Any]
@@ -55,7 +55,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a request. The value null stands for the field's default, if it has one."""
+    """A field of a request. The value null stands for the default of the field, if any."""
 
     kind: Kind
     default: Any = REQUIRED
@@ -83,7 +83,7 @@ class Texts:
 
 
 def named(value: Any) -> str:
-    """Returns the name of a JSON value's type, or "an empty list"."""
+    """Returns the name of the type of a JSON value, or "an empty list"."""
     if value == []:
         return "an empty list"
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
@@ -118,7 +118,7 @@ def _text_list(where: str, value: Any) -> list[str]:
 
 
 def _stops(where: str, value: Any) -> list[str]:
-    """Reads stop strings. Clients of text-generation-inference send an empty list if they want no stop strings."""
+    """Reads stop strings. Clients of text-generation-inference send an empty list for no stop strings."""
     if isinstance(value, list) and len(value) > MOST_STOPS:
         raise wrong(where, f"expected at most {MOST_STOPS} texts, got {len(value)}")
     texts = [] if value == [] else [str(each) for each in _texts(where, value).items]
@@ -147,7 +147,7 @@ def _text_or_pair(where: str, value: list[Any]) -> str | Pair:
 
 
 def _pairs(where: str, value: Any) -> Texts:
-    """A text, a pair as a list of two texts, or a list of lists of one or two texts."""
+    """Reads a text, a pair as a list of two texts, or a list of lists of one or two texts."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         for i, each in enumerate(value):
             if not isinstance(each, list):
@@ -159,7 +159,7 @@ def _pairs(where: str, value: Any) -> Texts:
 
 
 def _questions(where: str, value: Any) -> Texts:
-    """An object with a question and its context, or a list of such objects."""
+    """Reads an object with a question and its context, or a list of such objects."""
     several = isinstance(value, list)
     if value == []:
         raise expected(where, "a question and its context", value)
@@ -178,7 +178,7 @@ def _short(where: str, value: Any) -> str:
 
 
 def short_list(least: int) -> Kind:
-    """Returns the kind of lists of at least this many short texts."""
+    """Returns the kind of lists with at least this many short texts."""
 
     def read(where: str, value: Any) -> list[str]:
         if not isinstance(value, list) or len(value) < least:
@@ -191,7 +191,7 @@ def short_list(least: int) -> Kind:
 
 
 def _content(where: str, value: Any) -> str:
-    """Reads a message's text, or joins parts {"type": "text", "text": ...}."""
+    """Reads the text of a message, or joins parts {"type": "text", "text": ...}."""
     if not isinstance(value, list):
         return _text(where, value)
     texts = []
@@ -205,7 +205,7 @@ def _content(where: str, value: Any) -> str:
 
 
 def _documents(where: str, value: Any) -> list[str]:
-    """Texts, or objects with a field "text", as sent by Cohere's and Jina's clients."""
+    """Reads texts, or objects with a field "text", as sent by the clients of Cohere and Jina."""
     if not isinstance(value, list) or not value:
         raise expected(where, "a list of texts", value)
     found = []
@@ -267,7 +267,7 @@ def one_of(*names: str) -> Kind:
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """Returns the kind of a field that accepts only these values here, although other servers accept more."""
+    """Returns the kind of a field that accepts only these values, although other servers accept more values."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
@@ -329,7 +329,7 @@ def read_json(body: bytes | bytearray) -> Any:
     if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
         raise too_large(f"body: more than {MOST_PARTS} lists and objects")
     try:
-        text = body.decode("utf-8-sig")  # json.loads would also read bytes as UTF-16, in which `_openings` miscounts
+        text = body.decode("utf-8-sig")  # json.loads would also accept bytes in UTF-16, in which `_openings` miscounts
         return json.loads(text, parse_constant=_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise wrong("body", f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
@@ -346,7 +346,7 @@ def _openings(body: bytes | bytearray) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes the dict for a JSON object. Refuses duplicate names, because parsers differ on which value counts."""
+    """Makes the dict for a JSON object. Refuses duplicate names, because parsers choose different values for them."""
     read = dict(pairs)
     if len(read) < len(pairs):
         raise wrong("body", "duplicate name in an object")

@@ -13,7 +13,7 @@ LEAST = -9999.0  # OpenAI's log probability of an impossible token
 
 
 class Scored(NamedTuple):
-    """A token's text and log probability, with those of the most likely tokens at its position."""
+    """The text and log probability of a token, and of the most likely tokens at its position."""
 
     text: str
     score: float
@@ -23,7 +23,7 @@ class Scored(NamedTuple):
 def scored(tokenizer: Any, likely: Best | None, ended: str | None, begins: bool = True) -> list[Scored]:
     """Returns the tokens of a text without its end token.
 
-    ended: why the text ended; None if it goes on. begins: the first of these tokens begins the text.
+    ended: why the text ended, or None before the end. begins: whether the first of these tokens begins the text.
     """
     found = []
     steps = [] if likely is None else list(zip(likely.tokens.tolist(), likely.scores.tolist(), strict=True))
@@ -35,7 +35,7 @@ def scored(tokenizer: Any, likely: Best | None, ended: str | None, begins: bool 
 
 
 def _text(tokenizer: Any, token: int, begins: bool) -> str:
-    """The text of a token. At the beginning of a text, decoders such as Llama 2's drop its leading space."""
+    """The text of a token. At the beginning of a text, decoders such as Llama 2's drop the leading space of a token."""
     alone: str = tokenizer.decode([token], skip_special_tokens=False)
     if begins:
         return alone
@@ -67,12 +67,12 @@ def of_chat(tokens: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _entry(text: str, score: float) -> dict[str, Any]:
-    known = None if "\ufffd" in text else list(text.encode())  # a token with part of a character has no bytes to report
+    known = None if "\ufffd" in text else list(text.encode())  # part of a character has no bytes to report
     return {"token": text, "logprob": score, "bytes": known}
 
 
 def _by_text(best: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """The scores by text. If several tokens have the same text, such as parts of characters, the first score counts."""
+    """The scores by text, with the first score for tokens of the same text, such as parts of characters."""
     found: dict[str, float] = {}
     for text, score in best:
         found.setdefault(text, score)

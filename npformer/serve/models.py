@@ -31,8 +31,8 @@ from npformer.text.inputs import Pair
 PORTION = 50_000  # characters that are tokenized at a time
 Given = str | Path | Model | Seq2Seq | Task
 
-#: Task -> its options in a service, where they differ from the task's own defaults. Of a model's tasks, the first in
-#: this order is served at the root path.
+#: Task -> options in a service that differ from the task's own defaults. The root path serves the first of a model's
+#: tasks in this order.
 SERVED: dict[str, dict[str, Any]] = {
     "text-ranking": {"function_to_apply": "sigmoid"},
     "text-classification": {"top_k": None},
@@ -45,7 +45,7 @@ SERVED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TaskWork:
-    """A task with fixed options, as work for the batcher: it computes the answers to prepared requests."""
+    """A task with fixed options, which computes the answers to prepared requests for the batcher."""
 
     task: Task
     options: Any
@@ -67,21 +67,21 @@ class TaskWork:
         return isinstance(self.task, Writing)
 
     def run(self, requests: list[Request]) -> list[Any] | Steps[list[Any]]:
-        """Returns the requests' answers, or steps to them, with an InputError for each request that has no answer."""
+        """Returns the answers to requests, or steps that compute them. The answer may be an InputError."""
         if self.stepwise:
             return self.in_steps(requests)
         self.task.run(requests)
         return list(self.task.finish(requests, 0, self.options))
 
     def in_steps(self, requests: list[Request]) -> Steps[list[Any]]:
-        """Returns steps to the answers, between which others can be computed."""
+        """Returns steps that compute the answers. Other requests can be computed between the steps."""
         answers = yield from self.task.in_steps(requests, self.options)
         return list(self.task.finished(requests, answers, 0))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Texts as a task's requests, their numbers of tokens, and the indices of truncated texts."""
+    """Texts as requests of a task, their numbers of tokens, and the indices of truncated texts."""
 
     requests: list[Any]
     sizes: list[int]
@@ -90,7 +90,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Served:
-    """A named model with its tasks by name."""
+    """A named model with its tasks, by name."""
 
     name: str
     model: BaseModel
@@ -103,9 +103,9 @@ class Served:
         return task.limit(task.options)
 
     def tokens(self, text: str, special: bool, most: int) -> list[dict[str, Any]]:
-        """Returns a text's tokens: id, text, whether it is special, and its character span.
+        """Returns the tokens of a text: id, text, whether a token is special, and character span.
 
-        Raises NpformerError for an unreadable text, and for one with clearly more tokens than `most`.
+        Raises NpformerError for an unreadable text, and for a text with clearly more than `most` tokens.
         """
         shown = next(iter(self.tasks.values())).encoder.described(text, special, most)
         return [dict(zip(("id", "text", "special", "start", "stop"), each, strict=True)) for each in shown]
@@ -114,9 +114,9 @@ class Served:
 def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: Any) -> dict[str, Served]:
     """Loads models and returns them by name.
 
-    The name is the key if `models` is a mapping, else the folder name, bundled name, hub id or model type. `loading`
-    has threads, revision and offline, as in `pipeline`. Raises NpformerError if there is no model or a name is
-    duplicated.
+    If `models` is a mapping, the name of a model is its key; otherwise it is the folder name, bundled name, hub id or
+    model type. `loading` has threads, revision and offline, as in `pipeline`. Raises NpformerError if there are no
+    models or a name is duplicated.
     """
     if isinstance(models, Given):
         models = [models]
@@ -136,7 +136,7 @@ def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: 
 
 
 def name_of_path(given: str | Path) -> str:
-    """Returns a folder's name, without resolving links, or a bundled name or hub id unchanged."""
+    """Returns the name of a folder, without resolving links, or a bundled name or hub id unchanged."""
     folder = Path(given).expanduser()
     return Path(os.path.abspath(folder)).name if folder.is_dir() else str(given)
 
@@ -148,7 +148,7 @@ def _name_of(given: Given, task: Task) -> str:
 
 
 def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
-    """Yields a model's tasks that have a route, by name. The first task is served at the root path."""
+    """Yields the tasks of a model that have a route, by name. The first task is served at the root path."""
     if isinstance(task, Writing):
         yield task.name, task
         return
@@ -156,7 +156,7 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
     if SparseEmbedding.name not in fitting and SparseEmbedding.accepts(task.model):
         fitting.append(SparseEmbedding.name)
     names = sorted(fitting, key=lambda name: list(SERVED).index(name) if name in SERVED else len(SERVED))
-    if isinstance(task, TextRanking) and task.template is not None:  # the model reads texts only in its template
+    if isinstance(task, TextRanking) and task.template is not None:  # the model reads texts only in a template
         yield task.name, task
         return
     if isinstance(task, SparseEmbedding):  # a sparse model gets no route for sentence-embedding
@@ -169,7 +169,7 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
 
 
 def _in_service(name: str, task: Task) -> Task:
-    """Returns the named task for the model of `task`. If it is `task` itself, options that were changed are kept."""
+    """Returns the named task for the model of `task`, with the changed options of `task` if the names are the same."""
     options = SERVED.get(name, {})
     if name != task.name:
         return class_of(name)(task.model, **options)
@@ -180,10 +180,10 @@ def _in_service(name: str, task: Task) -> Task:
 
 
 def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
-    """Returns the model with this name, or all models if there is no name or only one model is served.
+    """Returns the model with this name, or all models if no name is given or only one model is served.
 
-    With only one model any name is accepted, because some clients must send a name. With several, raises Refusal for an
-    unknown name.
+    With only one model, any name is accepted, because some clients must send a name. With several models, raises
+    Refusal for an unknown name.
     """
     if name is None or len(models) == 1:
         return list(models.values())
@@ -207,7 +207,7 @@ def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[s
 
 
 def choose_writer(models: Mapping[str, Served], name: str | None) -> Any:
-    """Returns the task of the named model, or of the first generative model. Raises Refusal if there is none."""
+    """Returns the task of the named model, or of the first generative model. Raises Refusal without such a model."""
     tasks = [task for each in candidates(models, name) for task in each.tasks.values()]
     found = next((task for task in tasks if isinstance(task, Writing)), None)
     return found or choose(models, name, "text-generation")[1]
@@ -230,7 +230,7 @@ def portions(items: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
 
 
 def n_characters(item: Any) -> int:
-    """Returns the number of characters of a text or pair. A conversation counts 0, because it is not repeated."""
+    """Returns the number of characters of a text or pair; 0 for a conversation, which is read only once."""
     return len(item) if isinstance(item, str) else sum(map(len, item)) if isinstance(item, Pair) else 0
 
 
@@ -273,7 +273,7 @@ def prepare(
     limits: ServiceLimits,
     first: int = 0,
 ) -> Prepared:
-    """Encodes texts. Raises Refusal for an unreadable text and, unless `truncate`, for one that is too long.
+    """Encodes texts. Raises Refusal for an unreadable text and, unless `truncate`, for a text that is too long.
 
     first: the index of the first text in its request.
     """
@@ -310,7 +310,7 @@ def prepare(
 def _in_windows(
     task: Task, items: Sequence[Any], options: Any, where: str, limits: ServiceLimits
 ) -> list[Request | InputError]:
-    """Encodes texts one after another up to the limit of tokens, because windows may have many more than the texts."""
+    """Encodes texts one after another up to the token limit. Windows may have many more tokens than the texts."""
     found: list[Request | InputError] = []
     count = 0
     for item in items:
@@ -322,14 +322,14 @@ def _in_windows(
 
 
 def for_client(reason: str) -> str:
-    """Returns an error's reason without the advice on loading, which a client cannot follow."""
+    """Returns the reason of an error without the advice on loading, which a client cannot follow."""
     for limit in ("characters", "windows"):
         reason = reason.removesuffix("; " + how_to_allow_more(limit))
     return reason
 
 
 def _whole(task: TextGeneration, request: Request | InputError, item: Any, options: Any) -> Request | InputError:
-    """Returns the request for a prompt. An untruncated prompt may have one token more than a truncated one."""
+    """Returns the request for a prompt. An untruncated prompt may have one token more than a truncated prompt."""
     limit = task.limit(options)
     if limit < 1 if isinstance(request, InputError) else request.encoded[0].n_tokens == limit + 1:
         [whole] = task.prepare([item], 0, replace(options, long="error"))

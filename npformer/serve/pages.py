@@ -1,4 +1,4 @@
-"""The page /openapi.json, made from the table of routes, and the descriptions that /docs (`docs_page.py`) shows too."""
+"""The page /openapi.json, made from the table of routes. /docs (`docs_page.py`) shows the same descriptions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GETS = {
     "/docs": "This API as a web page",
     "/": "The same page",
 }
-#: Metrics by their names in Prometheus, without the prefix `npformer_`. `prometheus.py` updates them.
+#: Metrics by their names in Prometheus, without the prefix `npformer_`. `prometheus.py` updates the metrics.
 METRICS = {
     "requests_total": "Requests by route and status",
     "request_seconds": "Seconds from a request's arrival to its answer, by route",

@@ -1,19 +1,19 @@
-"""A log that clients cannot flood. It has a few lines of each kind per period, and a count of the others."""
+"""A log that clients cannot flood, with a few lines of each kind per period and a count of suppressed lines."""
 
 from __future__ import annotations
 
 import logging
 import time
 
-LINES = 5  # lines of one kind in a PERIOD
+LINES = 5  # maximum lines of one kind in a PERIOD
 PERIOD = 60.0  # seconds
-KINDS = 100  # kinds of lines to remember
+KINDS = 100  # maximum kinds of lines to remember
 
 
 class Sparing(logging.Filter):
     """Passes the first lines of each kind in a period. The next line passed states how many lines were suppressed.
 
-    Warnings and errors with the same message template, such as uvicorn's for malformed requests, are of one kind.
+    Warnings and errors with the same message template are of the same kind, such as uvicorn's for malformed requests.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Sparing(logging.Filter):
 
 
 def spare(*names: str) -> None:
-    """Makes the loggers with these names write sparingly."""
+    """Adds this filter to the loggers with these names."""
     for name in names:
         logger = logging.getLogger(name)
         if not any(isinstance(each, Sparing) for each in logger.filters):

@@ -12,11 +12,11 @@ from npformer.serve.fields import Refusal
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-#: Statuses that close the connection. 413 is not one of them, because a client that is still sending its body would
-#: then miss the error.
+#: Statuses that close the connection. 413 is not included, because a client that is still sending its body would miss
+#: the error.
 ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
-PORTION = 200_000  # bytes of JSON that are made at a time
+PORTION = 200_000  # bytes of JSON that are encoded at a time
 
 
 def as_json(value: Any) -> bytes:
@@ -24,7 +24,7 @@ def as_json(value: Any) -> bytes:
 
 
 def in_parts(value: Any) -> Iterator[bytes]:
-    """Yields the JSON of a value in parts. An iterator becomes a list, and its elements are computed one at a time.
+    """Yields the JSON of a value in parts. An iterator becomes a list, with elements computed one at a time.
 
     A function is replaced by the value that it returns. No other Python thread runs while a part is encoded, so large
     answers are split into small parts.
@@ -47,7 +47,7 @@ def in_parts(value: Any) -> Iterator[bytes]:
 
 
 def some_parts(parts: Iterator[bytes]) -> bytes:
-    """Joins the next parts, up to about a PORTION of bytes. Returns no bytes after the last part."""
+    """Joins the next parts, up to about PORTION bytes. Returns b"" after the last part."""
     found, size = [], 0
     for part in parts:
         found.append(part)
@@ -64,14 +64,14 @@ def json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
 
 
 def refused(refusal: Refusal, path: str) -> Response:
-    """Returns the error response for a refused request to a path."""
+    """Returns the error response for a refused request with this path."""
     response = json_response(error_body(refusal, path), refusal.status)
     response.headers.update(error_headers(refusal))
     return response
 
 
 def error_body(refusal: Refusal, path: str) -> dict[str, Any]:
-    """Returns an error in the format of a route's clients."""
+    """Returns an error in the format that clients of the path expect."""
     if path.startswith(("/v1/", "/v2/")):
         kind = "invalid_request_error" if refusal.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
         return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.status}}
@@ -88,5 +88,5 @@ def error_headers(refusal: Refusal) -> dict[str, str]:
 
 
 def cut_header(cut: list[int] | tuple[int, ...]) -> dict[str, str]:
-    """Returns the header with the indices, from 0, of a request's truncated texts."""
+    """Returns the header with the indices, from 0, of the truncated texts in a request."""
     return {"x-truncated-inputs": ",".join(map(str, cut))} if cut else {}

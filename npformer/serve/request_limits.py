@@ -19,12 +19,12 @@ class ServiceLimits:
     texts : int, maximum texts in a request
     tokens : int, maximum tokens in all texts of a request
     seconds : float, maximum seconds from the end of a request's body to its answer, and for each token of a stream
-    answers : int, maximum bytes of all answers that clients have not read; above it the slowest reader is disconnected,
-        or, if there is none, requests get 503
+    answers : int, maximum bytes of all unread answers; above it, the slowest client is disconnected, or requests get
+    503 if no client is slow
     queue : int, maximum waiting texts, and maximum open requests; further requests get 429. A request with at most an
-        equal share of the queue is accepted even if other requests fill it
+    equal part of the queue is accepted even if other requests fill the queue
     batch_tokens : int, maximum tokens in a batch
-    wait_ms : float, milliseconds that a text waits for others to share its batch while the batcher is idle
+    wait_ms : float, milliseconds that a text waits for other texts for its batch while the batcher is idle
     grace : float, maximum seconds to answer accepted requests at shutdown
     """
 
@@ -57,7 +57,7 @@ class ServiceLimits:
             raise too_large(f"{where}: expected at most {self.texts} texts in a request, got {count}")
 
     def check_characters(self, where: str, count: int) -> None:
-        """Limits the characters of texts that are read several times, such as the query of a ranking."""
+        """Checks the number of characters in texts that are read several times, such as the query of a ranking."""
         if count > self.body:
             repeated = "counting a query with each text, and a text with each label"
             raise too_large(f"{where}: expected at most {self.body} characters, {repeated}, got {count}")

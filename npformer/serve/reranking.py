@@ -1,6 +1,6 @@
-"""The routes that rank texts: TEI's /rerank, and the format of Cohere and Jina, which vLLM and Infinity have too.
+"""The routes that rank texts: TEI's /rerank, and the format of Cohere and Jina, which vLLM and Infinity also support.
 
-A body with `documents` has the second format, whichever route it is sent to.
+A body with `documents` has the second format on either route.
 
 References
 ----------
@@ -43,7 +43,7 @@ async def rerank(service: Service, given: dict[str, Any]) -> Reply:
 
 
 async def rerank_documents(service: Service, given: dict[str, Any]) -> Reply:
-    """Returns the best documents with the fields of Cohere's, Jina's and Infinity's answers."""
+    """Returns the best documents, with the fields of answers from Cohere, Jina and Infinity."""
     name, task = choose(service.models, given["model"], "text-ranking")
     documents, most = given["documents"], given["max_tokens_per_doc"]
     service.limits.check_texts("documents", len(documents))
@@ -71,7 +71,7 @@ def _first_tokens(task: Task, text: str, most: int) -> str:
     return text if len(rows) <= most and begun == text else text[: rows[:most][-1][4]]
 
 
-LONGEST = 100  # characters of a long token
+LONGEST = 100  # maximum characters of a token, for this estimate
 _SCORES = {"raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities.")}
 DOCUMENTS = Route(
     "/v1/rerank",

@@ -1,7 +1,7 @@
 """The routes: request and response formats of text-embeddings-inference (TEI) and of OpenAI's clients.
 
-A route is an entry of ROUTES. Its fields validate requests and define the OpenAPI page, and its function answers them.
-The tasks of `npformer.pipeline` compute the answers; this file formats them.
+A route is an entry of ROUTES. Its fields validate requests and define the OpenAPI page, and its function answers
+requests. The tasks of `npformer.pipeline` compute the answers; this file formats them.
 
 References
 ----------
@@ -45,7 +45,7 @@ from npformer.tasks.task import Task
 class Reply:
     """An answer to prepared texts: a value for JSON, in which iterators stand for lists, or pieces of a text.
 
-    The value is computed outside of the event loop, so everything that takes time belongs in an iterator or a function.
+    Iterators and functions in the value are computed outside the event loop, so slow computations belong there.
     """
 
     prepared: Prepared
@@ -62,11 +62,11 @@ class Service:
     models: dict[str, Served]
     batcher: Batcher
     limits: ServiceLimits
-    in_thread: Callable[..., Awaitable[Any]]  # runs a function in a small pool of threads, for tokenizing
-    in_renderer: Callable[..., Awaitable[Any]]  # the same, in other threads: tokenizing does not wait for templates
+    in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
+    in_renderer: Callable[..., Awaitable[Any]]  # the same for templates, so that tokenizing does not wait
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
-        """Encodes a request's texts. Refuses too many texts, and texts that are too long."""
+        """Encodes the texts of a request. Refuses too many texts, and texts that are too long."""
         times = task.n_texts(options)
         self.limits.check_texts(where if times == 1 else f"{where}, each read {times} times", len(texts.items) * times)
         self.limits.check_characters(where, times * sum(map(n_characters, texts.items)))
@@ -88,9 +88,9 @@ class Service:
     async def ask(
         self, work: TaskWork, texts: f.Texts, truncate: bool, where: str = "inputs", cost: int = 1
     ) -> tuple[list[Any], Prepared]:
-        """Returns the answers to a request's texts, and the encoded texts.
+        """Returns the answers to the texts of a request, and the encoded texts.
 
-        cost: cost of a token, relative to an encoder's token.
+        cost: cost of a token, relative to a token in an encoder.
         """
         prepared = await self.prepared(work.task, texts, truncate, where, work.options)
         costs = [size * cost for size in prepared.sizes]
@@ -113,10 +113,10 @@ class Route:
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
     other: Route | None = None  # for bodies in another format
     is_other: Callable[[dict[str, Any]], bool] = lambda given: False
-    sign: str = ""  # how such a body is recognized, for the documentation
+    sign: str = ""  # how a body in the other format is recognized, for the documentation
 
     def of(self, given: Any) -> Route:
-        """Returns the route for a request's parsed body."""
+        """Returns the route for the parsed body of a request."""
         return self.other if self.other is not None and isinstance(given, dict) and self.is_other(given) else self
 
     @property
@@ -160,7 +160,7 @@ CLASSIFY = {
 
 
 async def _vectors(service: Service, given: dict[str, Any], texts: f.Texts, where: str) -> tuple[Any, Prepared, str]:
-    """Returns the texts' vectors (N, D) in the model's dtype, truncated and normalized as requested."""
+    """Returns the vectors (N, D) of texts in the model's dtype, truncated and normalized as requested."""
     name, task = choose(service.models, given.get("model"), "sentence-embedding")
     width = task.options.truncate_dim or task.width
     dimensions = given.get("dimensions") or width
@@ -193,7 +193,7 @@ async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
 
 
 async def _rows_of(service: Service, arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterator[bytes]:
-    """Yields vectors (1, L, D) of texts as JSON, a few rows at a time, so that other requests get a turn."""
+    """Yields vectors (1, L, D) of texts as JSON, a few rows at a time, to give other requests a turn."""
     for i, array in enumerate(arrays):
         for at in range(0, array.shape[1], rows):
             opened = b"," if at else b",[" if i else b"[["
@@ -221,7 +221,7 @@ async def similarity(service: Service, given: dict[str, Any]) -> Reply:
     texts = [inputs["source_sentence"], *inputs["sentences"]]
     options = {**(given["parameters"] or {}), "model": given["model"]}
     vectors, prepared, _ = await _vectors(service, options, f.Texts(texts, several=True), "inputs")
-    products = (vectors[1:] * vectors[0]).sum(axis=1)  # not `@`, whose sums depend on the number of rows
+    products = (vectors[1:] * vectors[0]).sum(axis=1)  # not `@`, because its sums depend on the number of rows
     return Reply(prepared, products.tolist())
 
 

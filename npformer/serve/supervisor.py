@@ -1,9 +1,9 @@
-"""Servers: one process, or several workers on one socket that a parent watches.
+"""Servers, with a single process, or with several workers on one socket that a parent watches.
 
 SIGTERM or Ctrl-C stops a server: new requests get 503, accepted requests are answered, and the process exits with 0. A
-second signal ends the server at once, but only if it comes more than APART seconds later, because the command `timeout`
-sends two in a row. A worker that dies is replaced. Workers share the weights, which are memory-mapped from files. A
-model in a format that cannot be mapped is first converted, in a temporary folder.
+second signal ends the server at once, but only if it arrives more than APART seconds later, because the command
+`timeout` sends two signals in a row. A worker that dies is replaced. Workers share the weights, which are memory-mapped
+from files. A model in a format that cannot be mapped is first converted to files in a temporary folder.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from npformer.serve.quiet import spare
 from npformer.serve.request_limits import ServiceLimits
 
 POLL = 0.2  # seconds between checks of workers, and of whether a stopping server is idle
-APART = 0.2  # a second signal counts if it comes this much later
-SHORT_LIFE = 5.0  # a worker that dies sooner than this is replaced after a pause
+APART = 0.2  # minimum seconds between two signals for the second signal to count
+SHORT_LIFE = 5.0  # seconds; a worker that lives for less time is replaced only after a pause
 PAUSE = 1.0
 HANDLED = (signal.SIGTERM, signal.SIGINT)
 CONNECTIONS = 16_384  # maximum number of open files; each connection takes a few kilobytes
@@ -98,7 +98,7 @@ def _log_to_stderr() -> None:
 
 
 def _allow_connections() -> None:
-    """Raises the limit on open files for this process and its workers.
+    """Raises the limit on open files for this process and the workers.
 
     The limit is often 1024, and each connection is an open file, so idle clients could use all of them.
     """
@@ -112,7 +112,7 @@ def _allow_connections() -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to this address. It starts to listen when a server starts."""
+    """Returns a socket bound to this address, which starts to listen when a server starts."""
     whole("port", port, 0, 65535)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -134,7 +134,7 @@ def _announce(settings: ServerSettings, listening: socket.socket) -> None:
 
 
 def cancellable(app: Any) -> Any:
-    """Returns an app that ends quietly if uvicorn cancels it. Otherwise uvicorn logs a traceback for each request."""
+    """Returns an app that ends quietly when cancelled by uvicorn, which otherwise logs a traceback for each request."""
 
     async def quiet(scope: Any, receive: Any, send: Any) -> None:
         with suppress(asyncio.CancelledError):
@@ -169,9 +169,9 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
             self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to shut down at the first signal.
+        """Begins the shutdown at the first signal.
 
-        A worker may get a signal twice: from the system or the terminal, and from its parent.
+        A worker may receive a signal twice: from the system or the terminal, and from the parent.
         """
         if self.service.stopping or (self.is_worker and sig == signal.SIGINT):
             return
@@ -182,11 +182,11 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
         self._finishing = asyncio.ensure_future(self._stop_when_idle())
 
     async def _stop_when_idle(self) -> None:
-        """Waits for the accepted requests, and for bodies that arrive within the rest of the grace period."""
+        """Waits for accepted requests, and for request bodies, until the end of the grace period."""
         end = self.service.end
         assert end is not None
         await asyncio.sleep(APART)  # new requests get 503 until the exit
-        if not self.is_worker:  # at a second signal, the parent kills its workers
+        if not self.is_worker:  # at a second signal, the parent kills the workers
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:
@@ -212,17 +212,17 @@ class Worker:
 
     def look(self) -> None:
         """Records whether the worker has reported that it is ready."""
-        with suppress(OSError, EOFError):  # raised by a pipe whose other end is closed
+        with suppress(OSError, EOFError):  # raised if the other end of the pipe is closed
             self.is_ready = self.is_ready or (self.ready.poll() and self.ready.recv())
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """Ends a server that is still loading its models, so that it removes the copies in its temporary folder."""
+    """Ends a server that is still loading models, in a way that removes the copies in its temporary folder."""
     sys.exit(128 + number)
 
 
 class Supervisor:
-    """Starts workers, replaces workers that die, and passes signals on."""
+    """Starts workers, replaces dead workers, and forwards signals."""
 
     def __init__(self, settings: ServerSettings, listening: socket.socket) -> None:
         self.listening = listening
@@ -269,7 +269,7 @@ class Supervisor:
                 announced = True
 
     def _stop(self) -> None:
-        """Passes the signal on, and waits. Kills workers after the grace period or at a second signal."""
+        """Forwards the signal, and waits. Kills workers after the grace period or at a second signal."""
         for worker in self.workers:
             worker.process.terminate()
         end = time.monotonic() + self.settings.limits.grace + 2
@@ -283,7 +283,7 @@ class Supervisor:
 
 
 def work(settings: ServerSettings, listening: socket.socket, ready: Connection) -> None:
-    """A worker process: serves on the parent's socket, and stops when the parent dies."""
+    """Runs a worker process, which serves on the parent's socket and stops when the parent dies."""
     _log_to_stderr()
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -304,9 +304,9 @@ def _stop_with_parent() -> None:
 
 
 def shared(settings: ServerSettings, home: Path) -> ServerSettings:
-    """Returns the settings of a worker, with its share of the cores.
+    """Returns the settings of a worker, which uses part of the cores.
 
-    Models that are not mapped from files are replaced with converted copies in `home`.
+    Models that cannot be mapped from files are replaced with converted copies in `home`.
     """
     threads = settings.threads or max(1, available_cores() // settings.workers)
     paths = []

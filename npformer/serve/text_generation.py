@@ -1,8 +1,8 @@
 """Text generation after a prompt: /generate of text-generation-inference (TGI), and OpenAI's /v1/completions.
 
 Requests with the same settings share batches. A request with a seed has its own batch, because a sampled text depends
-on its place in the batch. A stream has an event for each piece, which waits for its turn in the queue. The prompt is
-read with the first piece. The limits count each prompt with all of its new tokens.
+on its place in the batch. A stream has an event for each piece, and each piece waits for its turn in the queue. The
+prompt is read with the first piece. The limits apply to each prompt together with all its new tokens.
 
 References
 ----------
@@ -29,7 +29,7 @@ from npformer.tasks.writing import Writing
 
 COLDEST = 1e-6  # temperature below which sampling is greedy anyway
 
-#: Sampling parameters that OpenAI does not have, under the names that its clients use with other servers.
+#: Sampling parameters that OpenAI does not have, under the names that OpenAI's clients use with other servers.
 MORE_LIMITS = {
     "min_p": Field(f.number(0, 1), None, "Sample from tokens at least this fraction as likely as the best one."),
     "typical_p": Field(f.number(1e-6, 1), None, "Sample from the most typical tokens with this total probability."),
@@ -90,14 +90,14 @@ COMPLETIONS = {
 TGI_REASON = {"end": "eos_token", "stop": "stop_sequence", "length": "length"}
 OPENAI_REASON = {"end": "stop", "stop": "stop", "length": "length"}
 
-COST = 8  # batch cost of a source token relative to an encoder's token, because the decoder runs once per new token
-STEP = 4  # batch cost of a new token relative to a prompt's token, because prompt tokens are read together
+COST = 8  # cost of a source token relative to a token in an encoder; high, because the decoder runs for each new token
+STEP = 4  # batch cost of a new token relative to a prompt token; high, because prompt tokens are read together
 #: A parameter of /generate for translation only.
 NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("only translation models take a target language"), None)}
 
 
 def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max_new_tokens") -> Any:
-    """Returns the task's options, with a request's values. `length` is the request's name for max_new_tokens."""
+    """Returns the task's options, updated with values from a request. `length` is the name of max_new_tokens there."""
     try:
         return task.settle(task.options, given)
     except NpformerError as error:
@@ -107,7 +107,7 @@ def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max
 def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, Any]:
     """Returns the parameters of a request that have an effect.
 
-    All other parameters, and `others`, which only other kinds of models use, must have their default values.
+    All other parameters, and `others`, which only other kinds of models have, must have their default values.
     """
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     for name, each in {**WITHOUT_EFFECT, **others}.items():
@@ -117,7 +117,7 @@ def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, An
 
 
 async def begun(service: Service, task: Writing, pieces: Iterator[str], where: str) -> AsyncIterator[str]:
-    """Computes a text's first piece at once, so that an error gets its HTTP status, and later pieces in their turn."""
+    """Computes the first piece of a text at once, so that errors have an HTTP status, and later pieces in turn."""
     try:
         first = await service.piece(task, pieces)
     except NpformerError as error:
@@ -134,7 +134,7 @@ async def begun(service: Service, task: Writing, pieces: Iterator[str], where: s
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of a request, with each prompt's writer and cost in a batch."""
+    """The prompts of a request, each with a writer and a cost in a batch."""
 
     prepared: Prepared
     writers: list[Writer]
@@ -144,7 +144,7 @@ class Prompts:
 async def read_prompts(
     service: Service, task: TextGeneration, texts: f.Texts, truncate: bool, where: str, options: Any
 ) -> Prompts:
-    """Reads a request's prompts. Refuses prompts that exceed the limits, alone or with their new tokens."""
+    """Reads the prompts of a request. Refuses prompts that exceed the limits, alone or with their new tokens."""
     prepared = await service.prepared(task, texts, truncate, where, options)
 
     def writers() -> list[Writer]:
@@ -174,7 +174,7 @@ async def _answers(
 
 
 async def generated(service: Service, given: dict[str, Any], task: TextGeneration) -> Reply:
-    """Returns the text generated after a prompt. It is sampled only if a sampling parameter is given, as in TGI."""
+    """Returns the text generated after a prompt. Sampling is used only if a sampling parameter is given, as in TGI."""
     known = effective(given["parameters"], NO_LANGUAGE)
     details = known.pop("details", False)
     draws = bool(known.keys() & {"temperature", "top_k", "top_p", *MORE_LIMITS})
@@ -289,12 +289,12 @@ async def _completed(
 
 
 def until(text: str, stops: tuple[str, ...]) -> str:
-    """Returns the text up to the first stop string in it."""
+    """Returns a text up to its first stop string."""
     return text[: min([place for each in stops if (place := text.find(each)) >= 0], default=len(text))]
 
 
 def withheld(pieces: Iterator[str], stops: tuple[str, ...]) -> Iterator[str]:
-    """Yields a text's pieces up to a stop string. Characters that may begin a stop string wait for the next piece."""
+    """Yields the pieces of a text up to a stop string. Possible beginnings of a stop string wait for the next piece."""
     longest, whole, shown = max(map(len, stops), default=1), "", 0
     for piece in pieces:
         whole += piece

@@ -52,7 +52,7 @@ PARAMETERS = {
 
 
 def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
-    """Returns the task's options changed by a request's parameters."""
+    """Returns the task's options, updated with the parameters of a request."""
     parameters = dict(parameters)
     parameters.update(parameters.pop("generate_parameters", None) or {})
     parameters["to"] = parameters.pop("tgt_lang", None)
@@ -61,12 +61,12 @@ def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
 
 
 def _work(task: TextToText, options: Any) -> TaskWork:
-    """Returns the work of a request. A sampled text depends on its place in a batch, so it gets a batch of its own."""
+    """Returns the work of a request. A sampled text depends on its place in a batch, so it has its own batch."""
     return TaskWork(task, options, together=not options.settings.get("do_sample"))
 
 
 async def written(name: str, service: Service, given: dict[str, Any]) -> Reply:
-    """Returns the named task's answer to each text."""
+    """Returns the answers of the named task to texts."""
     _, task = choose(service.models, given["model"], name)
     options = await service.in_thread(_settled, task, given["parameters"] or {})
     cost = COST * options.settings.get("num_beams", 1)

@@ -1,7 +1,7 @@
-"""Schedules the batching thread: the order in which it computes the texts of several requests.
+"""Schedules the batching thread, by choosing the order in which the texts of several requests are computed.
 
 Models take turns, and so do the requests to a model. A turn computes a piece of a request: some of its texts, or one
-step of texts that are generated token by token. A small request thus waits only for a piece of a large one.
+step of texts that are generated token by token. A small request thus waits only for a piece of a large request.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any, Protocol
 
 from npformer.engine.runtime.steps import Steps
 
-PIECE = 64  # tokens per core, in about twice the time of one short text; more are somewhat faster per token
+PIECE = 64  # tokens per core; takes about twice as long as a short text. Larger pieces are slightly faster per token
 ALONE = 512  # maximum tokens per core in a batch that serves a single request; larger batches are no faster
-LONG = 4  # a request with this many times the tokens of a PIECE is computed in steps too
-PATIENCE = 16  # after this many batches without other requests, a large request's pieces double
-JOBS = 8  # batches that are generated token by token at the same time; each holds its cached keys and values
+LONG = 4  # a request with more than LONG times the tokens of a PIECE is computed in steps too
+PATIENCE = 16  # number of batches without other requests after which a large request's pieces double
+JOBS = 8  # maximum batches generated token by token at the same time, each with cached keys and values in memory
 
 
 class Work(Protocol):
     """A computation on requests. Requests with equal work share a batch if `together` is True."""
 
     @property
-    def together(self) -> bool: ...  # False: a batch has all texts of one ticket
+    def together(self) -> bool: ...  # False: a batch has all texts of a single ticket
 
     @property
     def model(self) -> Any: ...  # models take turns
 
     @property
-    def stepwise(self) -> bool: ...  # `run` returns steps, which hold memory from the first to the last
+    def stepwise(self) -> bool: ...  # `run` returns steps, which keep memory until the last step
 
     def run(self, requests: list[Any]) -> list[Any] | Steps[list[Any]]: ...
 
@@ -49,9 +49,9 @@ class Entry:
     request: Any
     size: int  # cost in tokens
     ticket: Ticket
-    index: int  # index in the ticket's texts
+    index: int  # index among the texts of the ticket
     reads: int  # number of tokens that the model reads in the first step
-    pauses: bool = False  # others are computed between the steps of the text's batch
+    pauses: bool = False  # whether other texts may be computed between the steps of this text's batch
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -63,9 +63,9 @@ class Ticket:
     answers: list[Any]
     open: int
     last: int = 0  # when its last turn ended
-    total: int = 0  # number of tokens in all of its texts
+    total: int = 0  # number of tokens in all texts of the ticket
     waiting: deque[Entry] = field(default_factory=deque)
-    job: Job | None = None  # its unfinished batch
+    job: Job | None = None  # the ticket's unfinished batch
 
     @property
     def reads(self) -> int:
@@ -73,7 +73,7 @@ class Ticket:
         return sum(entry.reads for entry in self.waiting)
 
     def deliver(self, index: int, answer: Any) -> None:
-        """Stores an answer. The last answer wakes the caller. Runs in the caller's event loop."""
+        """Stores an answer, and wakes the caller after the last answer. Runs in the caller's event loop."""
         self.answers[index] = answer
         self.open -= 1
         if self.open == 0 and not self.done.done():
@@ -84,9 +84,9 @@ class Ticket:
 class Job:
     """A batch that is being computed step by step."""
 
-    ticket: Ticket  # takes the turns
+    ticket: Ticket  # ticket that takes the turns
     batch: list[Entry]
-    steps: Steps[list[Any]] | None = None  # once the job has begun
+    steps: Steps[list[Any]] | None = None  # set when the job begins
     seconds: float = 0.0
 
     @property
@@ -108,10 +108,10 @@ class Turns:
         self.max_tokens = max_tokens
         self.least, self.most = (min(max_tokens, each * cores) for each in (PIECE, ALONE))
         self.share = self.most  # maximum tokens of a large request in a batch
-        self.lone = 0  # batches without other requests since the share last changed
+        self.lone = 0  # batches without other requests since the last change of the share
         self.tickets: list[Ticket] = []
         self.jobs = 0
-        self.count = 0  # waiting texts
+        self.count = 0  # number of waiting texts
         self._models: dict[int, int] = {}  # model -> when its last turn ended
         self._clock = count(1)
 
@@ -122,7 +122,7 @@ class Turns:
         self.count += len(entries)
 
     def drop(self, ticket: Ticket) -> None:
-        """Removes a ticket's queued texts. A batch whose callers have all left ends at its next turn."""
+        """Removes the queued texts of a ticket. A batch without remaining callers ends at its next turn."""
         self.count -= len(ticket.waiting)
         ticket.waiting.clear()
         self._forget_if_done(ticket)
@@ -133,13 +133,13 @@ class Turns:
             yield from ticket.waiting
 
     def next(self) -> Ticket | None:
-        """Returns the ticket whose turn it is: the longest waiting ticket of the longest waiting model."""
+        """Returns the next ticket: the longest waiting ticket of the longest waiting model."""
         full = self.jobs >= JOBS
         able = [each for each in self.tickets if each.job or not (full and each.waiting[0].work.stepwise)]
         return min(able, key=lambda each: (self._models.get(_model(each), 0), each.last), default=None)
 
     def ended(self, job: Job, done: bool) -> None:
-        """Records the end of a job's turn. done: whether it was the last."""
+        """Records the end of a job's turn. done: whether this was the last turn."""
         if done:
             job.ticket.job = None
             self.jobs -= job.batch[0].work.stepwise
@@ -157,13 +157,14 @@ class Turns:
     def batch(self, ticket: Ticket) -> tuple[list[Entry], bool]:
         """Returns the texts for a turn of a ticket, and whether later texts may still join them.
 
-        The batch has a piece of the ticket's texts, and of other tickets with equal work. A small request does not
-        share its batch with a large one, whose other pieces have to wait anyway.
+        The batch has a piece of the ticket's texts and of the texts of other tickets with equal work. A small request
+        does not share its batch with a large request, because the other pieces of the large request have to wait
+        anyway.
         """
         work = ticket.waiting[0].work
         if not work.together:
             return list(ticket.waiting), False
-        share = self.most if ticket.total <= self.most else self.share  # a request of usual size is computed at once
+        share = self.most if ticket.total <= self.most else self.share  # a request of usual size takes one batch
         share = share if len(self.tickets) == 1 else self.least
         batch = _some(ticket, share, self.max_tokens, at_least=1)
         is_whole, left = len(batch) == len(ticket.waiting), self.max_tokens - _cost(batch)
@@ -178,7 +179,7 @@ class Turns:
         return batch, left > 0 and len(batch) == self.count
 
     def _set_share(self) -> None:
-        """Sets a large request's share of the next batch: the minimum while others wait, then growing again."""
+        """Sets the share of a large request in the next batch: the minimum while other requests wait, then growing."""
         self.lone += 1
         if len(self.tickets) > 1:
             self.share, self.lone = self.least, 0
@@ -186,7 +187,7 @@ class Turns:
             self.share, self.lone = min(2 * self.share, self.most), 0
 
     def begin(self, ticket: Ticket, batch: list[Entry]) -> Job:
-        """Removes the texts of a batch from the queue, and returns the job that computes them in turns of a ticket."""
+        """Removes the texts of a batch from the queue, and returns the job that computes them in the ticket's turns."""
         self._set_share()
         self.count -= len(batch)
         self.jobs += batch[0].work.stepwise
@@ -209,7 +210,7 @@ def _cost(entries: Sequence[Entry]) -> int:
 
 
 def _some(ticket: Ticket, share: int, room: int, at_least: int = 0) -> list[Entry]:
-    """Returns a ticket's first queued texts that fit in `room`, up to `share` tokens, which one text may exceed."""
+    """Returns the first queued texts of a ticket that fit in `room`, up to `share` tokens, or one longer text."""
     taken: list[Entry] = []
     cost = reads = 0
     for entry in ticket.waiting:

@@ -1,4 +1,4 @@
-"""Middleware for all requests: counts, times and logs them, and hides the text of internal errors."""
+"""Middleware that counts, times and logs all requests, and hides the text of internal errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Watch:
     """ASGI middleware around the app of a service.
 
     A route stores `route` and the number of `rows` in the request's state. A log line has the method, path, status,
-    time and number of rows, with "-" for an unknown method or path, which could be a user's text.
+    time and number of rows. An unknown method or path is logged as "-", because it could be a user's text.
     """
 
     def __init__(self, app: Any, metrics: Metrics, paths: Collection[str], access_log: bool) -> None:

@@ -1,6 +1,6 @@
 """Tasks, which turn texts into answers. `pipeline` makes a task from its name, and `catalogue.py` lists all tasks.
 
-Names, arguments and results follow transformers.pipeline. The class of each task documents the differences.
+Names, arguments and results follow transformers.pipeline. The class of each task documents any differences.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The declarations of all tasks, read by the pipeline, the command line, datasets and the service.
 
-Without a task name, a pipeline uses the first task declared for the model's head. A task's class declares the form of
-its answers.
+A pipeline without a task name uses the first task declared for the model's head. The class of a task declares the form
+of its answers.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ whole datasets, with the extra "data":
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
       --normalize --truncate-dim 32 "what is ice cream made of?"
 
-Row i of the array is the vector of text i; NaN if text i cannot be read.""",
+Row i of the array is the vector of text i, or NaN if text i cannot be read.""",
             (
                 PROMPT_NAME,
                 option("--normalize", "scale each vector to length 1", "normalize_embeddings"),

@@ -15,7 +15,7 @@ from npformer.tasks.text_generation import TextGeneration, Writer
 
 
 class Conversation:
-    """A chat with a model. It reuses the keys and values of earlier turns, without changing any bit of the answers.
+    """A chat with a model that reuses the keys and values of earlier turns. Reuse does not change the answers' bits.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Conversation:
     ----------
     messages : the messages so far
     writer : Writer of the last answer
-    n_kept : tokens of the last prompt that were not computed again
+    n_kept : number of tokens of the last prompt that were reused
 
     Examples
     --------
@@ -47,13 +47,13 @@ class Conversation:
         self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.writer: Writer | None = None
         self.n_kept = 0
-        self._read = np.zeros(0, np.int64)  # tokens with keys and values in `_state`
+        self._read = np.zeros(0, np.int64)  # the tokens that have keys and values in `_state`
         self._state: PromptState | None = None
 
     def say(self, text: str) -> Iterator[str]:
-        """Yields the answer to a message piece by piece. If the caller stops early, the pieces so far form the answer.
+        """Yields the pieces of the answer to a message. If the caller stops early, these pieces form the answer.
 
-        Raises NpformerError, and leaves the conversation as it was, if the message does not fit.
+        If the message does not fit, raises NpformerError and leaves the conversation unchanged.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         [request] = self.task.prepare([messages], 0, self.options)
@@ -74,7 +74,7 @@ class Conversation:
                 self._read = np.concatenate([prompt.ids, writer.ids])[: self._state.length]
 
     def _continued(self, ids: np.ndarray) -> Text:
-        """Returns a prompt of these tokens, with the keys and values that the last turn has already computed."""
+        """Returns a prompt of these tokens, with the keys and values that earlier turns have computed."""
         most = min(len(self._read), len(ids) - 1)  # the last row must be computed, for the logits
         same = self._read[:most] == ids[:most]
         self.n_kept = most if same.all() else int(same.argmin())

@@ -1,4 +1,4 @@
-"""The declaration of a task: its names, its models, its command and its route.
+"""The declaration of a task: names, supported models, command and route.
 
 A declaration is data, read by the pipeline, the command line, datasets and the service. Nothing large is imported here,
 because `npformer --help` and Tab completion read all declarations.
@@ -25,9 +25,9 @@ class Option(NamedTuple):
 
 
 def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
-    """Makes an option from its usage, such as "-k --top-k K". Without a value, the option is a switch.
+    """Makes an option from its usage, such as "-k --top-k K". A usage without a value makes a switch.
 
-    `what` is its help text, and `sets` is the task setting that it changes. `how` is passed to `add_argument`.
+    `what` is the help text, and `sets` is the task setting that the option changes. `how` is passed to `add_argument`.
     """
     flags = tuple(word for word in usage.split() if word.startswith("-"))
     value = usage.split()[len(flags) :]
@@ -84,11 +84,11 @@ class Command(NamedTuple):
     """A command that runs a task on each text.
 
     `reads` is the kind of input: texts, texts or pairs, questions with a context, a query and the texts to rank, or
-    prompts. It determines the command's arguments and the columns of a dataset.
+    prompts. The kind determines the command's arguments and the columns of a dataset.
     """
 
     name: str
-    summary: str  # its line in `npformer --help`
+    summary: str  # the command's line in `npformer --help`
     description: str
     epilog: str
     options: tuple[Option, ...] = ()
@@ -102,22 +102,22 @@ class Form(NamedTuple):
 
     A type is str, int, float, np.floating for numbers in the model's dtype, (np.floating, D) for vectors, a dict of
     types, or a list that contains the type of its elements. A layout shows the lines of an answer below the text, next
-    to it, or without the text ("alone" and "whole"). Only "whole" keeps an answer's line breaks.
+    to the text, or without the text ("alone" and "whole"). Only "whole" preserves line breaks in an answer.
     """
 
     fields: Mapping[str, Any] = MappingProxyType({})  # name of a value in an answer -> its type
     several: str = ""  # name of the list of answers, for tasks that return lists
-    line: str = ""  # format of an answer's line, with the names of fields
-    layout: Literal["below", "beside", "alone", "whole"] = "below"  # place of the answer's lines relative to the text
+    line: str = ""  # format of a line of an answer, with names of fields
+    layout: Literal["below", "beside", "alone", "whole"] = "below"  # position of the lines relative to the text
 
 
 class Declaration(NamedTuple):
-    """A task: its class, its models, its command and its route."""
+    """A task: class, supported models, command and route."""
 
-    place: str  # module in this folder, and the class in it
-    head: str  # its models' head; "base": any model but an encoder-decoder
-    models: str  # description of these models
-    example: str = ""  # a model to try
+    place: str  # module in this folder, and class in the module
+    head: str  # head of the models; "base": any model except an encoder-decoder
+    models: str  # description of the supported models
+    example: str = ""  # an example of a model
     aliases: tuple[str, ...] = ()  # other names: Transformers' aliases, or the command's name
     default: str = ""  # the bundled model
     n_labels: int = 0  # required number of labels; 0: any

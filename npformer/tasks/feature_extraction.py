@@ -21,13 +21,14 @@ class FeatureOptions(Options):
 
 
 class FeatureExtraction(Task):
-    """Returns the last layer's vectors for a text's tokens, special tokens included: nested lists of shape (1, L, D).
+    """Returns the last layer's vectors for all tokens of a text, as nested lists of shape (1, L, D).
 
-    For a text read in windows, each token's vector comes from the window with the most context around the token.
+    The tokens include special tokens. In a text read in windows, the vector of a token comes from the window with the
+    most context around the token.
 
     Parameters
     ----------
-    model : Model with any head; the head is left out
+    model : Model with any head; the head is not computed
     return_tensors : bool
         Return an array instead of nested lists.
     **options : options common to all tasks; see `Options`
@@ -54,6 +55,6 @@ class FeatureExtraction(Task):
 
 
 def vectors(request: Request) -> np.ndarray:
-    """Returns the model's first output for a text's tokens, (L, D), each row from one piece of the text."""
+    """Returns the model's first output for the tokens of a text, (L, D), joined from the pieces of the text."""
     pairs = zip(request.outputs[0], request.encoded[0].rows(), strict=True)
     return np.concatenate([next(iter(output.values()))[rows] for output, rows in pairs])

@@ -1,4 +1,4 @@
-"""fill-mask: the words that a masked-language model predicts for [MASK]."""
+"""fill-mask: the words that a masked language model predicts for [MASK]."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class FillOptions(Options):
 class FillMask(Task):
     """Returns the most likely words for a text's mask: dicts of "score", "token", "token_str", "sequence", best first.
 
-    A text with several masks gives one list per mask, in which the other masks stay masked. A list of one text gives a
-    list of one answer, unlike in transformers.pipeline.
+    A text with several masks gives one list per mask; while one mask is filled, the others stay in the text. Unlike in
+    transformers.pipeline, a list of one text gives a list of one answer.
 
     Parameters
     ----------
@@ -77,12 +77,12 @@ class FillMask(Task):
 
     def __init__(self, model: Model, **options: Any) -> None:
         self._warned: set[str] = set()
-        self._target_ids = lru_cache(16)(self._ids_of)  # a service gets other targets with each request
+        self._target_ids = lru_cache(16)(self._ids_of)  # in a service, each request may have different targets
         super().__init__(model, **options)
         self.encoder_model = without_head(model)
         self.mask = special_token(model.folder, model.config, "mask_token")
         self.mask_id = model.tokenizer.token_to_id(self.mask)
-        if self.mask_id is None or self.mask_id >= model.config.vocab_size:  # it may have no row
+        if self.mask_id is None or self.mask_id >= model.config.vocab_size:  # the mask may have no row
             raise NpformerError(f"{self.name}: the tokenizer has no mask token {self.mask}")
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
@@ -118,7 +118,7 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """Returns the encoder, because `answer` runs the head at masks only. A listener needs the whole model."""
+        """The encoder, because `answer` runs the head only at masks. With a listener, the whole model."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:
@@ -147,13 +147,13 @@ class FillMask(Task):
         return answers
 
     def _masks(self, request: Request) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns a text's ids (L,), the positions of its masks, and the model's output at each token (L, ...)."""
+        """Returns the ids (L,) of a text, the positions of its masks, and the model's output at each token (L, ...)."""
         pairs = zip(request.encoded[0].pieces, request.encoded[0].rows(), strict=True)
         ids = np.concatenate([np.array(piece.ids)[rows] for piece, rows in pairs])
         return ids, np.flatnonzero(ids == self.mask_id), vectors(request)
 
     def _words(self, scores: np.ndarray, options: FillOptions) -> Iterator[list[tuple[int, float]]]:
-        """Yields the most likely tokens and their probabilities at each mask, from probabilities (M, V)."""
+        """Yields the most likely tokens at each mask with their probabilities, given probabilities (M, V)."""
         targets = self._target_ids(options.targets)
         for row in scores if targets is None else scores[:, targets]:
             count = min(options.top_k, len(row))
@@ -188,7 +188,7 @@ class FillMask(Task):
 
 
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
-    """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). `of`: a row's name in errors."""
+    """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). `of`: name of a row in errors."""
     with model.cores():
         logits = model.parts.head(states, states, model.weights)["logits"]
     expect_finite([{"logits": each} for each in logits], of)

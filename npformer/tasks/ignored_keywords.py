@@ -1,7 +1,7 @@
-"""The table of keywords of transformers.pipeline and sentence-transformers that are accepted and ignored.
+"""The keywords of transformers.pipeline and sentence-transformers that are accepted and ignored.
 
-A pipeline looks up its keywords here, when it is made and when it is called. A value that would change the answer is
-refused with the reason.
+A pipeline looks up keywords here when it is made and when it is called. A value that would change the answer is
+rejected, with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Habit(NamedTuple):
     """A keyword that is accepted and ignored."""
 
     accepts: Callable[[Any], bool]
-    reason: str  # reason to refuse other values
+    reason: str  # reason for rejecting other values
 
 
 def _is_count(value: Any) -> bool:
@@ -96,12 +96,12 @@ SENTENCE_TRANSFORMERS = {
 #: Keywords of both libraries.
 IGNORED = TRANSFORMERS | SENTENCE_TRANSFORMERS
 
-#: `Task.cut`, which names the text of a pair to truncate -> Transformers' name for this truncation.
+#: `Task.cut`, the text of a pair to truncate -> Transformers' name for this truncation.
 STRATEGIES = {"longest": "longest_first", "first": "only_first", "second": "only_second"}
 
 
 def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
-    """Translates other libraries' keywords: drops `IGNORED`, renames `truncation` and `show_progress_bar`.
+    """Translates keywords of other libraries: drops `IGNORED`, renames `truncation` and `show_progress_bar`.
 
     `cut` is the text of a pair that the task truncates. Raises NpformerError for an unsupported value.
     """
@@ -125,11 +125,11 @@ def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
 def loading(given: Mapping[str, Any], model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a pipeline's keywords into the task's options and arguments of `load`, under npformer's names.
 
-    `tokenizer` and `config` may be the model's name, or the loaded model's own objects.
+    `tokenizer` and `config` may be the name of the model or the objects of the loaded model.
     """
     options = {name: value for name, value in given.items() if not _is_of(model, name, value)}
     found = {}
-    if isinstance(more := options.get("model_kwargs"), Mapping):  # the dtype is the usual one of its entries
+    if isinstance(more := options.get("model_kwargs"), Mapping):  # usually contains only the dtype
         dtypes = {name: more[name] for name in ("dtype", "torch_dtype") if name in more}
         options = {**options, "model_kwargs": {k: v for k, v in more.items() if k not in dtypes}}
         found["dtype"] = next(iter(dtypes.values()), None)

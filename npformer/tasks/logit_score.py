@@ -1,8 +1,8 @@
-"""Rerankers that are causal language models: the score is the logit of one token, or the difference between two logits.
+"""Rerankers that are causal language models. The score is the logit of one token, or the difference between two logits.
 
-This is sentence-transformers' LogitScore, as in folders of Qwen3-Reranker. The model reads a query and a text in its
-chat template, and the logits of "yes" and "no" at the last token give the score. `ranker` makes a model with one label,
-which does not compute any other logit: x w_yes - x w_no = x (w_yes - w_no).
+sentence-transformers calls this module LogitScore; Qwen3-Reranker has it. The model reads a query and a text in its
+chat template, and the logits of "yes" and "no" at the last token give the score. `ranker` makes a model with a single
+label, which computes no other logits: x w_yes - x w_no = x (w_yes - w_no).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_logit_score(folder: Path) -> LogitScore:
 
 
 def ranker(model: Model, score: LogitScore) -> Model:
-    """Returns the model with the score as its only label: the output's weight becomes (D, 1) instead of (D, V)."""
+    """Returns the model with the score as its only label, so the output weight becomes (D, 1) instead of (D, V)."""
     if model.config.head != "causal-lm":
         raise NpformerError(f"{model.folder}: {KIND} needs a causal-lm model, got a {model.config.head} model")
     ids = [score.true_id] if score.false_id is None else [score.true_id, score.false_id]
@@ -92,7 +92,7 @@ def ranker(model: Model, score: LogitScore) -> Model:
 
 
 class RankingTemplate:
-    """The chat template of a reranker's folder. It also restores the end of the template in truncated texts."""
+    """The chat template of a reranker's folder, which also restores the end of the template in truncated texts."""
 
     def __init__(self, model: Model, score: LogitScore) -> None:
         if model.folder is None:
@@ -103,12 +103,12 @@ class RankingTemplate:
         )
 
     def text(self, prompt: str, query: str, document: str) -> str:
-        """Renders a query and a text. The prompt becomes the system message."""
+        """Renders a query and a text, with the prompt as the system message."""
         template: PairTemplate = self._read(bool(prompt))
         return template(system=prompt, query=query, document=document)
 
     def restore(self, encoded: Encoded, prompt: str) -> None:
-        """Replaces the last ids of a truncated text with the template's end, as sentence-transformers does."""
+        """Replaces the last ids of a truncated text with the end of the template, as sentence-transformers does."""
         if not encoded.truncated:
             return
         ids, end = encoded.texts[0].ids, self._end_ids(prompt)
@@ -116,7 +116,7 @@ class RankingTemplate:
         ids[len(ids) - len(kept) :] = kept
 
     def _end_ids(self, prompt: str) -> list[int]:
-        """Returns the tokens that end every text: the common end of two texts whose contents end differently."""
+        """Returns the tokens at the end of every text, found as the common end of two different texts."""
         first, second = (self.tokenizer.encode(self.text(prompt, each, each)).ids for each in ("0", "1 2 3 4"))
         count = 0
         while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:

@@ -20,13 +20,14 @@ from npformer.tasks.task import Request, without_head
 
 
 class MultiVectorEmbedding(Encoding):
-    """Returns the vectors (L - 1, E) of a text's tokens after the first, from a linear layer, normalized to length 1.
+    """Returns the vectors (L - 1, E) of all tokens of a text after the first, normalized to length 1.
 
-    For a text read in windows, each token's vector comes from the window with the most context around the token.
+    A linear layer computes the vectors. In a text read in windows, the vector of a token comes from the window with the
+    most context around the token.
 
     Parameters
     ----------
-    model : Model with colbert_linear.pt in its folder, as in BGE-M3's
+    model : Model with colbert_linear.pt in its folder, such as BGE-M3
     prompt, prompt_name : str, optional
         The text to put before each input, or the name of one of the folder's prompts.
     **options : options common to all tasks; see `Options`
@@ -78,11 +79,11 @@ class MultiVectorEmbedding(Encoding):
         return "meanmaxsim"
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each text in a to each text in b: the mean over a's tokens of each one's best match in b.
+        """The similarity of each text in a to each text in b: the best match of a token of a, averaged over tokens.
 
         Parameters
         ----------
-        a, b : lists of N and M arrays of vectors, or the array of one text
+        a, b : lists of N and M arrays of vectors, or the array of a single text
 
         Returns
         -------
@@ -101,7 +102,7 @@ class MultiVectorEmbedding(Encoding):
 
 
 def _texts(given: Any, width: int) -> list[np.ndarray]:
-    """Returns a list with the vectors of each text, given the vectors of one text or of several."""
+    """Returns a list with the vectors of each text, given one or several texts."""
     several: Sequence[Any] = [given] if isinstance(given, np.ndarray) and given.ndim == 2 else given
     found = list(map(np.asarray, several))
     for each in found:

@@ -1,7 +1,7 @@
 """`Options`: the options common to all tasks. Each task adds its own options in its own file.
 
-Values are checked when the options are made, before any text is read. `typed_pipeline.pyi`, for type checkers and
-editors, declares them as keywords of `pipeline`.
+Values are checked when the options are made, before any text is read. `typed_pipeline.pyi` declares the options as
+keywords of `pipeline`, for type checkers and editors.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from npformer.text.inputs import LONG
 
 @dataclass(frozen=True)
 class Options:
-    """The options common to all tasks, given when a task is made or when it is called.
+    """The options common to all tasks, which can be given when a task is made or called.
 
     Parameters
     ----------
     long : "truncate", "window" or "error"
-        How to handle a text that is too long: truncate it, read it in overlapping windows, or refuse it. The default
+        How to handle a text that is too long: truncate it, read it in overlapping windows, or raise an error. The
+        default
         is "window" if a stride is given, else "truncate".
     stride : int, optional
         Tokens shared by neighbouring windows; by default a quarter of a window.
@@ -50,7 +51,7 @@ class Options:
                 whole(each.name, value, 0 if each.name.endswith("stride") else 1)
 
     def changed(self, task: str, given: Mapping[str, Any]) -> Self:
-        """Returns the options with some of them changed. Raises NpformerError for an unknown name."""
+        """Returns the options with changes applied. Raises NpformerError for an unknown name."""
         known = [each.name for each in fields(self)]
         for name in given:
             if name not in known:

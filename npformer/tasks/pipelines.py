@@ -1,4 +1,4 @@
-"""`pipeline` makes a task from its name; the task is called with texts. The types are in `typed_pipeline.pyi`."""
+"""`pipeline` makes a task, which is called with texts, from its name. `typed_pipeline.pyi` has the types."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ def pipeline(
         A name in TASKS or an alias ("sentiment-analysis", "ner", "rerank", "translation_en_to_de").
         Without a name, the head in the model's config determines the task.
     model : str, Path or Model, optional
-        A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default model. A
-        folder whose config.json names no class in `architectures`, or an unknown one, is read with the task's head.
+        A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default model. If
+        config.json in a folder names no class or an unknown class in `architectures`, the model is read with the task's
+        head.
     threads : int, optional
         Cores to use; by default all.
-    dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own
+    dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its dtype
     revision, offline, limits, mapped, allow_nonfinite, keep : as in `load`, unless the model is already loaded
     **options : options of the task, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
@@ -108,7 +109,7 @@ def pipeline(
 
 
 def _known(task: str) -> str:
-    """Returns a task's name in TASKS, given any of its names."""
+    """Returns the name of a task in TASKS, given this name or an alias."""
     if not isinstance(task, str):
         raise NpformerError(f"task: expected a task's name, got {shown(task)}; pass a model as model=")
     name = "translation" if TRANSLATION.fullmatch(task) else ALIASES.get(task, task)
@@ -142,9 +143,9 @@ def _default(task: str | None, name: str | None) -> str:
 
 
 def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list[str]:
-    """Returns the tasks of a model, beginning with that of its head. Every encoder can make vectors, whatever its head.
+    """Returns the tasks of a model, beginning with the task of its head. An encoder with any head can make vectors.
 
-    `described` is the content of its config.json, which may have settings for summarization.
+    `described` is the content of config.json, which may have settings for summarization.
     """
     own = _task_of(config, described or {}) if config.head in TASK_OF else "feature-extraction"
     if config.head == "translation":
@@ -168,7 +169,7 @@ def _task_of(config: Config, described: Mapping[str, Any]) -> str:
 
 
 def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
-    """Returns the content of a folder's config.json, or an empty dict without one."""
+    """Returns the content of config.json in a folder, or an empty dict if the file is missing."""
     return read_description(folder, limits) if folder and (folder / CONFIG).exists() else {}
 
 

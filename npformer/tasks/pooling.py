@@ -1,6 +1,7 @@
-"""Poolings, which make one vector of a text from its tokens' outputs, under the names used by sentence-transformers.
+"""Poolings, which combine the outputs for the tokens of a text into one vector. Names as in sentence-transformers.
 
-`tasks/sentence_embedding.py` pools the last layer's vectors, `tasks/word_weights.py` the vocabulary's logits.
+`tasks/sentence_embedding.py` pools vectors of the last layer, and `tasks/word_weights.py` pools logits of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from npformer.engine.functions import linear
 
 
 def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
-    """Returns the mean of rows from `start` on, weighted by row numbers, which begin at 1: (L, D) -> (D,).
+    """Returns the mean of the rows from `start` on, weighted by row numbers counted from 1: (L, D) -> (D,).
 
     Muennighoff, 2022, "SGPT: GPT Sentence Embeddings for Semantic Search", section 4.1.1.
     """
@@ -22,7 +23,7 @@ def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
     return mean
 
 
-#: Poolings of the vectors of tokens, (L, D) -> (D,), from row `start` on, to skip a prompt.
+#: Poolings of token vectors, (L, D) -> (D,), from row `start` on, to skip a prompt.
 #: Reimers and Gurevych, 2019, section 3.
 POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "cls": lambda x, start: x[start],
@@ -64,9 +65,9 @@ def splade(logits: np.ndarray, strategy: str = "max", twice: bool = False) -> np
     "SPLADE v2: Sparse Lexical and Expansion Model for Information Retrieval", section 3.1 (max). Geng et al., 2024,
     "Towards Competitive Search Relevance For Inference-Free Learned Sparse Retrievers" (twice).
     """
-    if strategy == "max":  # the function below is monotonic, so the largest logit is enough
+    if strategy == "max":  # the function below is monotonic, so only the largest logit matters
         logits = logits.max(axis=0, keepdims=True)
     weights: np.ndarray = np.log1p(np.maximum(logits, 0))
     weights = np.log1p(weights) if twice else weights
-    # float32 would lose accuracy in a sum of many terms of one sign.
+    # float32 would lose accuracy in a sum of many terms of the same sign.
     return weights.sum(axis=0, dtype=np.float64).astype(logits.dtype)

@@ -32,24 +32,24 @@ class PromptOptions(Options):
 
 
 class PromptedTask(Task):
-    """A task with the prompts of a sentence-transformers folder, in its `recipe`."""
+    """A task with prompts from a sentence-transformers folder, stored in `recipe`."""
 
     options_type = PromptOptions
     recipe: EmbeddingRecipe  # set before `__init__`
 
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(model, **options)
-        if self.recipe.max_length is not None:  # overrides the tokenizer's model_max_length, even if that is smaller
+        if self.recipe.max_length is not None:  # overrides the tokenizer's model_max_length, even a smaller one
             self.encoder.limit = min(self.recipe.max_length, self.model.config.max_length)
 
     @property
     def max_seq_length(self) -> int:
-        """The number of tokens to which texts are truncated. It can be set, up to the positions of the model."""
+        """The number of tokens to which texts are truncated. Can be set, up to the number of positions of the model."""
         return self.encoder.limit
 
     @max_seq_length.setter
     def max_seq_length(self, tokens: int) -> None:
-        self.encoder = copy(self.encoder)  # a call that is in progress keeps its limit
+        self.encoder = copy(self.encoder)  # calls in progress keep the old limit
         self.encoder.limit = whole("max_seq_length", tokens, 3, self.model.config.max_length)
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:

@@ -41,9 +41,9 @@ class AnswerOptions(Options):
 class QuestionAnswering(Task):
     """Returns a dict with "score", "start", "end" and "answer" for each question, or a list of dicts for top_k > 1.
 
-    Call it with question= and context=, each a string or a list, or with dicts of both, or Pairs (question, context).
-    "start" and "end" are character positions in the context. Answers with the same words (ignoring case) are
-    merged, and their scores are added. A context without tokens gives the answer "" with score 0.
+    Call the task with question= and context=, each a string or a list, or with dicts of both, or Pairs (question,
+    context). "start" and "end" are character positions in the context. Answers with the same words (ignoring case) are
+    merged, with the sum of their scores. A context without tokens gives the answer "" with score 0.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class QuestionAnswering(Task):
     top_k : int
         Number of answers.
     max_seq_len, doc_stride : int, optional
-        Tokens in a window (384), and tokens shared by neighbouring windows (128).
+        Tokens in a window (default 384), and tokens shared by neighbouring windows (default 128).
     max_answer_len : int
         Maximum tokens in an answer.
     handle_impossible_answer : bool
@@ -154,7 +154,7 @@ def _question_and_context(item: Any) -> tuple[Any, Any]:
 
 
 def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Returns the softmax (L,) over [CLS], which means no answer, and the context's tokens; 0 for other tokens."""
+    """Returns the softmax (L,) over the tokens of the context and [CLS], which means no answer; 0 for other tokens."""
     admitted = inside.copy()
     admitted[0] = True
     probabilities = np.zeros_like(logits)
@@ -167,7 +167,7 @@ def _spans(
 ) -> Iterator[tuple[int, int, float]]:
     """Yields the most likely spans of a window by p(first) p(last), best first; first <= last < first + max_answer_len.
 
-    With align_to_words it yields more spans than requested, because several spans may extend to the same words.
+    With align_to_words, more spans than requested are yielded, because several spans may extend to the same words.
     """
     rows = np.flatnonzero(inside)
     longest = min(options.max_answer_len, len(rows))
@@ -180,7 +180,7 @@ def _spans(
 
 
 def _characters(piece: Any, first: int, last: int, align_to_words: bool) -> tuple[int, int]:
-    """Returns the character span of the tokens first ... last, or of the whole words around them."""
+    """Returns the character span of the tokens first ... last, extended to whole words with align_to_words."""
     if align_to_words:
         words = piece.token_to_word(first), piece.token_to_word(last)
         if None not in words:

@@ -1,7 +1,7 @@
-"""The results of tasks: the values of transformers.pipeline, with information on truncation.
+"""The results of tasks: values as in transformers.pipeline, with information on truncation.
 
-`Answer` is a dict, `Answers` a list, `Array` a NumPy array. Each has two more attributes: `n_tokens`, the number of
-tokens of the whole text with [CLS] and [SEP], and `truncated`, whether the model read only some of them.
+`Answer` is a dict, `Answers` a list, `Array` a NumPy array. They have two more attributes: `n_tokens`, the number of
+tokens of the whole text with [CLS] and [SEP], and `truncated`, whether the model read only some of these tokens.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from npformer.common.other_libraries import ARRAY, Answering
 
 
 class Answer(dict[str, Any]):
-    """A result that consists of named values."""
+    """A result with named values."""
 
     n_tokens: int = 0
     truncated: bool = False
 
     def __missing__(self, key: object) -> Any:
-        """Returns the answer itself for `answer[0]`, because transformers.pipeline puts a text's label in a list."""
+        """Returns the answer itself for `answer[0]`, because transformers.pipeline returns a list for each text."""
         if key == 0:
             return self
         raise KeyError(key)
 
 
 class Answers(list[Any]):
-    """A result of several values: labels by score, entities by position."""
+    """A result with several values, such as labels by score or entities by position."""
 
     n_tokens: int = 0
     truncated: bool = False
@@ -52,11 +52,11 @@ class Array(Answering, np.ndarray):
 
 
 class Written(dict[str, Any]):
-    """A generated text, or a conversation's messages with the generated message.
+    """A generated text, or the messages of a conversation with the generated message.
 
     `n_tokens` is the number of generated tokens. `ended` is the reason for the end: an "end" token, a "stop" string, or
     the maximum "length". With the setting logprobs, `likely` has tokens and their log probabilities, each (L, 1 +
-    logprobs). The first column has the generated tokens, and the others have the most likely tokens.
+    logprobs), with the generated tokens in the first column and the most likely tokens in the other columns.
     """
 
     def __init__(self, text: Any, n_tokens: int, ended: str, likely: Any = None) -> None:

@@ -1,6 +1,6 @@
-"""sentence-embedding: one vector for each text, pooled from its tokens' vectors.
+"""sentence-embedding: one vector for each text, pooled from the vectors of its tokens.
 
-modules.json of a sentence-transformers folder sets the pooling and the modules after it (Reimers and Gurevych, 2019).
+modules.json of a sentence-transformers folder determines the pooling and later modules (Reimers and Gurevych, 2019).
 Without modules.json the vector is the mean over tokens, as in sentence-transformers.
 """
 
@@ -36,18 +36,19 @@ class EmbeddingOptions(PromptOptions):
 class SentenceEmbedding(Encoding):
     """Returns a vector (D,) for a text, and an array (N, D) for N texts; `encode` does the same.
 
-    For a text read in windows, the vector is the mean of the windows' pooled vectors, weighted by their lengths.
+    For a text read in windows, the vector is the mean over the windows of their pooled vectors, weighted by the lengths
+    of the windows.
 
     Parameters
     ----------
-    model : Model with any head; the head is left out
-        modules.json of a sentence-transformers folder sets the pooling and the modules after it.
+    model : Model with any head; the head is not computed
+        modules.json of a sentence-transformers folder determines the pooling and later modules.
     prompt, prompt_name : str, optional
         The text to put before each input, or the name of one of the folder's prompts, such as "query" or "document".
     normalize_embeddings : bool
         Scale each vector to length 1.
     truncate_dim : int, optional
-        Keep only the first truncate_dim numbers of each vector, for a model trained for it (Matryoshka).
+        Keep only the first truncate_dim numbers of each vector, for a model trained for this (Matryoshka).
     **options : options common to all tasks; see `Options`
 
     References
@@ -137,7 +138,7 @@ class SentenceEmbedding(Encoding):
         return np.average(pooled, axis=0, weights=[len(x) for x in windows]).astype(self.model.dtype)
 
     def _prompt_tokens(self, options: EmbeddingOptions) -> int:
-        """Returns the number of tokens before the text, start tokens included, or 0 without a prompt."""
+        """Returns the number of tokens before the text, including start tokens, or 0 without a prompt."""
         prompt = self.cased(self.prompt(options))
         if not prompt:
             return 0

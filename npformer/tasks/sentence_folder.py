@@ -1,4 +1,4 @@
-"""Reads the settings of a sentence-transformers folder: modules that turn a text into a vector.
+"""Reads the settings of a sentence-transformers folder, whose modules turn a text into a vector.
 
 `sentence_embedding.py` and `sparse_embedding.py` apply an `EmbeddingRecipe`.
 """
@@ -20,7 +20,7 @@ from npformer.tasks.pooling import POOLINGS
 from npformer.tasks.sentence_modules import KINDS, SentenceModule, read_steps
 from npformer.tasks.vector_search import SIMILARITIES
 
-#: Older form of the setting `pooling_mode`: flag -> the pooling that it turns on.
+#: Older form of the setting `pooling_mode`: flag -> the pooling that the flag turns on.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -31,10 +31,10 @@ FLAGS = {
 }
 
 DESCRIPTION = "config_sentence_transformers.json"
-#: Fields of config.json for a `CrossEncoder`'s activation: in sentence-transformers up to version 3, and from 4 on.
+#: Fields of config.json for the activation of a `CrossEncoder`, in sentence-transformers up to version 3 and from 4 on.
 OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
 PROMPTS = {"query": "", "document": ""}  # prompt names that every folder has
-#: X in sentence_X_config.json, the encoder's settings: "bert" since version 2.0, any of these in older versions.
+#: X in sentence_X_config.json, the file of the encoder's settings: "bert" since version 2.0, any of these before.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 
@@ -69,13 +69,13 @@ def recipe_of(model: Model) -> EmbeddingRecipe:
 
 
 def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
-    """Reads modules.json and the files it names. `width` is the width of the encoder's vectors.
+    """Reads modules.json and the files that modules.json names. `width` is the width of the encoder's vectors.
 
     Raises NpformerError, with the file and the field, for unsupported modules, settings or module orders, and for a
     malformed file.
     """
     if is_cross_encoder(folder):
-        return EmbeddingRecipe()  # a `CrossEncoder` makes no vectors; sentence-transformers uses the defaults too
+        return EmbeddingRecipe()  # sentence-transformers also uses the defaults for a `CrossEncoder`
     modules = read_modules(folder)
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():
@@ -112,7 +112,7 @@ def _unsupported(folder: Path, modules: Sequence[Module]) -> str:
 
 
 def unsupported_modules(folder: Path) -> str:
-    """The error message for a folder whose vectors sentence-transformers computes and npformer does not, or ""."""
+    """The error message for a folder with modules that only sentence-transformers supports, or ""."""
     makes_vectors = (folder / MODULES).exists() and not is_cross_encoder(folder)
     return _unsupported(folder, read_modules(folder)) if makes_vectors else ""
 
@@ -152,7 +152,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
-    """Reads the settings of a saved `CrossEncoder`: prompts, maximum length and case, and its activation_fn or None.
+    """Reads the settings of a saved `CrossEncoder`: prompts, maximum length and case, and the activation_fn or None.
 
     Returns the defaults for any other folder. `is_cross_encoder` recognizes a saved `CrossEncoder`.
     """
@@ -164,17 +164,17 @@ def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Returns whether a folder is in the format in which sentence-transformers 6 saves a `CrossEncoder`."""
+    """Returns whether a folder has the format of a `CrossEncoder` saved by sentence-transformers 6."""
     return (folder / MODULES).exists() and _optional(folder / DESCRIPTION).get("model_type") == "CrossEncoder"
 
 
 def was_cross_encoder(described: Mapping[str, Any]) -> bool:
-    """Returns whether a config.json has a field that earlier versions saved for a `CrossEncoder`."""
+    """Returns whether a config.json has a field that older versions wrote for a `CrossEncoder`."""
     return OLDER in described or NEWER in described
 
 
 def is_sparse(folder: Path) -> bool:
-    """Returns whether a sentence-transformers folder makes sparse vectors."""
+    """Returns whether a sentence-transformers folder is for sparse vectors."""
     return any(each.kind == "SpladePooling" for each in read_modules(folder))
 
 

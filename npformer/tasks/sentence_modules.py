@@ -26,11 +26,11 @@ from npformer.tasks.pooling import dense, normalize
 
 Function = Callable[[np.ndarray], np.ndarray]
 
-#: torch's module -> npformer's activation; Dropout and Identity change nothing.
+#: torch's module -> npformer's activation; Dropout and Identity have no effect.
 TORCH = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": "none"}
 KINDS = (*WITH_WEIGHTS, "Normalize", "Dropout")
 WIDEST = 2**16
-EPS = 1e-5  # torch's default, absent from the module's config
+EPS = 1e-5  # torch's default, which the config of the module does not contain
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _function(step: SentenceModule, arrays: dict[str, np.ndarray]) -> Function:
     weight, bias = arrays["linear.weight"].T.copy(), arrays.get("linear.bias")
     residual = arrays["residual.weight"].T.copy() if "residual.weight" in arrays else None
     activation = ACTIVATIONS.get(step.activation)
-    if step.residual and residual is None:  # input and output have the same width
+    if step.residual and residual is None:  # no matrix is needed, because input and output have the same width
         return lambda x: dense(x, activation, weight, bias) + x
     return lambda x: dense(x, activation, weight, bias, residual)
 

@@ -1,7 +1,7 @@
 """Adds the main methods of sentence-transformers' classes to the corresponding tasks.
 
 `Encoding` has methods of SentenceTransformer, `SparseEncoding` of SparseEncoder, and `Ranking` of CrossEncoder. Methods
-that read texts call the task itself; `ignored_keywords.py` lists the ignored arguments.
+that read texts call the task itself. `ignored_keywords.py` lists ignored arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npformer.tasks.vector_search import similarity
 from npformer.text.inputs import Pair
 
 Prompt = str | None
-SIZES = ("truncate_dim", "max_active_dims")  # options for which None means the setting of the task or its folder
+SIZES = ("truncate_dim", "max_active_dims")  # None for these options means the setting of the task or of its folder
 
 
 class Encoding(PromptedTask):
@@ -37,8 +37,8 @@ class Encoding(PromptedTask):
         prompt_name, prompt : str, optional
             The name of one of the folder's prompts, or the prompt itself; by default the task's prompt.
         **options : the task's options, and the sentence-transformers keywords normalize_embeddings, truncate_dim and
-            show_progress_bar. Other keywords (batch_size, device, convert_to_numpy, ...) are ignored; tensors, other
-            precisions and token embeddings are refused.
+            show_progress_bar. Other keywords (batch_size, device, convert_to_numpy, ...) are ignored; requests for
+            tensors, other precisions or token embeddings are rejected.
 
         Returns
         -------
@@ -73,7 +73,7 @@ class Encoding(PromptedTask):
         """The length of a vector."""
         return getattr(self.options, "truncate_dim", None) or self.width
 
-    get_sentence_embedding_dimension = get_embedding_dimension  # its older name
+    get_sentence_embedding_dimension = get_embedding_dimension  # the older name
 
     @property
     def prompts(self) -> dict[str, str]:

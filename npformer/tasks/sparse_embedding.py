@@ -1,7 +1,7 @@
-"""sparse-embedding: a weight for each word of the vocabulary. Most weights are 0, as an inverted index requires.
+"""sparse-embedding: a weight for each word of the vocabulary, most of them 0, for an inverted index.
 
-`word_weights.py` computes the weights. A masked-language model (SPLADE) also gives weights to words related to
-the text. The head of BGE-M3 gives weights only to the words of the text.
+`word_weights.py` computes the weights. A masked language model (SPLADE) also gives weights to words that are related to
+the text but do not occur in it. The head of BGE-M3 gives weights only to the words of the text.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class SparseOptions(PromptOptions):
 class SparseEmbedding(SparseEncoding):
     """Returns a dict for each text: "indices", "values" and "tokens" of the words with nonzero weights.
 
-    indices (N,) are the ids of the words in ascending order, values (N,) are their weights, and tokens is a list of the
-    words. The similarity of two texts is by default the dot product of their vectors.
+    indices (N,) are the ids of the words in ascending order, values (N,) are the weights, and tokens is a list of the
+    words. By default, the similarity of two texts is the dot product of their vectors.
 
     Parameters
     ----------
-    model : Model with a masked-lm head, or with sparse_linear.pt in its folder, as in BGE-M3's
+    model : Model with a masked-lm head, or with sparse_linear.pt in its folder, such as BGE-M3
         The SpladePooling module of a sentence-transformers folder determines how logits are pooled. The default is the
         maximum.
     prompt, prompt_name : str, optional
         The text to put before each input, or the name of one of the folder's prompts.
     max_active_dims : int, optional
-        Maximum number of words: those with the largest weights are kept. The default is the folder's setting.
+        Maximum number of words, those with the largest weights. The default is the folder's setting.
     **options : options common to all tasks; see `Options`
 
     References

@@ -1,7 +1,7 @@
-"""`Task`, the base class of all tasks, which turn texts (one, a list or a generator) into answers.
+"""`Task`, the base class of tasks, which turn one text, a list of texts or a generator into answers.
 
 A task defines `inputs`, the texts that the model reads for one item, and `answer`, which turns the model's outputs into
-answers. This file batches texts; `text/encoding.py` encodes and truncates them.
+answers. This file batches texts, and `text/encoding.py` encodes and truncates texts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from npformer.text.inputs import Pair, as_text_or_pair
 
 WINDOW = 1024  # inputs to read before the first answer, enough for full speed
 ONE = str | bytes | bytearray | Mapping | Pair  # iterable types that count as one input
-TOKENS = 32_768  # tokens with outputs in memory at once
+TOKENS = 32_768  # maximum tokens with outputs in memory at the same time
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ class Indexed(Protocol):
 
 
 class InputError(NpformerError):
-    """An input without an answer: its `index`, from 0, and the reason."""
+    """An input without an answer: the `index` of the input, from 0, and the reason."""
 
     def __init__(self, index: int, reason: object) -> None:
         super().__init__(f"input {index}: {reason}")
@@ -53,7 +53,7 @@ class InputError(NpformerError):
 
 @dataclass
 class Request:
-    """An input with its encoded texts, and the model's outputs for each piece of each text."""
+    """An input with its encoded texts and the model's outputs for each piece of each text."""
 
     item: Any
     encoded: list[Encoded]
@@ -61,21 +61,21 @@ class Request:
 
     @property
     def size(self) -> int:
-        """The number of tokens with an output. It is 0 for a source text, which is translated as a whole."""
+        """The number of tokens with an output; 0 for a source text, which is translated as a whole."""
         return sum(len(piece) for each in self.encoded for piece in each.pieces)
 
 
 class Task(Answering):
     """A model for one task. Call it with one text, a list of texts or a generator.
 
-    One input gives one answer, a list gives a list, and an iterator gives a generator, which keeps about a thousand
+    One input gives one answer, a list gives a list, and an iterator gives a generator that keeps about a thousand
     inputs in memory. The bits of an answer, unless it is sampled, do not depend on the other texts, their order or
     the number of threads.
 
     Parameters
     ----------
     model : Model with the task's head
-    **options : the task's own options, and those common to all tasks; see `Options`
+    **options : options of the task and the options common to all tasks; see `Options`
     """
 
     lines = TASK
@@ -121,7 +121,7 @@ class Task(Answering):
     def stream(self, inputs: Any, **options: Any) -> Iterator[Any]:
         """Yields the answer to each input, in order; `options` override the task's. One input gives one answer.
 
-        It reads about a thousand inputs before it yields the first answer. The options are checked at once.
+        About a thousand inputs are read before the first answer is yielded. The options are checked immediately.
         """
         settled = self.settle(self.options, options)
         return self._watched([inputs] if self.is_one(inputs) else inputs, settled)
@@ -147,13 +147,14 @@ class Task(Answering):
         return self.options_type()
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed. Checks each name and value."""
+        """Returns the options updated with the given ones. Checks each name and value."""
         return options.changed(self.name, translated(given, self.cut))
 
     def answers(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
         """Yields an answer for each item, in order.
 
-        With `quiet`, an input without an answer yields an InputError, and truncated texts give no warning.
+        With `quiet`, an InputError is yielded for an input without an answer, and there is no warning about truncated
+        texts.
         """
         index = 0
         warned = False
@@ -197,7 +198,7 @@ class Task(Answering):
     # --- for each task to define ---------------------------------------------------------------------------------
 
     def inputs(self, item: Any, options: Any) -> list[str | Pair]:
-        """Returns the texts that the model reads for one item. For most tasks this is the item itself."""
+        """Returns the texts that the model reads for one item: for most tasks, the item itself."""
         return [as_text_or_pair(item)]
 
     def answer(self, requests: list[Request], options: Any) -> list[Any]:
@@ -215,7 +216,7 @@ class Task(Answering):
         return bool(self.form.several)
 
     def columns(self) -> Mapping[str, Any]:
-        """Returns columns for a dataset of answers, name -> type as in `Form`, or {} if the answers fit no columns."""
+        """Returns columns for a dataset of answers, name -> type as in `Form`, or {} if columns do not suit them."""
         return {self.form.several: [self.form.fields]} if self.gives_lists() else self.form.fields
 
     def values(self, answer: Any) -> dict[str, Any]:
@@ -233,7 +234,7 @@ class Task(Answering):
     # --- for a service -------------------------------------------------------------------------------------------
 
     def reply(self, answer: Any) -> Any:
-        """Returns an answer in the format of Hugging Face's inference API, which for most tasks is the pipeline's."""
+        """Returns an answer in the format of Hugging Face's inference API, for most tasks that of the pipeline."""
         return answer
 
     def n_texts(self, options: Any) -> int:
@@ -241,7 +242,7 @@ class Task(Answering):
         return 1
 
     def n_answer_tokens(self, request: Request, options: Any) -> int:
-        """Returns the number of tokens in an answer that repeats its text several times, otherwise 0."""
+        """Returns the number of tokens in an answer that repeats its text several times, or 0 for other answers."""
         return 0
 
     # --- reading texts -------------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ class Task(Answering):
         """Returns the model that reads the texts."""
         return self.model
 
-    # --- from an input to its answer: the steps of `answers`, for callers with their own batching -----------------
+    # --- the steps of `answers`, for callers with their own batching -----------------
 
     def prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
         """Encodes the texts of each input, in pieces that fit the model."""
@@ -290,9 +291,9 @@ class Task(Answering):
             request.outputs = [[next(outputs) for _ in each.texts] for each in request.encoded]
 
     def in_steps(self, requests: list[Request], options: Any) -> Steps[list[Any]]:
-        """`run` and `answer` for a service, which answers others between the steps.
+        """`run` and `answer` in steps, between which a service can compute other answers.
 
-        A step computes one layer for some of the texts. A request may have many, such as windows.
+        A step computes one layer for some of the texts. A request may have many texts, such as windows.
         """
         runner = self.runner()
         texts = [text for request in requests for each in request.encoded for text in each.texts]
@@ -309,7 +310,7 @@ class Task(Answering):
         return self.finished(group, self.answer(requests, options) if requests else [], first)
 
     def finished(self, group: Sequence[Request | InputError], answers: Iterable[Any], first: int) -> Iterator[Any]:
-        """Yields the answers to a group with its InputErrors, and frees the model's outputs."""
+        """Yields the answers and the InputErrors of a group, and frees the model's outputs."""
         answers = iter(answers)
         for index, request in enumerate(group, first):
             answer = request if isinstance(request, InputError) else next(answers)
@@ -336,7 +337,7 @@ def _groups(requests: list[Request | InputError]) -> Iterator[list[Request | Inp
 
 
 def without_head(model: Model) -> Model:
-    """Returns the encoder without the pooler and the head, with the same weights. Its output is last_hidden_state."""
+    """Returns the encoder, with the same weights but without pooler and head. The output is last_hidden_state."""
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
     config = replace(model.config, head="base", labels=(), problem_type=None)
@@ -357,7 +358,7 @@ def without_head(model: Model) -> Model:
 def logits_of_texts(requests: Sequence[Request]) -> np.ndarray:
     """Returns the logits of each text, (texts, C).
 
-    The logits of a text read in windows are the mean over its windows, weighted by their numbers of tokens.
+    The logits of a text read in windows are the mean over the windows, weighted by the number of tokens in each window.
     """
     logits = []
     for request in requests:

@@ -25,7 +25,7 @@ def task_settings(model: BaseModel, task: str, to: str | None = None) -> TaskSet
     """Reads the settings of a task, or of translation to a language.
 
     As in Transformers 4, task_specific_params[task] overrides generation_config.json and the config's prefix. T5 has
-    entries such as translation_en_to_de. `to` is the last part of such a name.
+    entries such as translation_en_to_de. `to` is the last part of the name.
     """
     from npformer.generation.settings import NAMES, UNSUPPORTED  # not needed by classifiers
 

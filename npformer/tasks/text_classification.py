@@ -13,7 +13,7 @@ from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, logits_of_texts
 
-BEST = "best"  # default of top_k: only the best label, not in a list
+BEST = "best"  # default of top_k: the best label, without a list
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class ClassificationOptions(Options):
 
 
 class TextClassification(Task):
-    """Returns a dict with "label" and "score" for each text, or with top_k a list of such dicts, best first.
+    """Returns a dict with "label" and "score" for each text, or with top_k a list of dicts, best first.
 
     transformers.pipeline returns the dict of a single text in a list; here `answer[0]` is the dict itself.
 
-    The logits of a text read in windows are the mean over the windows, weighted by their numbers of tokens. For a
-    pair, the longer text is read in windows, each together with the whole shorter text.
+    The logits of a text read in windows are the mean over the windows, weighted by the number of tokens in each window.
+    For a pair, the longer text is read in windows, each combined with the whole shorter text.
 
     Parameters
     ----------
     model : Model with a sequence-classification head
     top_k : int or None
-        Number of labels to return; None means all. By default, only the best label is returned, not in a list.
+        Number of labels to return; None means all. By default, the best label is returned without a list.
     function_to_apply : "softmax", "sigmoid" or "none", optional
         Turns logits into scores; the default depends on the model's problem_type.
     **options : options common to all tasks; see `Options`

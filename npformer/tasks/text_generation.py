@@ -26,9 +26,9 @@ from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts, check_nested
 from npformer.text.stop_strings import StopStrings
 
-NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default numbers of new tokens, if the model has room for them
+NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default numbers of new tokens, if they fit
 
-#: Aliases of options: transformers.pipeline's and OpenAI's.
+#: Aliases of options, from transformers.pipeline and OpenAI.
 ALIASES = {
     "stop_sequence": "stop_strings", "stop": "stop_strings", "tokenizer_encode_kwargs": "chat_template_kwargs",
 }  # fmt: skip
@@ -66,17 +66,18 @@ class TextGenerationOptions(WritingOptions):
 class TextGeneration(Writing):
     """Returns for each prompt a list of num_return_sequences dicts with "generated_text".
 
-    A prompt may be a conversation, a list of messages {"role": ..., "content": ...}, which the folder's chat template
-    turns into text; this needs the extra `chat`. Its "generated_text" is the list of messages with the assistant's
-    answer added. If the conversation ends with a message of the assistant, that message is continued.
+    A prompt may be a conversation, which is a list of messages {"role": ..., "content": ...}. The folder's chat
+    template turns it into text, which needs the extra `chat`. The "generated_text" of a conversation is the list of
+    messages with the assistant's answer added. If the last message is from the assistant, generation continues this
+    message.
 
-    The defaults are those of transformers.pipeline: sampling at temperature 0.7, and at most 256 new tokens or as many
-    as fit. The model's generation_config.json overrides them. do_sample=False means greedy decoding, and num_beams=4
-    means beam search. In a call, num_beams above 1 turns off the pipeline's sampling, and do_sample=True turns off its
-    beam search.
+    The defaults are the same as in transformers.pipeline: sampling at temperature 0.7, and at most 256 new tokens, or
+    as many as fit. The model's generation_config.json overrides these defaults. do_sample=False means greedy decoding,
+    and num_beams=4 means beam search. In a call, num_beams above 1 turns off sampling set for the pipeline, and
+    do_sample=True turns off beam search set for the pipeline.
 
-    A prompt includes the tokenizer's special tokens, as in Transformers: a BERT continues after [SEP]. For a prompt
-    without tokens, the model reads the start token.
+    A prompt includes the tokenizer's special tokens, as in Transformers. A BERT thus continues after [SEP]. For a
+    prompt without tokens, the model reads the start token.
 
     Parameters
     ----------
@@ -87,14 +88,15 @@ class TextGeneration(Writing):
         Each text is a user's message, and "generated_text" is only the answer unless return_full_text=True. An answer
         has at most 1024 new tokens by default.
     system : str
-        With chat=True, the system message before each text, and before each conversation without one.
+        With chat=True, the system message before each text, and before each conversation without a system message.
     chat_template_kwargs : dict, also under the name tokenizer_encode_kwargs
         Additional variables for the chat template, such as {"enable_thinking": False} for Qwen3.
     stop_strings : str or list of str, also under the names stop_sequence and stop
-        Generation stops after one of these, which stays in the text and may begin in the prompt, as in Transformers.
+        Generation stops after any of these strings. The string stays in the text, and may begin in the prompt, as in
+        Transformers.
     long : "error" or "truncate"
-        How to handle a prompt without room for max_new_tokens more tokens: refuse it, or keep its last tokens
-        (handle_long_generation="hole" in Transformers).
+        How to handle a prompt that leaves no room for max_new_tokens: raise an error, or keep the last tokens of the
+        prompt (handle_long_generation="hole" in Transformers).
     progress : bool
         Show a progress bar on stderr.
     **options : generation settings: max_new_tokens, do_sample, temperature, top_k, top_p, seed, num_beams, ...
@@ -135,7 +137,7 @@ class TextGeneration(Writing):
         return self.resolved(self.options).num_return_sequences > 1
 
     def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
-        """Returns the options, including generation settings, updated with the given ones. None counts as not given."""
+        """Returns the options, including generation settings, updated with the given ones. Ignores None."""
         given = {name: value for name, value in given.items() if value is not None}
         for alias, name in ALIASES.items():
             if alias in given:
@@ -151,7 +153,7 @@ class TextGeneration(Writing):
         return settled
 
     def resolved(self, options: TextGenerationOptions, n_tokens: int | None = None) -> Settings:
-        """Returns the generation settings for a prompt of `n_tokens` tokens, or of unknown length if that is None.
+        """Returns the generation settings for a prompt of `n_tokens` tokens, or of unknown length if None.
 
         Raises NpformerError for impossible settings.
         """
@@ -172,11 +174,11 @@ class TextGeneration(Writing):
         return {self.form.several: [each[self.key] for each in answer]}
 
     def tokens(self, text: Any, **options: Any) -> Iterator[str]:
-        """As in `Writing`. Joined, the pieces are the text that return_full_text=False gives for the same seed."""
+        """As in `Writing`. Joined, the pieces give the same text as return_full_text=False with the same seed."""
         return iter(self.writing(text, **options))
 
     def writing(self, text: Any, **options: Any) -> Writer:
-        """Returns an iterator over the pieces of `tokens`, which also has the tokens and the reason for the end."""
+        """Returns an iterator over the pieces of `tokens`, with the ids and the reason for the end as attributes."""
         settled: TextGenerationOptions = self.settle(self.options, {"num_beams": 1, **options})
         [request] = self.prepare([text], 0, settled)
         if isinstance(request, InputError):
@@ -226,7 +228,8 @@ class TextGeneration(Writing):
         """
         count, limit, new = len(ids), self.encoder.limit, self._wanted(options, len(ids))
         refuses = options.long == "error" or is_chat
-        if count + new <= limit + refuses:  # as in Transformers, the last token takes a position that it does not need
+        # The last token needs no position. As in Transformers, truncation reserves a position for it anyway.
+        if count + new <= limit + refuses:
             self.resolved(options, max(1, count))
             return Encoded([Text(ids)], count)
         kept = limit - new
@@ -243,7 +246,7 @@ class TextGeneration(Writing):
         return Encoded([Text(ids[-kept:])], count, truncated=True)
 
     def _wanted(self, options: TextGenerationOptions, n_tokens: int) -> int:
-        """Returns the number of new tokens that must fit: the requested number, or else one."""
+        """Returns the number of new tokens that must fit: the requested number, or 1 by default."""
         if "max_new_tokens" in options.settings:
             return int(options.settings["max_new_tokens"])
         length = options.settings.get("max_length", self.stored.get("max_length", 0))
@@ -273,7 +276,7 @@ class TextGeneration(Writing):
 def _asked(item: Any, options: TextGenerationOptions) -> Any:
     """Returns the prompt of an item. With the option `chat`, a text is a user's message.
 
-    The option `system` is the first message, unless a conversation begins with a system message of its own.
+    The option `system` becomes the first message, unless a conversation begins with its own system message.
     """
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     if is_chat(item):
@@ -291,7 +294,7 @@ def _ended(prompt: Text, ids: np.ndarray, ends: Sequence[int], stopping: StopStr
 
 
 def _after(item: Any, text: str) -> Any:
-    """Returns a prompt with the text after it, or a conversation's messages with the assistant's answer."""
+    """Returns a prompt followed by the text, or the messages of a conversation followed by the assistant's answer."""
     if not is_chat(item):
         return f"{item['text'] if isinstance(item, Mapping) else item}{text}"
     *before, last = item
@@ -301,7 +304,7 @@ def _after(item: Any, text: str) -> Any:
 
 
 class Writer:
-    """Iterates once over the pieces of a text as they are generated. The prompt is read with the first piece.
+    """Iterates once over the pieces of a text while it is generated. The prompt is read with the first piece.
 
     Set `stopped` to end the text before its next token. `stream` is None until the prompt is read.
     """
@@ -339,5 +342,5 @@ class Writer:
 
     @property
     def ended(self) -> str:
-        """The reason why the text ended, known after its last piece."""
+        """The reason why the text ended; available after the last piece."""
         return _ended(self.prompt, np.array(self.ids), self.settings.end_ids, self._stopping)

@@ -1,6 +1,6 @@
 """text-ranking: the relevance of each text to a query. A cross-encoder reads the query and the text together.
 
-A reranker that is a causal language model reads them in a chat template (`logit_score.py`).
+A reranker that is a causal language model reads both in a chat template (`logit_score.py`).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class TextRanking(Ranking):
 
     Parameters
     ----------
-    model : Model with a sequence-classification head and one label, or a causal language model
-        whose folder has a LogitScore module and a chat template, such as Qwen3-Reranker's
+    model : Model with a sequence-classification head and one label, or a causal language model whose folder has a
+    LogitScore module and a chat template, such as Qwen3-Reranker
     function_to_apply : "sigmoid" or "none", optional
         Turns the logit into the score; by default the activation that sentence-transformers stored, else "sigmoid".
         sentence-transformers' `activation_fn`, torch's Sigmoid or Identity, is accepted too.
     prompt, prompt_name : str, optional
-        The text to put before each query, or the name of one of the folder's prompts. In a chat template it
-        becomes the system message, which holds the instruction.
+        The text to put before each query, or the name of one of the folder's prompts. In a chat template, this text
+        becomes the system message, which contains the instruction.
     **options : options common to all tasks; see `Options`
 
     References
@@ -118,7 +118,7 @@ class TextRanking(Ranking):
         found = as_text_or_pair(item)
         if not isinstance(item, Pair) and not (isinstance(item, Mapping) and item.get("text_pair") is not None):
             raise NpformerError("expected npformer.Pair(query, text), got one text")
-        query, text = (found, "") if isinstance(found, str) else found  # an empty text is ranked too
+        query, text = (found, "") if isinstance(found, str) else found  # an empty text has a rank too
         if self.template is not None:
             return [self.template.text(self.prompt(options), query, text)]
         return [Pair(self.cased(self.prompt(options) + query), self.cased(text))]
@@ -139,7 +139,7 @@ class TextRanking(Ranking):
 
 
 def stored_function(model: Model, activation: Any) -> str:
-    """Returns the function_to_apply of the activation stored by sentence-transformers, or "sigmoid" without one.
+    """Returns the function_to_apply of the activation stored by sentence-transformers, by default "sigmoid".
 
     `activation` from `cross_encoder_recipe` overrides the field that earlier versions store in config.json. Raises
     NpformerError for an activation other than Identity or Sigmoid.
@@ -171,6 +171,6 @@ def _function(where: str, activation: Any) -> str:
 
 
 def _is_two_texts(item: Any) -> bool:
-    """Returns whether an item is a list, tuple or array of two texts, as sentence-transformers takes pairs."""
+    """Returns whether an item is a list, tuple or array of two texts: a pair in sentence-transformers."""
     two = item.shape == (2,) if isinstance(item, np.ndarray) else isinstance(item, list | tuple) and len(item) == 2
     return two and all(isinstance(each, str) for each in item)

@@ -19,7 +19,7 @@ from npformer.tasks.writing import Writing, WritingOptions, pieces
 from npformer.text.encoding import Encoded, SourceEncoder, was_cut
 from npformer.text.inputs import as_text
 
-#: Defaults of Transformers 4's pipelines, overridden by the model's folder and the caller.
+#: Defaults of the pipelines of Transformers 4, which the model's folder and the caller can override.
 USUAL: Mapping[str, Any] = {"num_beams": 4, "max_new_tokens": 256}
 
 
@@ -38,7 +38,7 @@ class TextToText(Writing):
     ----------
     model : Seq2Seq, such as Marian or BART
     to : str, optional
-        Target language, for a multilingual model, or for a T5 whose config.json has settings for the language. A text
+        Target language of a multilingual model, or of a T5 with settings for the language in config.json. A text
         may also begin with the code of its target language, such as >>fra<<.
     long : "error" or "truncate"
         How to handle a text that is too long.
@@ -67,7 +67,7 @@ class TextToText(Writing):
 
     @cached_property
     def pairs(self) -> dict[str, str]:
-        """The target languages with their own settings, as in T5."""
+        """The target languages that have their own settings, as in T5."""
         return pairs_of(self.model) if self.name == "translation" else {}
 
     def values(self, answer: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class TextToText(Writing):
         """Returns the number of tokens to which sources are truncated."""
         return self.encoder.limit
 
-    # --- from an input to its answer -----------------------------------------------------------------------------
+    # --- from an input to an answer -----------------------------------------------------------------------------
 
     def source(self, item: Any, options: TextToTextOptions) -> Encoded:
         text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
@@ -138,8 +138,8 @@ class Translation(TextToText):
 class Summarization(TextToText):
     """Returns a dict with "summary_text" for each text, or a list of dicts if num_return_sequences is above 1.
 
-    Settings come from the caller, else from those for summarization in config.json, else from generation_config.json,
-    else from the defaults of Transformers 4: 4 beams and at most 256 tokens.
+    Settings come from the caller, the settings for summarization in config.json, generation_config.json, and the
+    defaults of Transformers 4 (4 beams and at most 256 tokens), in this order of precedence.
 
     The parameters are those of `TextToText`.
 
@@ -159,8 +159,8 @@ class Summarization(TextToText):
 class Text2TextGeneration(TextToText):
     """Returns a dict with "generated_text" for each text, or a list of dicts if num_return_sequences is above 1.
 
-    For encoder-decoders that paraphrase or correct texts, or answer questions. Settings come from the same files as for
-    `Summarization`, except that those from config.json are for text2text-generation.
+    For encoder-decoders that paraphrase or correct texts, or answer questions. Settings come from the same sources as
+    for `Summarization`, with the settings for text2text-generation in config.json.
 
     The parameters are those of `TextToText`.
 

@@ -1,4 +1,4 @@
-"""token-classification: the label of each token, or entities that consist of neighbouring tokens.
+"""token-classification: the label of each token, or entities made of neighbouring tokens.
 
 A label B-X begins an entity of kind X, and I-X continues it (Ramshaw and Marcus, 1995).
 """
@@ -37,14 +37,14 @@ class TokenOptions(Options):
 
 
 class Token(NamedTuple):
-    """A token, or with a word-level strategy a word, and its label scores."""
+    """A token with its label scores. With a word-level strategy, a word."""
 
     text: str  # the token's string, or the characters of an unknown token
     scores: np.ndarray
     place: int
     start: int  # position in the text: characters start ... end - 1
     end: int
-    goes_on: bool  # whether it continues the previous token's word
+    goes_on: bool  # whether the token continues the word of the previous token
 
     @property
     def best(self) -> int:
@@ -55,16 +55,16 @@ class TokenClassification(Task):
     """Returns a list for each text: a dict for each token, or, with a strategy, a dict for each entity.
 
     A token has "entity", "score", "index", "word", "start" and "end". An entity has "entity_group", "score", "word",
-    "start" and "end". "start" and "end" are character positions. If entities of neighbouring windows overlap, only the
-    longest is kept; if they are equally long, the one with the highest score.
+    "start" and "end". "start" and "end" are character positions. Of overlapping entities in neighbouring windows, only
+    the longest is returned; of equally long ones, the one with the highest score.
 
     Parameters
     ----------
     model : Model with a token-classification head
     aggregation_strategy : "none", "simple", "first", "average" or "max"
-        "simple" joins neighbouring tokens of one kind. Before this, "first", "average" and "max" give
-        all tokens of a word the same label: that of its first token, the best one by its tokens' mean scores, or that
-        of its best-scored token, respectively.
+        "simple" joins neighbouring tokens of one kind. Before this, "first", "average" and "max" give all tokens of a
+        word the same label: the label of the first token, the label with the highest mean score over the tokens, or the
+        label of the token with the highest score.
     ignore_labels : list of str
         Labels, or kinds of entities, to leave out.
     **options : options common to all tasks; see `Options`
@@ -88,7 +88,7 @@ class TokenClassification(Task):
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(model, **options)
         tokenizer = model.tokenizer
-        # a unigram model does not name its unknown token
+        # a unigram model does not state its unknown token
         unknown = getattr(tokenizer.model, "unk_token", None) or special_token(model.folder, model.config, "unk_token")
         self._unknown = tokenizer.token_to_id(unknown)
         self._join = tokenizer.decoder.decode if tokenizer.decoder else " ".join
@@ -148,7 +148,7 @@ class TokenClassification(Task):
         return [self._entity(group, labels) for group in _groups(tokens, labels)]
 
     def _word(self, tokens: list[Token], strategy: str) -> Token:
-        """Joins the tokens of a word, and computes its scores according to the strategy."""
+        """Joins the tokens of a word, and computes the scores of the word according to the strategy."""
         if strategy == "first":
             scores = tokens[0].scores
         elif strategy == "max":
@@ -210,7 +210,7 @@ def _ignored(entity: dict[str, Any], options: TokenOptions) -> bool:
 
 
 def _without_overlaps(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keeps one of several overlapping entities: the longest, or the best-scored of equally long ones."""
+    """Keeps one of several overlapping entities: the longest or, if lengths are equal, the one with the best score."""
     kept: list[dict[str, Any]] = []
     for entity in sorted(entities, key=lambda each: each["start"]):
         if kept and entity["start"] < kept[-1]["end"]:

@@ -16,7 +16,7 @@ from npformer.engine.runtime.runner import Runner
 from npformer.engine.runtime.threads import run_tasks
 from npformer.tasks.pooling import normalize
 
-BLOCK = 2**19  # numbers of the corpus in a block, which fits a core's cache
+BLOCK = 2**19  # numbers of the corpus in a block; fits in the cache of a core
 QUERIES = 256  # number of queries compared with each block in one product
 PENDING = 1024  # pairs of query and vector scored at a time
 
@@ -26,7 +26,7 @@ def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.n
     return np.stack([-length(b - row) for row in a])
 
 
-#: Similarity of each row of a to each row of b, (N, D) and (M, D) -> (N, M).
+#: The similarity of each row of a to each row of b, (N, D) and (M, D) -> (N, M).
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda a, b: normalize(a) @ normalize(b).T,
     "dot": lambda a, b: a @ b.T,
@@ -36,7 +36,7 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def similarity(a: Any, b: Any, function: str = "cosine") -> np.ndarray:
-    """Returns the similarity of each vector in a to each in b, (N, D) and (M, D) -> (N, M), by one of SIMILARITIES."""
+    """Returns the similarities, by one of SIMILARITIES, of vectors in a and b, (N, D) and (M, D) -> (N, M)."""
     one_of("function", function, SIMILARITIES)
     arrays = [np.atleast_2d(np.asarray(each)) for each in (a, b)]
     shapes = [each.shape for each in arrays]
@@ -56,7 +56,7 @@ class Hits(NamedTuple):
 
     Parameters
     ----------
-    indices : (k,) or (Q, k) integers; -1 at the end if fewer than k vectors are without NaN
+    indices : (k,) or (Q, k) integers; -1 at the end if fewer than k vectors have no NaN
     scores : float32 of the same shape; -inf for an index of -1
     """
 
@@ -67,20 +67,20 @@ class Hits(NamedTuple):
 def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", threads: int | None = None) -> Hits:
     """Finds the k vectors of a corpus most similar to each query, by exact search.
 
-    The corpus is read in blocks, so memory grows only with the result. A query's result has the same bits alone and in
-    any batch. Vectors with equal scores are in the order of the corpus; a vector with NaN is never found.
+    The corpus is read in blocks, so memory grows only with the result. The result of a query has the same bits alone
+    and in any batch. Vectors with equal scores are in the order of the corpus. A vector with NaN is never found.
 
     Parameters
     ----------
     query : (D,) array, or (Q, D) for several queries
     corpus : (N, D) array, which may be mapped from a file
-    k : int; at most N are found
+    k : int, maximum number of results
     similarity : "cosine" or "dot", the dot product
     threads : int, cores to use; by default all
 
     Returns
     -------
-    Hits, its indices and scores of shape (k,), or (Q, k) for several queries
+    Hits, with indices and scores of shape (k,), or (Q, k) for several queries
 
     Raises
     ------
@@ -125,7 +125,7 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
     error bound, and each candidate's score is computed separately.
     """
     best = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
-    limits = np.full(len(queries), -np.inf)  # vectors with scores below these are not among the nearest
+    limits = np.full(len(queries), -np.inf)  # vectors with scores below these limits are not among the nearest
     width, rows, places = corpus.shape[1], [], []
     # A sum of D products has at most D rounding errors: Higham, 2002, section 3.1.
     errors = 2 * (width + 4) * np.finfo(np.float32).eps * np.sqrt((queries * queries).sum(axis=1))
@@ -156,7 +156,7 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
 def _with_scored(
     best: Hits, queries: np.ndarray, corpus: np.ndarray, rows: np.ndarray, places: np.ndarray, similarity: str
 ) -> Hits:
-    """Returns the k best hits, from `best` and the pairs (rows[i], places[i]). Hits of equal score keep this order."""
+    """Returns the k best hits of `best` and the pairs (rows[i], places[i]). Equal scores stay in this order."""
     (count, k), scores = best.indices.shape, [best.scores.ravel()]
     for at in range(0, len(rows), PENDING):
         some = corpus[places[at : at + PENDING]].astype(np.float64)
@@ -167,13 +167,13 @@ def _with_scored(
     values = np.concatenate(scores)
     indices = np.concatenate([best.indices.ravel(), places])
     of = np.concatenate([np.repeat(np.arange(count), k), rows])
-    order = np.lexsort((-values, of))  # stable: equal scores keep the order of the corpus
+    order = np.lexsort((-values, of))  # stable, so equal scores stay in the order of the corpus
     first = order[np.searchsorted(of[order], np.arange(count))[:, None] + np.arange(k)]
     return Hits(indices[first], values[first])
 
 
 def _merged(parts: list[Hits], k: int) -> Hits:
-    """Returns the k best of the hits from several parts of the corpus, given in corpus order."""
+    """Returns the k best hits, given the hits from several parts of the corpus in corpus order."""
     indices, scores = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
     first = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Hits(np.take_along_axis(indices, first, axis=1), np.take_along_axis(scores, first, axis=1))

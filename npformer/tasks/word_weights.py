@@ -1,4 +1,4 @@
-"""The weights of words in sparse vectors, from logits over the vocabulary (SPLADE) or one number per token (BGE-M3)."""
+"""The weights of words in sparse vectors, from logits over the vocabulary (SPLADE) or a number per token (BGE-M3)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from npformer.tasks.pooling import splade
 from npformer.tasks.sentence_folder import Splade
 from npformer.tasks.task import Request, without_head
 
-ROWS = 256  # tokens with logits in memory at once
+ROWS = 256  # maximum tokens with logits in memory at the same time
 
-Words = tuple[np.ndarray, np.ndarray]  # ids in ascending order, and their weights, which are not 0
+Words = tuple[np.ndarray, np.ndarray]  # ids in ascending order, and their nonzero weights
 
 
 class WordWeights(Protocol):
@@ -36,9 +36,9 @@ class WordWeights(Protocol):
 
 
 class OfTokens:
-    """relu(x w + b) for each token x of a text. Equal tokens share their largest weight.
+    """relu(x w + b) for each token x of a text. A word that occurs several times has its largest weight.
 
-    Special tokens other than the mask have no weight.
+    Special tokens except the mask have no weight.
 
     Chen et al., 2024, "M3-Embedding", section 3.2, lexical retrieval.
     """
@@ -95,12 +95,12 @@ class OfVocabulary:
     def _logits(self, requests: list[Request]) -> Iterator[tuple[int, np.ndarray]]:
         """Yields logits (L, V) of at most ROWS tokens, with the index of their text. Each token occurs once.
 
-        Several short texts go through the head together. The parts of a long text do not depend on other texts.
+        Several short texts go through the head together. A long text is split independently of other texts.
         """
         waiting: list[tuple[int, np.ndarray]] = []
         for index, request in enumerate(requests):
             rows = vectors(request)
-            if listening():  # with a listener, the whole model has run, head included
+            if listening():  # with a listener, the whole model has run, including the head
                 yield index, rows
                 continue
             for start in range(0, len(rows), ROWS):

@@ -36,7 +36,7 @@ class WritingOptions(Options):
 
 
 class Writing(Task):
-    """A generative task. A subclass defines `source`, the text the model reads, and `in_steps`."""
+    """A generative task. A subclass defines `source`, the text that the model reads, and `in_steps`."""
 
     options_type: ClassVar[type[WritingOptions]] = WritingOptions
     usual: ClassVar[Mapping[str, Any]] = {}  # defaults that the model's folder and the caller can override
@@ -67,7 +67,7 @@ class Writing(Task):
         given = one_search(translated(given, self.cut))
         without = ("settings", "stride", "max_length")  # here max_length is a generation setting
         own = [each.name for each in fields(options) if each.name not in without]
-        of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` refuses unsupported settings, with the reason
+        of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` rejects unsupported settings, with the reason
         for name in given.keys() - {*own, *of_search}:
             raise unknown(f"argument of {self.name}", name, (*own, *NAMES))
         searched = {name: value for name, value in given.items() if name in of_search and value is not None}
@@ -80,13 +80,13 @@ class Writing(Task):
         return self.stream(inputs, **options) if boolean("stream", stream) else super().__call__(inputs, **options)
 
     def stream(self, inputs: Any, **options: Any) -> Iterator[Any]:
-        """Yields the pieces of the text that is written for one input, or the answers to several inputs, in order."""
+        """Yields the pieces of the text generated for one input, or the answers to several inputs, in order."""
         return self.tokens(inputs, **options) if self.is_one(inputs) else super().stream(inputs, **options)
 
     def tokens(self, text: Any, **options: Any) -> Iterator[str]:
-        """Yields the text that is written for one input piece by piece, as each token is chosen.
+        """Yields the pieces of the text generated for one input, while its tokens are being chosen.
 
-        The token is the most likely one or sampled; num_beams is 1 unless it is given.
+        Each token is either the most likely token or sampled. num_beams is 1 by default.
         """
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class Writing(Task):
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds do_sample=False if num_beams is above 1, else num_beams=1 if do_sample is True, unless it is given."""
+    """Adds do_sample=False if num_beams is above 1, or num_beams=1 if do_sample is True. Given values stay."""
     beams = settings.get("num_beams")
     if isinstance(beams, int) and beams > 1:
         return {"do_sample": False, **settings}
@@ -135,11 +135,11 @@ def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     """Yields the text of tokens in pieces of whole characters. Joined, the pieces are the whole text.
 
-    An exception are tokenizers with a token for each byte: an invalid byte turns the bytes next to it into U+FFFD, of
-    which only those are yielded that have not been yielded as characters.
+    Tokenizers with a token for each byte are an exception. There, an invalid byte turns neighbouring bytes into U+FFFD,
+    even bytes that have been yielded as characters. These are not yielded again.
     """
     ids: list[int] = []
-    shown, text = 0, ""  # number of characters yielded
+    shown, text = 0, ""  # number of characters yielded so far, and the text of all tokens so far
     for token in tokens:
         ids.append(token)
         text = tokenizer.decode(ids)

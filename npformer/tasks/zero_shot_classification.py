@@ -1,6 +1,6 @@
 """zero-shot-classification: scores for the caller's labels, from a natural-language inference model.
 
-The text is the premise, and the template filled with each label is a hypothesis (Yin et al., 2019).
+The text is the premise, and the template with a label inserted is the hypothesis (Yin et al., 2019).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ZeroShotClassification(Task):
     hypothesis_template : str
         A sentence with {} for the label.
     multi_label : bool
-        Score each label on its own; otherwise the scores of all labels sum to 1.
+        Score each label independently; otherwise the scores of all labels sum to 1.
     **options : options common to all tasks; see `Options`
 
     References
@@ -93,7 +93,7 @@ class ZeroShotClassification(Task):
 
     def __call__(self, inputs: Any = None, candidate_labels: Any = None, **options: Any) -> Any:
         if inputs is None:
-            inputs = options.pop("sequences", None)  # its name in transformers
+            inputs = options.pop("sequences", None)  # the name in Transformers
         if candidate_labels is not None:
             options["candidate_labels"] = candidate_labels
         return super().__call__(inputs, **options)
@@ -147,6 +147,6 @@ def _warn_of_other_ids(model: Model, entailment: int) -> None:
     other = next((i for label, i in ids.items() if label.lower().startswith("entail")), entailment)
     if other != entailment:
         warn(
-            f"{path}: label2id gives entailment the id {shown(other)}, and id2label gives it {entailment}; using "
+            f"{path}: the id of entailment is {shown(other)} in label2id, but {entailment} in id2label; using "
             f"id2label; see {TRANSFORMERS_VERSIONS}"
         )

@@ -1,4 +1,4 @@
-"""The special tokens around a text: the template of a family, and the tokens that a decoder's settings request."""
+"""The special tokens around a text, from the template of a family and from the settings of a decoder's tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npformer.text.tokenizer_class import FILE, OF_NO_FAMILY, SETTINGS, class_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: Class, without "Tokenizer", with the settings add_bos_token and add_eos_token -> their defaults.
+#: Class (without "Tokenizer") that has the settings add_bos_token and add_eos_token -> their defaults.
 ASKING = {
     **{each: {"bos": True, "eos": False} for each in ("Llama", "CodeLlama", "Gemma", "Cohere")},
     "GPTNeoX": {"bos": False, "eos": False},
@@ -26,7 +26,7 @@ ASKING = {
 def template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
     """The post-processor that adds the family's special tokens to a text or a pair (Devlin et al., 2019, figure 2).
 
-    Byte-level pieces, and MPNet's mask token, include the space before them. Offsets are trimmed to begin after the
+    Byte-level pieces, and MPNet's mask token, include the preceding space. Offsets are trimmed to begin after the
     space.
     """
     from tokenizers import pre_tokenizers, processors
@@ -48,8 +48,8 @@ def template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], famil
 def add_asked(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:
     """Adds the start and end tokens requested by add_bos_token and add_eos_token, in classes with these settings.
 
-    These settings override the post-processor of a tokenizer.json, as in Transformers 4. Version 5 ignores them. A
-    folder with neither setting keeps the post-processor of its file, because version 5 writes such folders.
+    These settings override the post-processor of a tokenizer.json, as in Transformers 4. Version 5 ignores them. In a
+    folder without these settings, the post-processor of the file stays, because version 5 writes such folders.
     """
     usual = ASKING.get(decoder_class(path.parent, settings), {})
     asked = {role: settings.get(f"add_{role}_token") for role in usual}
@@ -73,7 +73,7 @@ def _around(tokenizer: Tokenizer, path: Path, forms: Sequence[str], special: Map
 
     tokens = {role: token_text(token) for role, token in special.items()}
     for token in tokens.values():
-        if token.startswith("$") or ":" in token:  # these have a special meaning in a template
+        if token.startswith("$") or ":" in token:  # such tokens have a special meaning in a template
             raise NpformerError(f"{path}: the special token {shown(token)} must not begin with $ or contain :")
         if tokenizer.token_to_id(token) is None:
             raise NpformerError(f"{path}: the special token {shown(token)} is not in the vocabulary")
@@ -90,7 +90,7 @@ def _parts(form: str) -> list[tuple[str, str, str]]:
 
 
 def _roles(forms: Sequence[str]) -> list[str]:
-    """The roles of the special tokens in forms, each once."""
+    """The roles of the special tokens in forms, without duplicates."""
     parts = [part for form in forms for part, *_ in _parts(form)]
     return list(dict.fromkeys(f"{part}_token" for part in parts if not part.startswith("$")))
 
@@ -100,7 +100,7 @@ def _forms(path: Path, settings: Mapping[str, Any], family: Family) -> tuple[str
 
     Without a tokenizer.json, a decoder's tokenizer also adds the start and end tokens that its settings request. OPT's
     published folders name GPT-2's tokenizer, with add_bos_token. A class without a family adds only the tokens that
-    its tokenizer.json defines: none if the tokenizer was trained without a template.
+    tokenizer.json defines, so no tokens for a tokenizer trained without a template.
     """
     if path.name == FILE and class_of(path.parent, settings) in OF_NO_FAMILY:
         return "$A", "$A $B:1"

@@ -1,4 +1,4 @@
-"""`Borders`: the places where a long text can be split without changing its tokens, to tokenize it in blocks."""
+"""`Borders`: finds where a long text can be split into blocks without changing its tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 BLOCK = 16_384  # characters tokenized at once, if the text can be split at borders (see `Borders`)
 
-#: Normalizers and pre-tokenizers that treat each character, or each word, independently, so that text after a space
-#: does not change the tokens before it. If a tokenizer has any other part, texts are not split.
+#: Normalizers and pre-tokenizers that treat each character or each word independently, so that tokens before a space do
+#: not depend on the text after it. If a tokenizer has any other part, texts are not split.
 NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
 PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "Whitespace", "WhitespaceSplit"}
 
@@ -21,10 +21,10 @@ MARKS = frozenset(string.punctuation)  # ASCII only
 class Borders:
     """The borders of a tokenizer, at which texts can be split.
 
-    They are the spaces between words, and for BERT also the places between two punctuation marks or ideographs.
+    Borders are the spaces between words and, for BERT, also the positions between two punctuation marks or ideographs.
 
-    Unicode normalization never combines characters across a space, and every supported pre-tokenizer starts a new word
-    there. The model of the tokenizer reads one word at a time. Only an added token could cross a border, so added
+    Unicode normalization never combines characters across a space, every supported pre-tokenizer starts a new word at a
+    space, and the model of the tokenizer reads one word at a time. Only an added token could cross a border, so added
     tokens are checked too.
     """
 

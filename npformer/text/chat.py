@@ -1,8 +1,8 @@
 """`Chat`: converts conversations to tokens with the chat template in the folder of a model.
 
 If a message contains the text of a control token, such as "<|im_end|>", the text is tokenized as ordinary text, because
-only the template may add control tokens. To distinguish the two, each such text is replaced with a placeholder before
-the template is rendered.
+only the template may add control tokens. To distinguish the template's control tokens from such texts, each text is
+replaced with a placeholder before the template is rendered.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Message = Mapping[str, Any]
 
 
 def is_chat(value: Any) -> bool:
-    """Returns whether a value is a conversation, which is a list that begins with a message."""
+    """Returns whether a value is a conversation: a list that begins with a message."""
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
 
 
 def as_messages(value: Sequence[Any]) -> list[dict[str, Any]]:
-    """Checks a conversation, and joins the parts of each message's content into a text."""
+    """Checks a conversation, and joins the content parts of each message into a text."""
     found = []
     for i, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -86,9 +86,9 @@ class Chat:
     def encoded(
         self, conversations: Sequence[Sequence[Message]], variables: Mapping[str, Any] | None = None
     ) -> list[np.ndarray | NpformerError]:
-        """The tokens (L,) of each conversation up to the answer of the assistant, or its error.
+        """The tokens (L,) of each conversation up to the assistant's answer, or an error for the conversation.
 
-        If the last message is from the assistant, the tokens end within it, so that generation continues it.
+        If the last message is from the assistant, the tokens end within this message, so that generation continues it.
         variables: further variables for the template, such as enable_thinking.
         """
         try:
@@ -123,7 +123,7 @@ class Chat:
         return np.array(ids, np.int64)
 
     def _spelled(self, text: str) -> list[int]:
-        """Tokenizes the text of a control token as ordinary text, by splitting it until no part is a control token."""
+        """Tokenizes the text of a control token as ordinary text, by splitting until no part is a control token."""
         ids: list[int] = []
         while True:
             ids += self.tokenizer.encode(text[:1], add_special_tokens=False).ids
@@ -134,7 +134,7 @@ class Chat:
 
 
 class _Marked:
-    """A conversation with placeholders for texts of control tokens, and one at the end of an answer to continue."""
+    """A conversation with placeholders for texts of control tokens, and at the end of an answer to continue."""
 
     def __init__(self, messages: list[dict[str, Any]], control: ControlTexts, in_answers: ControlTexts) -> None:
         self.name = f"@{secrets.token_hex(8)}"  # random, so that no message can contain it
@@ -160,7 +160,7 @@ class _Marked:
         return f"{self.name}{len(self.texts) - 1}@"
 
     def restored(self, rendered: str, control: ControlTexts) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered text with the texts restored, and the spans of the template's control tokens."""
+        """The rendered text with the original texts restored, and the spans of the template's control tokens."""
         if not self.generates:
             rendered = rendered.partition(f"{self.name}end@")[0]
         own, text = list[tuple[int, int]](), ""

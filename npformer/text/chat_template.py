@@ -1,9 +1,9 @@
-"""Reads and renders the chat template in a folder. `PairTemplate` is a template for a query and a text, for rerankers.
+"""Reads and renders the chat template in a folder. `PairTemplate` is a reranker's template for a query and a text.
 
 A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory. In
-case the template escapes the sandbox, the process has an almost empty environment, no open files, and cannot open any.
-For pairs, the template is rendered in advance with placeholders, and `PairTemplate` inserts the texts of each pair.
-`chat.py` renders conversations.
+case a template escapes the sandbox, the process has an almost empty environment, has no open files, and cannot open
+files. For pairs, the template is rendered in advance with placeholders, and `PairTemplate` inserts the texts of each
+pair. `chat.py` renders conversations.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ ROLES = ("system", "query", "document")
 SECONDS, MEMORY = 20, 2**30  # maximum time for rendering, and maximum bytes of memory on Unix
 MOST = 2**20  # maximum characters of a template, and of the rendered texts
 JINJA2 = (3, 1, 6)  # in older versions, templates can escape the sandbox (CVE-2025-27516)
-PACKAGES = ("jinja2", "markupsafe")  # which the process imports
-#: Variables of the environment that the process gets: Python may need them to start, and the date depends on TZ.
+PACKAGES = ("jinja2", "markupsafe")  # packages that the process imports
+#: Environment variables that are passed to the process. Python may need them to start, and the date depends on TZ.
 KEPT = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "TZ")
-#: Texts that a template must insert without changes. Their spaces reveal a template that strips texts.
+#: Texts that a template must insert without changes. The spaces reveal a template that strips texts.
 PLACEHOLDERS = {role: f" <<{role} 7d1>> \n" for role in ROLES}
 
-#: A program that renders a template for each conversation, with the jinja2 settings of Transformers. Its arguments are
-#: the folders of `PACKAGES`. It imports all that jinja2 imports later, because then it can open no file.
+#: A program that renders a template for each conversation, with the jinja2 settings of Transformers. The arguments are
+#: the folders of `PACKAGES`. Modules that jinja2 would import later are imported at the start, while files can be
+#: opened.
 PROGRAM = f"""
 import datetime, json, pprint, random, sys, textwrap
 sys.path += sys.argv[1:]
@@ -108,8 +109,8 @@ def pair_template(
     """Renders the chat template in a folder for a query and a document. with_system: include a system message.
 
     variables: further variables for the template, such as add_generation_prompt. structured: the content of a message
-    is a list of parts. Raises NpformerError for a folder without a template, and for a template that fails, or that
-    changes, drops or repeats a text.
+    is a list of parts. Raises NpformerError if the folder has no template, or the template fails or changes, drops or
+    repeats a text.
     """
     where, template = read_template(folder)
     roles = ROLES if with_system else ROLES[1:]
@@ -159,7 +160,7 @@ def render(
 def start_ahead(count: int) -> None:
     """Starts processes for later renderings until `count` are idle.
 
-    A rendering then takes less than half of the time. Each process still renders only once.
+    With an idle process, rendering takes less than half the time. Each process still renders only once.
     """
     with STARTING:
         while len(WAITING) < count:
@@ -185,7 +186,7 @@ def _waiting_process() -> subprocess.Popen[str] | None:
 
 
 def _started() -> subprocess.Popen[str]:
-    """Starts a process without the parent's environment and open files. It finds only `PACKAGES` and Python's own."""
+    """Starts a process without the parent's environment and open files. Only `PACKAGES` and Python are importable."""
     found = [find_spec(each) for each in PACKAGES]
     folders = [str(Path(each.origin).parents[1]) for each in found if each and each.origin]
     command = [sys.executable, "-P", "-s", "-S", "-X", "utf8", "-c", PROGRAM, *dict.fromkeys(folders)]

@@ -1,7 +1,7 @@
 """`ControlTexts`: finds the texts of control tokens in a text.
 
 A regular expression with an alternative for each token would try thousands of alternatives at every character, and
-block all other threads. Here the tokens are sorted, so a binary search suffices at each position.
+block all other threads. `ControlTexts` sorts the tokens, so that a binary search suffices at each position.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 class ControlTexts:
-    """The texts of control tokens. If several begin at the same position of a text, the longest counts.
+    """The texts of control tokens. If several tokens begin at the same position of a text, the longest is found.
 
     Parameters
     ----------
-    texts : strings, which may be repeated; empty ones are ignored
+    texts : strings; duplicates and empty strings are ignored
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -37,7 +37,7 @@ class ControlTexts:
             at += length or 1
 
     def replaced(self, text: str, replacement: Callable[[str], str]) -> str:
-        """Returns a text with a replacement for the text of each token."""
+        """Returns a text in which the text of each token is replaced."""
         parts, end = list[str](), 0
         for first, last in self.spans(text):
             parts += text[end:first], replacement(text[first:last])
@@ -45,7 +45,7 @@ class ControlTexts:
         return "".join([*parts, text[end:]])
 
     def _length(self, rest: str) -> int:
-        """Returns the length of the longest token with which a text begins, or 0.
+        """Returns the length of the longest token at the beginning of a text, or 0.
 
         That token sorts before the text, and every token between the two begins with it.
         """

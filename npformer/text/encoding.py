@@ -1,8 +1,8 @@
 """Converts texts to token ids that fit a model, for tasks, traces, golden files, training and views.
 
 `Encoder` converts a text or a `Pair` (`inputs.py`) to an `Encoded`. A text that is too long is truncated, split into
-windows, or refused. Truncation gives the same ids as in Transformers. All warnings about truncation begin with the text
-of `was_cut`. `SourceEncoder` encodes the source of an encoder-decoder.
+windows, or rejected. Truncation gives the same ids as in Transformers. All warnings about truncation begin with the
+text of `was_cut`. `SourceEncoder` encodes the source of an encoder-decoder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 IDS = np.ndarray | list | Text  # accepted forms of token ids
-TokenRow = tuple[int, str, bool, int | None, int | None]  # id, token, whether it is special, first character and end
+TokenRow = tuple[int, str, bool, int | None, int | None]  # id, token, is special, first character and end
 LEAST_STEP = 8  # each window of a pair advances by at least 1 / LEAST_STEP of its width
 
 
@@ -59,10 +59,10 @@ class Encoded:
     starts: list[int] = field(default_factory=lambda: [0])  # index of each piece's first token in the whole text
 
     def rows(self) -> list[slice]:
-        """The rows to use from each piece, so that together they cover the text once. Overlaps are split in the middle.
+        """The rows to use from each piece, which together cover the text once. Overlaps are split in the middle.
 
-        Each token thus comes from the piece in which it has more context. [CLS] comes from the first piece and [SEP]
-        from the last.
+        Each token thus comes from the piece in which it has more context. [CLS] comes from the first piece, and [SEP]
+        from the last piece.
         """
         before = self.pieces[0].special_tokens_mask.index(0) if len(self.pieces) > 1 else 0
         after = len(self.pieces[0]) - before - sum(1 - each for each in self.pieces[0].special_tokens_mask)
@@ -100,11 +100,11 @@ class Encoder:
     ) -> list[Encoded]:
         """Encodes each text as pieces that fit the model.
 
-        long: how to treat a text that is too long, one of LONG. cut: the text of a pair to truncate, "first", "second"
+        long: how to handle a text that is too long, one of LONG. cut: the text of a pair to truncate, "first", "second"
         or "longest". limit: maximum tokens of a piece; the model's own maximum applies too. stride: tokens that
-        neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit,
-        or that exceeds the limit `characters`. With long="truncate", a text above that limit may be truncated instead;
-        n_tokens then counts only its beginning.
+        neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit
+        or exceeds the limit `characters`. With long="truncate", a text above that limit may be truncated instead;
+        n_tokens then counts only the beginning of the text.
         """
         encoded = self.attempt(given, long, cut, limit, stride)
         for each in encoded:
@@ -133,7 +133,7 @@ class Encoder:
         """All tokens of a text without truncation. special: include special tokens.
 
         A long text is tokenized in blocks if the tokenizer has safe split points (see `Borders`). Raises NpformerError
-        at the first block with which the text exceeds `most` by more than a few tokens.
+        when the number of tokens exceeds `most` by more than a few tokens.
         """
         if special and len(text) <= BLOCK:
             return Tokens.of(self._whole(text, special=True))
@@ -168,7 +168,7 @@ class Encoder:
     def _in_blocks(
         self, given: str | Pair, long: str, cut: str, limit: int | None, stride: int | None
     ) -> Encoded | None:
-        """Encodes a text of more than BLOCK characters in blocks. Returns None if it must be tokenized as a whole."""
+        """Encodes a text of more than BLOCK characters in blocks. Returns None if the text cannot be split."""
         if max(map(len, _texts(given))) <= BLOCK or not self.borders.at_spaces or long == "error":
             return None
         return self._begun(given, cut, limit) if long == "truncate" else self._in_windows(given, cut, limit, stride)
@@ -176,8 +176,8 @@ class Encoder:
     def _begun(self, given: str | Pair, cut: str, limit: int | None) -> Encoded | None:
         """Encodes the part of a long text that truncation keeps. Returns None for a text that is short enough.
 
-        Counts all tokens block by block, except those beyond the limit `characters`. Keeping the beginning takes
-        constant memory.
+        Counts all tokens block by block, except tokens beyond the limit `characters`. If truncation removes the end,
+        this takes constant memory.
         """
         if self.keeps_end and self._check_length(given):
             return None  # tokenizing the whole text reports the error
@@ -221,7 +221,7 @@ class Encoder:
         return None
 
     def shortened(self, given: str | Pair) -> str | Pair:
-        """Truncates a text or a pair to the limit of the model, at the border of a word if possible, with a warning."""
+        """Truncates a text or a pair to the limit of the model, between words if possible, with a warning."""
         (encoded,) = self.read([given])
         if not encoded.truncated:
             return given
@@ -272,8 +272,8 @@ class Encoder:
     def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
         """Splits a text into windows that share `stride` tokens. For a pair, splits one text and repeats the other.
 
-        The windows of a pair share fewer tokens if they would otherwise hardly advance. Long texts are tokenized in
-        blocks if the tokenizer has safe split points.
+        The windows of a pair share fewer tokens if each window would otherwise hardly advance. Long texts are tokenized
+        in blocks if the tokenizer has safe split points.
         """
         if too_long := self._check_length(given):
             raise too_long
@@ -292,7 +292,7 @@ class Encoder:
         stride = width // 4 if stride is None else stride
         if not 0 <= stride < room:
             raise NpformerError(f"stride: expected 0 to {room - 1} for windows of {room} tokens, got {stride}")
-        if others:  # if the other text is long, windows are narrow and would read each token many times
+        if others:  # if the other text is long, windows are narrow, and each token would be in many windows
             stride = min(stride, width - -(-width // LEAST_STEP))
         count = 1 + -(-(lengths[moving] - width) // (width - stride))
         self.limits.check("windows", count * limit, "tokens in the windows of a text")
@@ -304,7 +304,7 @@ class Encoder:
         return self._encoded(pieces, n_tokens, starts=starts)
 
     def _read_blocks(self, text: str) -> Iterator[tuple[int, int, Encoding]]:
-        """For each block of a text, yields where tokenizing starts, the block's first character, and the tokens.
+        """Yields, for each block of a text, the start of the tokenized part, the first character, and the tokens.
 
         Tokenizing starts one character before the block, because a tokenizer may treat a leading space differently.
         """
@@ -313,9 +313,9 @@ class Encoder:
             yield start, first, self._whole(text[start:end], special=False)
 
     def _frame(self, texts: Sequence[str]) -> Tokens:
-        """One token of each text, with special tokens: a template that shows where special tokens go.
+        """One token of each text, with special tokens: a template for the positions of special tokens.
 
-        The tokenizers library cannot add special tokens to truncated tokens without shifting their offsets again.
+        The tokenizers library cannot add special tokens to truncated tokens without shifting the offsets again.
         """
         if len(texts) not in self._frames:
             some = [self._first_token(text) for text in texts]
@@ -328,7 +328,8 @@ class Encoder:
         """The first token of a text, or an empty Encoding for a text without tokens.
 
         The token comes from a truncated Encoding, because an Encoding without overflow has no sequence id. The library
-        adds special tokens to the whole overflow, so the overflow is kept short: it repeats the beginning of the text.
+        adds special tokens to the whole overflow, so a short overflow is created by repeating the beginning of the
+        text.
         """
         for start, _, block in self._read_blocks(text):
             if end := next((end for _, end in block.offsets if end), 0):
@@ -339,7 +340,7 @@ class Encoder:
         return self._whole("", special=False)
 
     def _room(self, limit: int, n_texts: int) -> int:
-        """The maximum number of tokens of a piece that are not special tokens."""
+        """The maximum number of tokens in a piece, not counting special tokens."""
         room = limit - self.tokenizer.num_special_tokens_to_add(n_texts == 2)
         if room < 1:
             raise NpformerError(f"limit: {limit} tokens leave no room for text in addition to special tokens")

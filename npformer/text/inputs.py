@@ -9,7 +9,7 @@ from npformer.common.checks import shown, unknown
 from npformer.common.errors import NpformerError
 
 DEEPEST = 100  # maximum levels of nested lists and dicts
-LONG = ("truncate", "window", "error")  # ways to treat a text that is too long for the model
+LONG = ("truncate", "window", "error")  # ways to handle a text that is too long for the model
 
 
 class Pair(NamedTuple):
@@ -32,7 +32,7 @@ class Pair(NamedTuple):
 def as_text_or_pair(item: Any) -> str | Pair:
     """Checks an input: a string, a `Pair`, or {"text": ..., "text_pair": ...}.
 
-    A pair with an empty second text becomes the first text, as in the pipelines of Transformers.
+    A pair with an empty second text is replaced with its first text, as in the pipelines of Transformers.
     """
     if isinstance(item, str):
         return as_text(item)
@@ -64,7 +64,7 @@ def as_text(value: Any, name: str = "") -> str:
 
 
 def check_nested(name: str, value: Any) -> None:
-    """Checks nested lists and dicts for a chat template: their depth, and their texts, as in `as_text`."""
+    """Checks the depth of nested lists and dicts for a chat template, and their texts as in `as_text`."""
     waiting = [(value, 0)]
     while waiting:
         each, depth = waiting.pop()

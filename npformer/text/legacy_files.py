@@ -1,8 +1,8 @@
 """Converts the tokenizer files of older checkpoints to an equivalent tokenizer.json.
 
-`safe_tokenizer.py` can then read and check all tokenizers in the same way. Three kinds are converted: byte-level BPE in
-vocab.json and merges.txt (Radford et al., 2019, section 2.2), and in a SentencePiece file a unigram model (Kudo, 2018,
-"Subword regularization") or BPE (Sennrich et al., 2016).
+`safe_tokenizer.py` can then read and check all tokenizers in the same way. There are three kinds: byte-level BPE in
+vocab.json and merges.txt (Radford et al., 2019, section 2.2), a unigram model in a SentencePiece file (Kudo, 2018,
+"Subword regularization"), and BPE in a SentencePiece file (Sennrich et al., 2016).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from npformer.text.sentencepiece_file import (
 MERGES, MERGES_VOCABULARY = "merges.txt", "vocab.json"
 FAIRSEQ, ALBERT, DEBERTA = "sentencepiece.bpe.model", "spiece.model", "spm.model"
 LLAMA = "tokenizer.model"
-MOST_MERGES = 1 << 20  # pairs; Gemma's 256,000 pieces have about 600,000
-MOST_TRIED = 1 << 26  # characters; Gemma's pieces have about 20 million in all splits
+MOST_MERGES = 1 << 20  # maximum pairs; Gemma's 256,000 pieces have about 600,000
+MOST_TRIED = 1 << 26  # maximum characters in all splits of pieces; Gemma's have about 20 million
 
 
 def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, 
 def describe_unigram(
     path: Path, special: Mapping[str, str], order: PieceOrder, prefix_space: bool, clean_up: list[Any], limits: Limits
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The tokenizer of a SentencePiece file, and its pieces that are never split.
+    """The tokenizer of a SentencePiece file, and the pieces that are never split.
 
     special: the special token of each role. clean_up: normalizers that run before the normalizer of the file.
     """
@@ -90,7 +90,7 @@ def describe_deberta(
 
 
 def describe_llama(path: Path, file: SentencePiece, limits: Limits) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The tokenizer of Llama 1 and 2, Mistral and Gemma: BPE over characters, with bytes of unknown characters.
+    """The tokenizer of Llama 1 and 2, Mistral and Gemma: BPE over characters, with unknown characters as bytes.
 
     Each pair of pieces that forms another piece is a merge, in the order of the file, as in Transformers.
     """
@@ -108,7 +108,7 @@ def describe_llama(path: Path, file: SentencePiece, limits: Limits) -> tuple[dic
     vocabulary = {piece.text: i for i, piece in enumerate(file.pieces)}
     unknown = next((piece.text for piece in file.pieces if piece.type == UNKNOWN), None)
     if unknown is None or len(vocabulary) < len(file.pieces):
-        raise NpformerError(f"{path}: expected different pieces, one of them of the type unknown")
+        raise NpformerError(f"{path}: expected no duplicate pieces, and a piece of the type unknown")
     prefix = [{"type": "Prepend", "prepend": "▁"}] if file.dummy_prefix else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     model = {
@@ -126,7 +126,7 @@ def describe_llama(path: Path, file: SentencePiece, limits: Limits) -> tuple[dic
 
 
 def _merges(path: Path, pieces: Sequence[Piece], limits: Limits) -> list[tuple[str, str]]:
-    """The pairs of pieces that form another piece: best score first, then the pair with the shortest first piece.
+    """The pairs of pieces that form another piece, ordered by score (best first) and by the length of the first piece.
 
     Raises NpformerError for more than MOST_TRIED splits of pieces, or more than MOST_MERGES pairs.
     """
@@ -135,8 +135,8 @@ def _merges(path: Path, pieces: Sequence[Piece], limits: Limits) -> list[tuple[s
     tried = sum(len(text) ** 2 for text in known)  # each split takes time proportional to the piece's length
     if tried > MOST_TRIED:
         raise NpformerError(
-            f"{path}: expected at most {MOST_TRIED} characters in the splits of all pieces, got {tried}, because "
-            "pieces are long"
+            f"{path}: expected at most {MOST_TRIED} characters in the splits of all pieces, got {tried}; the pieces "
+            "are too long"
         )
     order = {piece.text: i for i, piece in enumerate(pieces)}
     found: list[tuple[float, int, int, str]] = []
@@ -160,7 +160,7 @@ def _never_split(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
 
 
 def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
-    """The component that replaces spaces with ▁. With prefix_space, it also adds ▁ before each text.
+    """The component that replaces spaces with ▁ and, with prefix_space, adds ▁ before each text.
 
     otherwise: the prepend_scheme to use without prefix_space.
     """

@@ -4,9 +4,9 @@ A file is checked before the library reads it (`tokenizer_checks.py`), and the t
 failures of the library become NpformerErrors, even Rust panics, which are not Exceptions. Rust also prints a panic to
 stderr, which Python cannot prevent. Most panics occur while a model is loaded.
 
-Time cannot be limited here. A regular expression in a file can take time quadratic in the length of a text, and neither
-a check of the file nor a trial shows for which texts. Read untrusted files in a process with a time limit,
-such as `timeout 60 npformer classify -m FOLDER`.
+Time is not limited here. A regular expression in a file can take time quadratic in the length of a text, and neither a
+check of the file nor a trial reveals such texts. Read untrusted files in a process with a time limit, such as `timeout
+60 npformer classify -m FOLDER`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from npformer.text.tokenizer_checks import NORMAL_FORMS, check_marks, check_rows
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-#: Texts on which a tokenizer is tried: empty, words, combining accents, scripts, symbols, control characters, spaces.
+#: Texts for trials of a tokenizer: empty, words, combining accents, scripts, symbols, control characters, spaces.
 TRIED = (
     "",
     "a",
@@ -46,7 +46,7 @@ BLOCK = 1024  # characters that are normalized at once to measure their length
 AT_ONCE = 16_384  # characters that are tokenized in a few milliseconds
 LONGEST = 4096  # length in characters of the longest trial text
 SECONDS = 0.1  # maximum CPU time of a trial, which usually takes 0.005 s
-TRIES = 3  # all of these trials must exceed SECONDS, because a virtual machine may count time when it does not run
+TRIES = 3  # number of trials that must all exceed SECONDS, because a virtual machine may count time while it is paused
 
 
 class Uncalled:
@@ -61,10 +61,10 @@ class Uncalled:
 
 
 class SafeTokenizer(Uncalled):
-    """A wrapper around a `tokenizers.Tokenizer`. Its methods raise NpformerErrors whose messages begin with `where`.
+    """A wrapper around a `tokenizers.Tokenizer`, with methods that raise NpformerErrors that begin with `where`.
 
-    growth: as in `check_growth`, which refuses texts that would become too long. side: where tokenizer.json truncates.
-    rows: rows of the embedding table; a text with a token of a higher id is refused.
+    growth: as in `check_growth`, which rejects texts that would become too long. side: the side from which
+    tokenizer.json truncates. rows: rows of the embedding table; a text is rejected if a token has no row.
     """
 
     truncation_side: str
@@ -97,7 +97,7 @@ class SafeTokenizer(Uncalled):
         setattr(self._tokenizer, name, value)
 
     def _forget(self, name: str) -> None:
-        """Forgets the names of tokens before an attribute is set or a method is called that may change them."""
+        """Forgets the names of tokens, before setting an attribute or calling a method that may change these names."""
         if name == "model" or name.startswith(("add_", "train")):
             self._added.clear()
             self._names.clear()
@@ -118,7 +118,7 @@ class SafeTokenizer(Uncalled):
         return found
 
     def _check_rows(self, ids: Sequence[int]) -> None:
-        """Refuses tokens without a row in the embedding table."""
+        """Raises NpformerError for tokens without a row in the embedding table."""
         if (highest := max(ids, default=0)) >= self._rows:
             raise NpformerError(
                 f"{self._where}: the text has the token {shown(self.id_to_token(highest))} with the id {highest}, but "
@@ -128,8 +128,8 @@ class SafeTokenizer(Uncalled):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Converts ids to a text.
 
-        The id decides whether a token is special. tokenizers 0.23 uses the normalized text of the token instead, and
-        misses the special tokens of Llama's folders of 2023.
+        The id determines whether a token is special. tokenizers 0.23 uses the normalized text of the token instead, and
+        thus misses special tokens in Llama's folders of 2023.
         """
         with safely(f"{self._where}: the tokenizer failed"):
             added = self._added_tokens()
@@ -143,7 +143,7 @@ class SafeTokenizer(Uncalled):
         return [self.decode(each, skip_special_tokens) for each in sequences]
 
     def id_to_token(self, id: int) -> str | None:
-        """The token with an id, or None. In tokenizers 0.23, an added token may have its normalized text."""
+        """The token with an id, or None. tokenizers 0.23 may return the normalized text of an added token."""
         if id not in self._names:
             added = self._added_tokens().get(id)
             self._names[id] = self._call(self._tokenizer.id_to_token, id) if added is None else added.content
@@ -177,11 +177,11 @@ def strings(texts: Any) -> Iterator[str]:
 
 
 def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, made_of: Callable[[str], int]) -> None:
-    """Refuses texts that would become too long when normalized, because the library keeps the result in memory.
+    """Raises NpformerError for texts that would become too long when normalized and exhaust memory.
 
-    Only texts that could become too long are measured, block by block. A pattern that matches across two blocks is
-    missed. growth: maximum ratio of new to old length, not counting Unicode normal forms. made_of: a function that
-    returns the length of a block after normalization.
+    Only texts that could become too long are measured, block by block. A match that spans two blocks is missed. growth:
+    maximum ratio of new to old length, without Unicode normal forms. made_of: function that returns the length of a
+    block after normalization.
     """
     made, most = 0, LONGER * limits.characters
     for text in texts:
@@ -206,13 +206,13 @@ def safely(where: str) -> Iterator[None]:
 
 
 class Read(NamedTuple):
-    """A tokenizer, with properties that its file defines."""
+    """A tokenizer with properties from its file."""
 
     tokenizer: Tokenizer
     has_regex: bool = False
-    growth: int = 1  # maximum factor by which it can lengthen a text
+    growth: int = 1  # maximum factor by which the tokenizer can lengthen a text
     truncation_side: str = "right"
-    highest: int = 0  # highest id that tokenizer.json gives a piece
+    highest: int = 0  # highest id of a piece in tokenizer.json
 
 
 def read_tokenizer(
@@ -221,8 +221,8 @@ def read_tokenizer(
     """Reads a tokenizer.json for an embedding table of `rows` rows, without its padding and truncation.
 
     content: an equivalent tokenizer.json if `path` is a legacy file. unknown_piece: the unknown token of a unigram
-    model that does not name one. Raises NpformerError for a file that is unreadable, does not match the table or
-    exceeds the limits.
+    model, if the file does not state it. Raises NpformerError for a file that is unreadable, does not match the table
+    or exceeds the limits.
     """
     from tokenizers import Tokenizer, models
 
@@ -253,7 +253,7 @@ def read_tokenizer(
 
 
 def tried(read: Read, path: Path, rows: int, limits: Limits) -> SafeTokenizer:
-    """Tries a tokenizer on a few texts and wraps it. Raises NpformerError if it fails on one of them."""
+    """Tries a tokenizer on a few texts and wraps it. Raises NpformerError if the tokenizer fails on a text."""
     tokenizer, has_regex, growth, side, highest = read
     highest = max(highest, tokenizer.get_vocab_size() - 1, *tokenizer.get_added_tokens_decoder())
     result = SafeTokenizer(tokenizer, str(path))
@@ -267,7 +267,7 @@ def tried(read: Read, path: Path, rows: int, limits: Limits) -> SafeTokenizer:
     for text in REPEATED if has_regex else ():
         length = 8
         while length <= LONGEST:  # doubling finds slow patterns while texts are still short
-            given = (text * length)[:length] + "!"  # the last character makes a match fail late
+            given = (text * length)[:length] + "!"  # the last character makes a match fail, but only at the end
             if all(_seconds(result, given) > SECONDS for _ in range(TRIES)):
                 raise NpformerError(f"{path}: its regular expressions take too long on {length} characters")
             length *= 2

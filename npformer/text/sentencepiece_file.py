@@ -18,8 +18,8 @@ from npformer.common.limits import LIMITS, Limits
 
 PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # fields of the model
 MODEL_TYPE, BYTE_FALLBACK = 3, 35  # fields of the trainer
-#: Role of a special token -> the trainer's field for its id (negative: no such token) and the default id, and the field
-#: for its piece and the default piece.
+#: Role of a special token -> the trainer's field and default for the id (negative: no such token), and the trainer's
+#: field and default for the piece.
 ROLES = {
     "unk_token": (40, 0, 45, "<unk>"),
     "bos_token": (41, 1, 46, "<s>"),
@@ -30,7 +30,7 @@ CHARSMAP, DUMMY_PREFIX, REMOVES_SPACES = 2, 3, 4  # fields of a normalizer
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
 MOST_FIELDS = 1 << 21  # maximum fields of a message; a model has one field per piece, up to about 250,000
-MOST_CHARACTERS = 1 << 23  # of all pieces; the 900,000 pieces of XLM-V have about six million
+MOST_CHARACTERS = 1 << 23  # maximum characters of all pieces; the 900,000 pieces of XLM-V have about six million
 MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "words", 4: "characters"}
 
 
@@ -43,14 +43,14 @@ class Piece(NamedTuple):
 
 
 class SentencePiece(NamedTuple):
-    """The content of a file that determines the tokens of a text."""
+    """The parts of a file that determine the tokens of a text."""
 
     pieces: list[Piece]
-    charsmap: bytes  # of the normalizer; may be empty
+    charsmap: bytes  # map of the normalizer; may be empty
     byte_fallback: bool
     dummy_prefix: bool  # a space is added before a text
-    removes_spaces: bool  # around a text, and all but one between words
-    special: dict[str, str]  # the special tokens that the model was trained with, by role
+    removes_spaces: bool  # at both ends of a text, and all except one between words
+    special: dict[str, str]  # the special tokens from training, by role
 
 
 def read_sentencepiece(path: Path, model_type: int, limits: Limits = LIMITS) -> SentencePiece:
@@ -114,7 +114,7 @@ def _piece(path: Path, message: bytes) -> Piece:
     text, score, kind = b"", 0.0, NORMAL
     size = message[1] if len(message) > 1 else 0
     if size < 128 and len(message) == size + 7 and message[0] == 0x0A and message[size + 2] == 0x15:
-        text, (score,) = message[2 : size + 2], struct.unpack("<f", message[-4:])  # faster, for nearly all pieces
+        text, (score,) = message[2 : size + 2], struct.unpack("<f", message[-4:])  # a shortcut for nearly all pieces
     else:
         for number, value in fields(path, message):
             match number, value:

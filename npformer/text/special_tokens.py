@@ -1,6 +1,6 @@
-"""The special tokens that the files of a folder name, by role, and the tokens that are never split.
+"""The special tokens named in the files of a folder, by role, and the tokens that are never split.
 
-As in Transformers, special_tokens_map.json overrides tokenizer_config.json, and is ignored if the latter has
+As in Transformers, special_tokens_map.json overrides tokenizer_config.json, but is ignored if tokenizer_config.json has
 added_tokens_decoder.
 """
 
@@ -27,7 +27,7 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 GPT_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-#: Class of a decoder's tokenizer, without "Tokenizer" -> the special tokens of a folder that does not name them.
+#: Class (without "Tokenizer") of a decoder's tokenizer -> special tokens for a folder that does not name any.
 USUAL: Mapping[str, Mapping[str, str]] = {
     "Llama": LLAMA_TOKENS,
     "CodeLlama": LLAMA_TOKENS,
@@ -46,12 +46,12 @@ USUAL_CLASS = {
 
 
 def usual_tokens(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
-    """The special tokens of a decoder's tokenizer class, for a folder that does not name them."""
+    """The special tokens of a decoder's tokenizer class, for a folder that does not name any."""
     return USUAL.get(decoder_class(folder, settings), {})
 
 
 def decoder_class(folder: Path, settings: Mapping[str, Any]) -> str:
-    """The class of a decoder's tokenizer without "Tokenizer": the named one, or the usual one of the model_type."""
+    """The tokenizer class (without "Tokenizer") in the files of a decoder, or by default that of its model_type."""
     if name := class_of(folder, settings):
         return stem(name)
     described = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
@@ -59,7 +59,7 @@ def decoder_class(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def template_tokens(folder: Path) -> dict[str, Any]:
-    """A folder's special tokens as variables for a chat template: bos_token, and others by name."""
+    """The special tokens of a folder as variables for a chat template, such as bos_token."""
     settings = read_settings(folder)
     found = {**usual_tokens(folder, settings)}
     for each in _files(folder, settings):
@@ -72,7 +72,7 @@ def template_tokens(folder: Path) -> dict[str, Any]:
 def special_tokens(folder: Path, settings: Mapping[str, Any], family: Family | None = None) -> dict[str, Any]:
     """The special token of each role, a string or an object.
 
-    More tokens have the keys "additional 0", "additional 1" and so on.
+    Additional tokens have the keys "additional 0", "additional 1" and so on.
     """
     files = _files(folder, settings)
     found: dict[str, Any] = {role: family.special_tokens.get(role) if family else None for role in ROLES}
@@ -118,7 +118,7 @@ def _not_strings(folder: Path, files: list[Mapping[str, Any]]) -> NpformerError:
 
 
 def added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
-    """The tokens that are never split: added_tokens_decoder or added_tokens.json in order of id, then special tokens.
+    """The tokens that are never split: those in added_tokens_decoder or added_tokens.json, by id, then special tokens.
 
     Special tokens that are already among the added tokens are not repeated.
     """
@@ -161,6 +161,6 @@ def added_token(token: Any, **flags: bool) -> AddedToken:
 
 
 def token_text(token: Any) -> str:
-    """The text of a special token, which is a string or an object. Other values give ""."""
+    """The text of a special token, which is a string or an object. Returns "" for any other value."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else ""

@@ -1,4 +1,4 @@
-"""`StopStrings`: strings that end a generation."""
+"""`StopStrings`: strings that end the generation of a text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-CHARACTER = 4  # maximum number of bytes of a character in UTF-8, and thus of its tokens
+CHARACTER = 4  # maximum bytes of a character in UTF-8, and thus maximum tokens of a character
 PARTIAL = "\ufffd"  # the text of an incomplete character
 
 
 class StopStrings:
-    """Returns whether a stop string ends in the last token of each row of ids, (R, L) -> (R,).
+    """A function of rows of ids: whether a stop string ends in the last token of each row, (R, L) -> (R,).
 
     As in Transformers, a stop string may begin in the prompt, and may end inside the last token. Negative ids are
     padding.
@@ -37,13 +37,13 @@ class StopStrings:
     def _from_a_character(self, ids: list[int]) -> list[int]:
         """The last tokens, enough to contain any of the strings, starting at the beginning of a character if possible.
 
-        Decoders with a token for each byte turn a run of bytes that begins inside a character into U+FFFD.
+        A decoder with a token for each byte turns bytes that begin inside a character into U+FFFD.
         """
         tails = [ids[-n:] for n in range(self.longest + 1, self.longest + 1 + CHARACTER)]
         return next((each for each in tails if not self._text(each).startswith(PARTIAL)), ids[-self.longest :])
 
     def _known(self, ids: list[int]) -> int:
-        """The number of characters that are complete before the last token, which may complete another one."""
+        """The number of characters that are complete without the last token, which may complete another character."""
         known = 0
         for end in range(len(ids) - 1, max(len(ids) - 1 - CHARACTER, -1), -1):
             before = self._text(ids[:end])

@@ -3,7 +3,8 @@
 The result is a `SafeTokenizer` that returns the same ids as Transformers, without truncation or padding.
 `text/encoding.py` truncates texts.
 
-docs/reference/transformers-versions.md lists where versions 4 and 5 of Transformers differ, and which one is followed.
+docs/reference/transformers-versions.md lists differences between versions 4 and 5 of Transformers, and npformer's
+choice.
 """
 
 from __future__ import annotations
@@ -122,14 +123,14 @@ def longest_text(folder: Path | None, config: Config) -> int:
 
 
 def truncation_side(folder: Path | None, tokenizer: Any) -> str:
-    """The end from which texts are truncated, "right" or "left": truncation_side in the settings, or in the file."""
+    """The side from which texts are truncated, "right" or "left", from truncation_side in the settings or the file."""
     own = getattr(tokenizer, "truncation_side", "right") if isinstance(tokenizer, Uncalled) else "right"
     side = read_settings(folder).get("truncation_side", own) if folder is not None else own
     return str(one_of(f"{folder}/{SETTINGS}: truncation_side", side, ("right", "left")))
 
 
 def gives_token_types(folder: Path | None, config: Config) -> bool:
-    """Whether a model gets token types from its tokenizer. model_input_names in tokenizer_config.json may omit them."""
+    """Whether the tokenizer provides token types; model_input_names in tokenizer_config.json may omit them."""
     names = read_settings(folder).get("model_input_names") if folder is not None and config.reads_token_types else None
     if names is not None and not isinstance(names, list):
         raise NpformerError(f"{folder}/{SETTINGS}: model_input_names: expected a list of names, got {shown(names)}")
@@ -137,7 +138,7 @@ def gives_token_types(folder: Path | None, config: Config) -> bool:
 
 
 def special_token(folder: Path | None, config: Config, role: str) -> str:
-    """The special token of a role such as "mask_token", by default that of the family."""
+    """The special token of a role such as "mask_token", by default the token of the family."""
     if folder is None:
         return family_of(config).special_tokens[role]
     settings = read_settings(folder)
@@ -145,7 +146,7 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
 
 
 def _family(config: Config, folder: Path, settings: Mapping[str, Any]) -> Family:
-    """The family of the tokenizer, from its class, because some BERT models have the tokenizer of XLM-RoBERTa."""
+    """The family of the tokenizer, from the tokenizer class, because some BERT models have XLM-RoBERTa's tokenizer."""
     name = stem(class_of(folder, settings))
     own = next((key for key in FAMILIES if key.replace("-", "") == name.lower()), "")
     if not own and name in CLASSES[VOCABULARY]:  # such as LayoutLMTokenizer
@@ -213,7 +214,7 @@ def _described(
         return _boolean(path.with_name(SETTINGS), settings, name, default)
 
     if path.name == MERGES:
-        if family.special_tokens == SPECIAL_TOKENS:  # such as Qwen2's, with another regular expression
+        if family.special_tokens == SPECIAL_TOKENS:  # such as Qwen2, with a different regular expression
             raise NpformerError(
                 f"{path}: {family.model_type} models do not split texts as GPT-2 does, so merges.txt is not enough; "
                 f"copy {FILE} from the original model, or write it with save_pretrained of transformers' tokenizer"

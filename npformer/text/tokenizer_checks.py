@@ -1,7 +1,7 @@
 """Checks the parts of a tokenizer.json before the tokenizers library reads it.
 
-The library trusts every file, so a few lines can request more memory than the machine has, which kills the process. The
-parts are therefore checked here first. A file is refused if its parts can lengthen a text beyond the limit `growth`.
+The library trusts every file, so a few lines can request more memory than the machine has, which kills the process. All
+parts are therefore checked here first. A file is rejected if its parts can lengthen a text beyond the limit `growth`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from npformer.config import MOST
 Part = Mapping[str, Any]
 
 STRING, NUMBER = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', rb"[-+.0-9eE]++"
-#: The long parts of a file: pieces with ids, pieces with scores, and merges. They are skipped, because they cannot
-#: lengthen a text, and parsing them in Python would double the time to load a tokenizer.
+#: The long parts of a file: pieces with ids, pieces with scores, and merges. These parts are skipped, because they
+#: cannot lengthen a text, and parsing them in Python would double the time to load a tokenizer.
 TABLES = re.compile(
     rb'"(?:vocab|merges)"\s*+:\s*+(?:'
     + rb"\{(?:\s*+" + STRING + rb"\s*+:\s*+" + NUMBER + rb"\s*+,?)*+\s*+\}|"
     + rb"\[(?:\s*+(?:" + STRING + rb"|\[\s*+" + STRING + rb"\s*+,\s*+(?:" + STRING + rb"|" + NUMBER + rb")\s*+\])"
     + rb"\s*+,?)*+\s*+\])"
 )  # fmt: skip
-#: Each string of a table, with its id or an empty text. A pattern that failed for strings without an id would be
-#: retried at each quote inside them.
+#: Each string of a table, with its id or an empty text. The pattern also matches strings without an id; if it failed
+#: there, it would be retried at each quote inside them.
 IDS = re.compile(STRING + rb"(?:\s*+:\s*+(\d++))?+")
 
 
@@ -76,7 +76,7 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
 
 
 def _highest_id(where: str, ids: Sequence[bytes], rows: int) -> int:
-    """The highest id of a vocabulary, in decimal digits. Refuses ids far above the rows of the embedding table."""
+    """The highest id of a vocabulary, from decimal digits. Rejects ids far above the rows of the embedding table."""
     check_rows(where, len(ids), rows)
     most = rows + spare(rows)
     highest = most if max(map(len, ids), default=0) > 18 else max(map(int, ids), default=0)
@@ -88,9 +88,9 @@ def _highest_id(where: str, ids: Sequence[bytes], rows: int) -> int:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Creates a dict from a JSON object, for json.loads. Refuses duplicate keys, which JSON readers treat differently.
+    """Creates a dict from a JSON object, for json.loads. Rejects duplicate keys, which JSON readers treat differently.
 
-    The key "table" replaces skipped tables, so it may occur several times.
+    The key "table" stands for a skipped table, so it may occur several times.
     """
     read = dict(pairs)
     if len(read) < len(pairs) and len(read) - ("table" in read) < sum(key != "table" for key, _ in pairs):
@@ -99,15 +99,15 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def spare(rows: int) -> int:
-    """The number of pieces that may lack a row of the embedding table, such as a blank last line of vocab.txt.
+    """The number of pieces that may lack a row in the embedding table, such as a blank last line in vocab.txt.
 
-    A tokenizer with more such pieces belongs to a different model. Added tokens do not count.
+    A tokenizer with more such pieces belongs to a different model. Added tokens are not counted.
     """
     return max(8, rows // 100)
 
 
 def check_rows(where: str, pieces: int, rows: int) -> None:
-    """Refuses a vocabulary with many more pieces than the embedding table has rows."""
+    """Rejects a vocabulary with many more pieces than the embedding table has rows."""
     if pieces > rows + spare(rows):
         raise NpformerError(
             f"{where}: expected at most {rows} pieces, one per row of the embedding table, got {pieces}; the tokenizer "
@@ -116,9 +116,9 @@ def check_rows(where: str, pieces: int, rows: int) -> None:
 
 
 def check_marks(where: str, pieces: Iterable[str]) -> None:
-    """Refuses WordPiece with pieces of a SentencePiece file, as in KoBERT's folders: every word would be unknown.
+    """Rejects WordPiece with pieces from a SentencePiece file, as in KoBERT, because every word would be unknown.
 
-    SentencePiece marks the beginning of a word with ▁, and WordPiece marks the other pieces with ##.
+    SentencePiece marks the first piece of a word with ▁, and WordPiece marks the other pieces with ##.
     """
     several = list(pieces)
     if any(piece.startswith("##") for piece in several):
@@ -135,8 +135,8 @@ def check_marks(where: str, pieces: Iterable[str]) -> None:
 def check_charsmap(where: str, blob: bytes) -> int:
     """Checks the character map of SentencePiece. Returns the length of the longest replacement of a character.
 
-    The map consists of the size of a trie (4 bytes), the trie (a double array of 32-bit units), and texts that end
-    with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside the trie. Yata
+    The map consists of the size of a trie (4 bytes), the trie (a double array of 32-bit units), and texts that end with
+    a zero byte. Readers walk the trie without bounds checks, so each step must stay inside the trie. Yata
     et al., 2007, "A compact static double-array keeping character codes". The units have the format of darts-clone.
     """
     size = int.from_bytes(blob[:4], "little")
@@ -203,7 +203,7 @@ class _Reader:
     def replace(self, part: Part, where: str) -> int:
         is_regex, pattern = self.pattern(where, part)
         content = self.text(where, part, "content")
-        if not pattern or (is_regex and content):  # it may match between any two characters
+        if not pattern or (is_regex and content):  # the pattern may match between any two characters
             return 1 + len(content)
         return 1 if is_regex else max(1, -(-len(content) // len(pattern)))
 
@@ -241,13 +241,13 @@ class _Reader:
     # --- tokens around a text ----------------------------------------------------------------------------------------
 
     def one_template(self, where: str) -> None:
-        """Refuses a second template, because the library does not support nested templates."""
+        """Rejects a second template, because the library does not support nested templates."""
         if self.has_template:
             raise NpformerError(f"{where}: expected only one template of special tokens, got a second one")
         self.has_template = True
 
     def ends(self, part: Part, where: str) -> int:
-        """Checks [CLS] and [SEP], each with its id."""
+        """Checks [CLS] and [SEP] with their ids."""
         self.one_template(where)
         for name in ("cls", "sep"):
             pair = part.get(name)
@@ -311,14 +311,14 @@ def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
     return lambda reader, part, where: growth
 
 
-NORMAL_FORMS = 18  # maximum number of characters that a Unicode normal form makes from one character
+NORMAL_FORMS = 18  # maximum number of characters in a Unicode normal form of one character
 
 #: Field of tokenizer.json -> type of part -> its growth. Unicode normal forms have growth 1, because applying them
-#: repeatedly has no further effect; `check_growth` multiplies by NORMAL_FORMS once.
+#: repeatedly has no further effect. `check_growth` multiplies by NORMAL_FORMS once.
 PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {
     "normalizer": {
         **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents"), _times(1)),
-        "BertNormalizer": _times(3),  # a Chinese character gets a space on each side
+        "BertNormalizer": _times(3),  # adds a space on each side of a Chinese character
         "ByteLevel": _times(4),
         "Precompiled": _Reader.precompiled,
         "Prepend": _Reader.prepend,
@@ -329,7 +329,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {
             ("BertPreTokenizer", "CharDelimiterSplit", "Digits", "Punctuation", "UnicodeScripts"), _times(1)
         ),
         **dict.fromkeys(("Whitespace", "WhitespaceSplit"), _times(1)),
-        "ByteLevel": _times(5),  # a space before each word, and a character for each byte
+        "ByteLevel": _times(5),  # adds a space before each word, and has a character for each byte
         "FixedLength": _Reader.fixed_length,
         "Metaspace": _times(2),
         "Split": _Reader.split,

@@ -1,8 +1,8 @@
-"""The class of a tokenizer, named by a folder's settings, and the files that such a class reads.
+"""The class of a tokenizer, from the settings of a folder, and the files that the class reads.
 
 Transformers reads a file with the class that the folder names. The same vocab.txt gives different pieces with
-BertJapaneseTokenizer, which splits words with a Japanese dictionary first, or with BertweetTokenizer, which merges
-bytes. A class that npformer lacks is therefore refused.
+BertJapaneseTokenizer, which first splits words with a Japanese dictionary, or with BertweetTokenizer, which merges
+bytes. A class that npformer does not have is therefore rejected.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.js
 FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA, LLAMA)  # in search order
 MERGES_OF_WORDS = "bpe.codes"  # next to the vocab.txt of BertweetTokenizer and PhobertTokenizer
 
-#: Values of tokenizer_class for which Transformers uses a tokenizer.json unchanged.
+#: Values of tokenizer_class that make Transformers use a tokenizer.json unchanged.
 OF_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
-#: File of an older checkpoint -> names, without "Tokenizer", of the classes that npformer reads it like.
+#: File of an older checkpoint -> names (without "Tokenizer") of the classes that npformer supports for this file.
 CLASSES: Mapping[str, tuple[str, ...]] = {
     VOCABULARY: (
         "Bert", "DistilBert", "Electra", "MPNet", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "DPRReader",
@@ -43,7 +43,7 @@ IN_PYTHON = (
     "GPTNeoXJapanese", "Luke", "MLuke", "Phobert", "ProphetNet", "RoCBert", "Tapas", "XLM", "XLMProphetNet",
 )  # fmt: skip
 
-#: Setting of BertJapaneseTokenizer that changes how texts are split -> the value for BERT's own behaviour.
+#: Setting of BertJapaneseTokenizer that changes how texts are split -> the value for the same behaviour as BERT.
 SPLITTING = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
 
 INSTEAD = "encode texts with that class in transformers, and give the model their token ids"
@@ -57,7 +57,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def class_of(folder: Path, settings: Mapping[str, Any]) -> str:
     """The class that a folder names in tokenizer_config.json, or else in config.json, without "Fast".
 
-    "" if it names no class. `OF_NO_FAMILY` are whole names.
+    "" if no class is named. The names in `OF_NO_FAMILY` are complete.
     """
     return _named(folder, settings)[1]
 
@@ -112,7 +112,7 @@ def _named(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, str]:
 
 
 def _own_code(settings: Mapping[str, Any]) -> str:
-    """The tokenizer class in the checkpoint's custom code, from auto_map, or ""."""
+    """The tokenizer class in the custom code of a checkpoint, from auto_map, or ""."""
     named = settings.get("auto_map")
     classes = named.get("AutoTokenizer") if isinstance(named, Mapping) else named
     several: Collection[Any] = classes if isinstance(classes, list) else [classes]

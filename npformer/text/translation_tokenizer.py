@@ -1,7 +1,7 @@
 """Tokenizers of translation models: two SentencePiece models, as in Marian, or files of the tokenizers library.
 
-The ids are the same as in Transformers, with two exceptions. Punctuation is never normalized; Transformers normalizes
-it if sacremoses is installed. A language code ends at its first <<.
+The ids are the same as in Transformers, with two exceptions. Punctuation is never normalized, whereas Transformers
+normalizes it if sacremoses is installed. A language code ends at the first <<.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class TranslationTokenizer(Protocol):
         """The text of a target, without special tokens."""
 
     def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
-        """The token of each id of a source or a target, including special tokens.
+        """The token for each id of a source or a target, including special tokens.
 
-        Byte-level tokens are decoded, with ▁ for a space at their start.
+        Byte-level tokens are decoded, with ▁ for a leading space.
         """
 
 
 def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> TranslationTokenizer:
     """The tokenizer in the folder of a translation model.
 
-    Its files are source.spm, target.spm and vocab.json, read with sentencepiece; or tokenizer.json, and
-    target_tokenizer.json if the target has its own tokenizer; or any other tokenizer file of encoders (FILES).
+    The files are source.spm, target.spm and vocab.json, which sentencepiece reads; or tokenizer.json, with
+    target_tokenizer.json if the target has its own tokenizer; or any other tokenizer file for encoders (FILES).
     Raises NpformerError for files that are missing, unreadable or beyond the limits, for a vocabulary that does not
     match the model, and for a tokenizer that fails on a short text.
     """
@@ -130,9 +130,9 @@ class Pieces(Uncalled):
 
 
 class Files(Uncalled):
-    """One tokenizer.json for both source and target, or one for each.
+    """A tokenizer.json for both source and target, or one file for each.
 
-    A folder without tokenizer.json has the files of older checkpoints, such as spiece.model for T5.
+    Without tokenizer.json, the files of older checkpoints are read, such as spiece.model for T5.
     """
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
@@ -181,7 +181,7 @@ def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
 
 
 def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:
-    """Reads the id of each piece, which is its row in the embedding table."""
+    """Reads the id of each piece, which is the index of its row in the embedding table."""
     if not path.exists():
         raise NpformerError(f"{path}: missing; copy it from the original model")
     pieces = read_json(path, limits)

@@ -1,4 +1,4 @@
-"""Words and their pieces: merges the attention of word pieces, and splits a text into words.
+"""Words and their pieces: merges attention between word pieces, and splits a text into words.
 
 `printable` makes labels safe for a terminal or an SVG file.
 """
@@ -14,7 +14,7 @@ import numpy as np
 #: The markers of SentencePiece and byte-level BPE at the start of a word. WordPiece marks the other pieces with "##".
 _START_MARKS = ("▁", "Ġ")
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that byte-level BPE does not replace
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that byte-level BPE leaves unchanged
 _BYTES = {chr(byte): byte for byte in _PRINTED} | {
     chr(256 + n): byte for n, byte in enumerate(byte for byte in range(256) if byte not in _PRINTED)
 }
@@ -50,8 +50,8 @@ def _special(token: str) -> bool:
 def word_text(pieces: Sequence[str], has_bytes: bool = False) -> str:
     """Joins the pieces of a word into a text without markers: `undo` for `["un", "##do"]`, `café` for `["ĠcafÃ©"]`.
 
-    A marker without other pieces becomes `␣`. The bytes of a character become the character, `é` for `["<0xC3>",
-    "<0xA9>"]`. has_bytes: see `_from_bytes`.
+    A marker without other pieces becomes `␣`. Bytes are decoded to characters, `é` for `["<0xC3>", "<0xA9>"]`.
+    has_bytes: see `_from_bytes`.
     """
     if list(pieces) == ["▁"]:
         return "␣"
@@ -73,7 +73,7 @@ def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def _of_bytes(tokens: Sequence[str]) -> bool:
-    """Whether the tokens are from byte-level BPE, recognized by its marker or by characters that spell valid UTF-8."""
+    """Whether the tokens are from byte-level BPE, recognized by the marker or by characters for valid UTF-8."""
     if any(token.startswith("Ġ") for token in tokens):
         return True
     text = "".join(tokens)
@@ -84,7 +84,7 @@ def _of_bytes(tokens: Sequence[str]) -> bool:
 
 
 def name_after_word(token: str, words: Sequence[str]) -> str:
-    """Readable name of a token that follows a word: `##le` for `le` if some of `words` begin with a marker."""
+    """Readable name of a token that continues a word: `##le` for `le` if some of `words` begin with a marker."""
     starts = [each for each in words if each.startswith(_START_MARKS)][:1]
     return piece_names([*starts, token])[-1]
 
@@ -111,7 +111,7 @@ def byte_level_text(token: str) -> str:
 
 
 def _from_bytes(text: str, has_bytes: bool) -> str:
-    """Decodes the characters with which byte-level BPE writes the UTF-8 bytes of a text. Other texts are unchanged.
+    """Decodes the characters that stand for UTF-8 bytes in byte-level BPE. Other texts are unchanged.
 
     has_bytes: the text is known to come from byte-level BPE. Control characters and partial characters are then
     escaped.
@@ -143,8 +143,8 @@ def merge_pieces(weights: np.ndarray, queries: Sequence[Span], keys: Sequence[Sp
 def text_words(text: str) -> list[Span]:
     """The span `(first, end)` of each word of a text.
 
-    White space separates words. Each leading or trailing punctuation mark is a word, and so is each Chinese, Japanese
-    or Korean character.
+    White space separates words. Each leading or trailing punctuation mark, and each Chinese, Japanese or Korean
+    character, is a word.
     """
     spans: list[Span] = []
     for first, end in _chunks(text):
@@ -174,7 +174,7 @@ def _stands_alone(char: str) -> bool:
 
 def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
     spans: list[Span] = []
-    joins = False  # whether the previous character can be part of a longer word
+    joins = False  # whether the previous character can belong to a longer word
     for i in range(first, end):
         alone = unicodedata.east_asian_width(text[i]) == "W" and unicodedata.category(text[i]) == "Lo"
         start = spans.pop()[0] if joins and not alone else i
@@ -184,7 +184,7 @@ def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
 
 
 def shortened(text: str, most: int = 160) -> str:
-    """Shortens a text for a title: truncates it, at the end of a word if possible, and adds an ellipsis."""
+    """Shortens a text for a title, at the end of a word if possible, and adds an ellipsis."""
     if len(text) <= most:
         return text
     head = text[: most - 1]

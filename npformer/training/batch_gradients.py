@@ -1,8 +1,8 @@
-"""Computes the loss of a batch and its gradients, in shards of packed rows, on every core.
+"""Computes the loss and gradients of a batch, in shards of packed rows, on all cores.
 
-The shards depend only on the lengths of the texts, and their gradients are added in order, so that a step has the same
-bits for any number of threads. A batch of any size needs only the memory for the activations of one shard per thread,
-because gradients are accumulated over shards.
+The shards depend only on the lengths of the texts, and the gradients of shards are added in order, so that a step has
+the same bits for any number of threads. Because gradients are accumulated over shards, a batch of any size needs only
+the memory for the activations of one shard per thread.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def gradients(
     threads: int = 1,
     edit: Callable[[int], Edit | None] = lambda shard: None,
 ) -> Gradients:
-    """Computes the mean loss over the targets of a batch, and its gradients.
+    """Computes the mean loss over the targets of a batch, and the gradients of this mean.
 
-    Inside `npformer.edit`, these are the gradients of the edited forward pass. While something listens to the stages
-    (`npformer.engine.taps.listen`), the batch is one shard.
+    Inside `npformer.edit`, these are the gradients of the edited forward pass. While a listener is open
+    (`npformer.engine.taps.listen`), the batch is a single shard.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def gradients(
 def cut(lengths: Sequence[tuple[int, ...]]) -> list[list[int]]:
     """Splits a batch into shards of about SHARD tokens, as indices of examples. A small batch is a single shard.
 
-    The shards do not depend on the number of cores, so neither do the bits of the gradients. A large batch has an even
+    The shards, and thus the bits of the gradients, do not depend on the number of cores. A large batch has an even
     number of shards, for two cores.
     """
     total = sum(map(sum, lengths))

@@ -1,6 +1,6 @@
 """Reads examples from files: labelled texts (TSV, CSV or JSON Lines), sentences with translations, and plain texts.
 
-An error in a row names its file and line. `cli/finetune.py` and `cli/train_translation.py` use this module.
+An error in a row states the file and line. `cli/finetune.py` and `cli/train_translation.py` use this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 @dataclass(frozen=True)
 class LabelledText:
-    """A labelled text from a file, and the number of its last line.
+    """A labelled text from a file, with the number of its last line.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
     path : .tsv (tabs, no quotes) or .csv, with the names of columns in the first line, or .jsonl (one object per line)
     label : name of the label column
     texts : names of the text column, or of the two columns of a pair
-        By default the first entry of `TEXTS` that the file has, or else its only column apart from the label.
+        By default the first entry of `TEXTS` that the file has, or else the only column apart from the label.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
 
 
 def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
-    """Returns the labels of the rows, sorted. If all are whole numbers, returns all numbers from 0 to the largest.
+    """Returns the sorted labels of the rows; if all are whole numbers, all numbers from 0 to the largest label.
 
     Parameters
     ----------
@@ -136,9 +136,9 @@ def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
 
 
 def label_keys(labels: Sequence[str]) -> dict[str, int]:
-    """Maps each label's name in lower case, and its number as a string, to its number.
+    """Maps the name of each label in lower case, and the label's number as a string, to the number.
 
-    If any name is itself a number, the mapping contains only names.
+    If any name is a number, the mapping contains only names.
     """
     names = {each.lower(): i for i, each in enumerate(labels)}
     numbers = {str(i): i for i in range(len(labels))}
@@ -162,7 +162,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     Raises
     ------
     NpformerError
-        If the label of a row is unknown (the message has the file and line), or `labels` has an empty name or names
+        If the label of a row is unknown (the message has the file and line), or `labels` has an empty name, or names
         that differ only in case.
 
     Examples
@@ -202,8 +202,8 @@ def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: 
 def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
     """Reads the lines of two files as pairs.
 
-    Raises NpformerError for an empty line, with its file and line number, and for files of different lengths or
-    without lines.
+    Raises NpformerError for an empty line, with the file and line number, and for files of different lengths or without
+    lines.
     """
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
@@ -234,12 +234,12 @@ def encode_pairs(
 def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None = None) -> list[Example]:
     """Packs text files into blocks of the model's maximum length, or of `limit` tokens if that is shorter.
 
-    The target of each token is the next one.
+    The target of each token is the next token.
 
-    A file is a document, followed by the end token unless the document ends with one. Documents are concatenated, so a
-    block can contain the end of a document and the beginning of the next. Every token except the first is a target
-    once. Raises NpformerError for invalid text, with its file and line, for a file without text, and
-    for an end token outside the vocabulary.
+    A file is a document, followed by an end token unless the document ends with this token. Documents are concatenated,
+    so a block can contain the end of one document and the beginning of the next. Every token except the first is a
+    target once. Raises NpformerError for invalid text, with the file and line, for a file without text, and for an end
+    token outside the vocabulary.
     """
     encoder, parts, ends, size = Encoder(model, limit), [], model.config.end_ids, model.config.vocab_size
     if ends and ends[0] >= size:
@@ -257,7 +257,7 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
 
 
 def blocks(ids: np.ndarray, size: int) -> list[Example]:
-    """Splits token ids (L,) into blocks of `size`. The target of each token except the last is the next one."""
+    """Splits token ids (L,) into blocks of `size`. The target of each token except the last is the next token."""
     starts = range(0, len(ids) - 1, size)
     return [Example(Text(ids[at : at + size][: len(ids) - 1 - at]), ids[at + 1 : at + 1 + size]) for at in starts]
 

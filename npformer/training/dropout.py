@@ -1,4 +1,4 @@
-"""Dropout as an `Edit` of named stages (Srivastava et al., 2014). Evaluation runs without it.
+"""Dropout as an `Edit` of named stages (Srivastava et al., 2014). Evaluation runs without dropout.
 
 The property `dropped` of the parts of a model lists the stages with dropout.
 """
@@ -21,7 +21,7 @@ Rates = Mapping[str, float]  # stage or pattern -> fraction of elements to set t
 def standard_rates(
     config: Config, rate: float = 0.1, attention: float | None = None, head: float | None = None
 ) -> dict[str, float]:
-    """Returns the dropout rates of the stages of a family, as in Transformers (DistilBERT, BERT) or nn.Transformer.
+    """Returns the dropout rates for the stages of a family, as in Transformers (DistilBERT, BERT) or nn.Transformer.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Dropout(Edit):
 
     Parameters
     ----------
-    rates : mapping from stage or pattern to its rate p, 0 <= p < 1
+    rates : mapping from stage or pattern to a rate p, 0 <= p < 1
         p is rounded to a multiple of 2^-16.
     seed : int or sequence of int, such as the seed of the run, the step and the shard
         With the same seed, the same elements are dropped.
@@ -76,7 +76,7 @@ class Dropout(Edit):
                 raise NpformerError(f"dropout: {name}: expected a rate of at least 0 and below 1, got {rate}")
         self._rates = dict(rates)
         self._random = np.random.Generator(np.random.SFC64(seed))
-        self._of: dict[str, int] = {}  # stage computed so far -> its rate times 2^16
+        self._of: dict[str, int] = {}  # stage that has been computed -> rate times 2^16
 
     @property
     def unmatched(self) -> list[str]:
@@ -97,6 +97,6 @@ class Dropout(Edit):
 
 
 def _laid_out_like(flat: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """Reshapes flat numbers to the shape and memory order of `array`, so that multiplying the two is fast."""
+    """Reshapes flat numbers to the shape and memory order of `array`, so that their product is fast."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     return flat.reshape([array.shape[axis] for axis in order]).transpose(np.argsort(order))

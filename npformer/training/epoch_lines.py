@@ -1,4 +1,4 @@
-"""Progress of training: a line that is updated on a terminal, and a line for each finished epoch."""
+"""Progress of training: a line that is updated on a terminal, and a permanent line for each finished epoch."""
 
 from __future__ import annotations
 

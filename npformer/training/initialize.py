@@ -17,7 +17,7 @@ SCHEMES = ("normal", "torch", "xavier")
 
 
 def initialize(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any = np.float32) -> layout.Tree:
-    """Draws the weights of a model. In every scheme, norms multiply by 1 and have biases of 0.
+    """Draws the weights of a model. In every scheme, norms have weights of 1 and biases of 0.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Examples, and objectives that compute the loss and gradients of a shard, for heads and for encoder-decoders.
+"""Examples, and objectives for heads and for encoder-decoders, which compute the loss and gradients of a shard.
 
 `batch_gradients.py` sums over the shards of a batch, and `data.py` reads examples from files.
 """
@@ -28,7 +28,7 @@ E = TypeVar("E", contravariant=True)
 
 
 class ShardLoss(NamedTuple):
-    """The contribution of a shard to its batch: part of the mean loss, number of correct predictions, and gradients."""
+    """The contribution of a shard to a batch: part of the mean loss, number of correct predictions, and gradients."""
 
     loss: float
     right: int
@@ -56,9 +56,9 @@ class Example:
     ----------
     text : Text, or a list of choices for multiple choice
     target : int or array of int
-        For a label, its number. For a head on tokens, one number for each token, -100 for tokens to ignore; with
-        "replaced-token", 1 for a replaced token, else 0. For question answering, the first and last token of the
-        answer. For translation, the target's token ids.
+        For labels, the number of the label. For a head on tokens, one number for each token, -100 for tokens to ignore;
+        with "replaced-token", 1 for a replaced token, else 0. For question answering, the first and last token of the
+        answer. For translation, the token ids of the target.
 
     Examples
     --------
@@ -78,8 +78,8 @@ class HeadLoss:
     """The cross-entropy of a head.
 
     The classes are the labels, the vocabulary or the choices. For question answering, the loss is the mean of the
-    cross-entropies of the answer's first and last token. For replaced tokens, it is the binary cross-entropy. A
-    subclass with another `losses` is another loss of the same answers.
+    cross-entropies of the answer's first and last token. For replaced tokens, the loss is the binary cross-entropy. A
+    subclass can override `losses` to compute a different loss of the same answers.
 
     Parameters
     ----------
@@ -89,8 +89,8 @@ class HeadLoss:
     Raises
     ------
     NpformerError
-        If the model has no head, or its problem_type is not single-label classification. If an example has no text,
-        or its target has the wrong shape.
+        If the model has no head, the problem_type is not single-label classification, an example has no text, or a
+        target has the wrong shape.
 
     References
     ----------
@@ -112,7 +112,7 @@ class HeadLoss:
         if self.config.problem_type not in (None, "single_label_classification"):
             problem = self.config.problem_type
             raise NpformerError(
-                f"problem_type: expected single_label_classification, the only one that can be trained, got {problem}"
+                f"problem_type: expected single_label_classification, the only type that can be trained, got {problem}"
             )
         number("label_smoothing", self.label_smoothing, 0, 1)
 
@@ -180,9 +180,9 @@ class HeadLoss:
     def _pieces(
         self, logits: np.ndarray, targets: Sequence[Any], sizes: Sequence[int] | np.ndarray, count: int
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """The loss of consecutive pieces of logits, each with its own number of classes: choices, or tokens of a text.
+        """The loss of consecutive pieces of logits with different numbers of classes: choices, or tokens of a text.
 
-        Also returns which predictions are correct, and the gradient of the logits.
+        Also returns a mask of correct predictions, and the gradient of the logits.
         """
         pieces = zip(np.split(logits.reshape(-1), np.cumsum(sizes)[:-1]), targets, strict=True)
         losses, right, grads = zip(
@@ -195,7 +195,7 @@ def _texts(example: Example) -> Sequence[Text]:
     texts = [example.text] if isinstance(example.text, Text) else example.text
     if not isinstance(texts, list | tuple) or not all(isinstance(each, Text) and len(each) for each in texts):
         got = "an empty one" if isinstance(example.text, Text) else shown(example.text)
-        raise NpformerError(f"text: expected a Text with tokens, or a list of such for multiple choice, got {got}")
+        raise NpformerError(f"text: expected a Text with tokens, or a list of Texts for multiple choice, got {got}")
     return texts
 
 
@@ -206,7 +206,7 @@ def _texts(example: Example) -> Sequence[Text]:
 class TranslationLoss:
     """The cross-entropy of an encoder-decoder under teacher forcing.
 
-    The decoder reads the start token and the target, and predicts the target and its end token.
+    The decoder reads the start token and the target, and predicts the target and the end token.
 
     Parameters
     ----------

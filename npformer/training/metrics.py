@@ -87,7 +87,7 @@ def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = 
 
 
 def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
-    """The mean cross-entropy of target tokens under teacher forcing, and how often the most likely token is correct."""
+    """The mean cross-entropy of target tokens under teacher forcing, and the accuracy of the most likely tokens."""
     read, targets = zip(*teacher_forced(model.config, examples), strict=True)
     inputs = [(each.text, Text(ids)) for each, ids in zip(examples, read, strict=True)]
     return _predictions(model, inputs, targets, PAIRS)
@@ -97,7 +97,7 @@ def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, floa
     """Evaluates a causal-lm model on the blocks of `data.encode_blocks`.
 
     Each token is predicted from the earlier tokens of its block. "perplexity" is exp(loss). "log_probability" is -loss,
-    a score for which larger is better.
+    so larger is better.
     """
     texts, targets = [each.text for each in examples], [each.target for each in examples]
     size = max(1, LOGITS // (model.config.vocab_size * max(map(len, texts))))
@@ -107,7 +107,7 @@ def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, floa
 
 
 def _predictions(model: BaseModel, inputs: Sequence[Any], targets: Sequence[np.ndarray], size: int) -> dict[str, float]:
-    """The mean cross-entropy of the target tokens, and the fraction of targets that have the largest logit.
+    """The mean cross-entropy of target tokens, and the fraction of targets with the largest logit.
 
     `size` is the number of inputs in one run of the model.
     """

@@ -21,7 +21,7 @@ BLOCK = 1 << 16  # elements updated at a time, so that four arrays fit in the ca
 
 
 def is_decayed(name: str) -> bool:
-    """Returns whether weight decay applies to a parameter: to linear weights and tables, but not to biases or norms.
+    """Returns whether weight decay applies to a parameter: True for linear weights and tables, not biases and norms.
 
     Parameters
     ----------
@@ -93,8 +93,8 @@ class Adam:
     betas, eps : b1 and b2, eps
     weight_decay : float, as in AdamW: w -= lr * weight_decay * w before each update
     lazy : bool
-        Update only the rows of a table that have a gradient (`SparseRows`), as in torch.optim.SparseAdam, which takes
-        time only for those rows. If False, the remaining rows have gradient 0, as in torch.optim.Adam.
+        Update only the rows of a table that have a gradient (`SparseRows`), as in torch.optim.SparseAdam, which is
+        faster. If False, the gradient of the remaining rows is 0, as in torch.optim.Adam.
     decayed : function from the name of a parameter to bool, whether weight decay applies
 
     Raises
@@ -136,10 +136,10 @@ class Adam:
     def step(
         self, gradients: Mapping[str, Gradient], learning_rate: float, scale: float = 1.0, threads: int = 1
     ) -> None:
-        """Updates the parameters from the gradients, which are first multiplied by `scale`.
+        """Updates the parameters with the gradients, which are first multiplied by `scale`.
 
-        Parameters without a gradient do not change. Raises NpformerError for a gradient without a parameter, or of
-        another shape.
+        Parameters without a gradient do not change. Raises NpformerError for a gradient without a parameter, or with a
+        different shape.
         """
         for name, grad in gradients.items():
             if name not in self.parameters:
@@ -180,7 +180,7 @@ class Adam:
     def _update(
         self, w: np.ndarray, m: np.ndarray, v: np.ndarray, grad: np.ndarray, rate: float, scale: float, decay: float
     ) -> None:
-        """Applies the formula to flat arrays in place. Without the scratch array, the step is:
+        """Applies the formula to flat arrays in place. Written without the scratch array, the step is:
 
         m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= size m / (sqrt(v) / root + eps)
         """

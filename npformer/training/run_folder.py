@@ -1,4 +1,4 @@
-"""The state of a training run and the folder of its checkpoints, for resuming and for choosing the best weights.
+"""The state of a training run, and the folder with checkpoints to resume from and to choose the best weights from.
 
 `trainer.py` writes the checkpoints. Every file is written atomically.
 """
@@ -29,7 +29,7 @@ LAST, BEST, STEP = "last.safetensors", "best.safetensors", "step-{}.safetensors"
 
 @dataclass
 class TrainingState:
-    """The state of a training run: its finished steps, sums over the current epoch, and metrics of earlier epochs."""
+    """The state of a training run: finished steps, sums over the current epoch, and metrics of earlier epochs."""
 
     step: int = 0
     loss: float = 0.0
@@ -71,7 +71,7 @@ class Checkpoints:
         return nullcontext() if self.folder is None else in_use(self.folder)
 
     def save(self, identity: str, state: TrainingState) -> None:
-        """Writes the weights, the moments of Adam and the state to `last.safetensors`."""
+        """Writes the weights, Adam's moments and the state to `last.safetensors`."""
         if self.folder is not None:
             arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimizer.state()
             metadata = {"format": FORMAT, "run": identity, "state": json.dumps(asdict(state))}
@@ -99,10 +99,10 @@ class Checkpoints:
                     setattr(state, name, value)
             except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
                 raise NpformerError(f"{path}: not a checkpoint saved by npformer: {error!s:.200}") from None
-        clear_partial(self.folder)  # left by a killed run
+        clear_partial(self.folder)  # temporary files of a killed run
 
     def keep(self, name: str, step: int) -> None:
-        """Writes only the weights, to a file with this name."""
+        """Writes only the weights to a file with this name."""
         if self.folder is not None:
             path = place_in_folder(self.folder / name)
             save_arrays(path, self.weights.flat, {"format": FORMAT, "step": str(step)})
@@ -119,11 +119,11 @@ class Checkpoints:
     def take_best(self, step: int, score: str) -> None:
         """Sets the weights to those in `best.safetensors`.
 
-        Raises NpformerError unless they are the weights after this step, which has the best score.
+        Raises NpformerError if the file does not have the weights after this step, which has the best score.
         """
         assert self.folder is not None
         _, metadata = load_arrays(self.folder / BEST)
-        if metadata.get("step", str(step)) != str(step):  # without it, `take_mean` says what is wrong
+        if metadata.get("step", str(step)) != str(step):  # without a step, `take_mean` reports the problem
             raise NpformerError(
                 f"{self.folder / BEST}: expected the weights of step {step}, which have the best {score!r:.80}, "
                 f"got those of step {metadata['step']:.20}; give `train` the same score as `choose`"
@@ -148,7 +148,7 @@ class Checkpoints:
 
 
 def identity(recipe: Any, objective: Any, weights: Trainable, examples: Sequence[Any], held_out: Sequence[Any]) -> str:
-    """The identity of a training run: its recipe, its objective, and a digest of its initial weights and examples."""
+    """The identity of a training run: recipe, objective, and a digest of the initial weights and examples."""
     digest = hashlib.sha256()
     for part in _bytes([list(weights.flat.items()), list(examples), list(held_out)]):
         digest.update(part)

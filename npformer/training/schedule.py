@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions from the step, counted from 0, to a factor of the learning rate.
+"""Learning-rate schedules, which map a step, counted from 0, to a factor of the learning rate.
 
 `constant` and `linear` return the same factors as in Transformers. `trainer.py` calls the schedule before each update.
 """
@@ -64,7 +64,7 @@ def linear(warmup: int, total: int) -> Schedule:
 
 
 def noam(width: int, warmup: int) -> Schedule:
-    """factor(step) = width^-0.5 min(n^-0.5, n warmup^-1.5), n = step + 1.
+    """factor(step) = width^-0.5 min(n^-0.5, n warmup^-1.5), where n = step + 1.
 
     Parameters
     ----------

@@ -38,10 +38,10 @@ STACKS = (*ENCODER, "encoder.", "decoder.")
 def start(
     folder: Path, labels: Sequence[str], seed: int = 0, distilbert: bool = False, limits: Limits = LIMITS
 ) -> tuple[Config, layout.Tree, bool]:
-    """Creates a classifier with these labels from the encoder in a folder. Also returns whether the head was kept.
+    """Creates a classifier with these labels from the encoder in a folder. Also returns whether the head is reused.
 
-    The head in the folder is kept if it has exactly these labels and `distilbert` is false. Otherwise a new head is
-    drawn from N(0, 0.02^2). With `distilbert`, a BERT model is rewritten as a DistilBERT model.
+    The head in the folder is reused if it has exactly these labels and `distilbert` is false. Otherwise the weights of
+    a new head are drawn from N(0, 0.02^2). With `distilbert`, a BERT model is rewritten as a DistilBERT model.
     """
     stored = read_folder(folder, limits)
     described = read_config(stored.config, limits=limits)
@@ -80,7 +80,7 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
-    """The tokenizer files in a folder, by name. If `limit` is below their maximum length, it replaces that length.
+    """The tokenizer files in a folder, by name. A `limit` below their maximum length replaces that length.
 
     For a model that generates text, the chat template and the generation settings are included.
     """
@@ -93,7 +93,7 @@ def companions(source: Path, config: Config, limit: int | None = None) -> dict[s
 
 
 def save(model: BaseModel, folder: str | Path) -> None:
-    """Writes a model to a new folder: its weights, its config, and the tokenizer files of the folder it was read from.
+    """Writes a model to a new folder: weights, config, and the tokenizer files of the folder that it was loaded from.
 
     The modules of a sentence-transformers folder, such as its pooling, are not written.
 

@@ -21,7 +21,7 @@ Gradient = np.ndarray | SparseRows
 
 
 class Trainable:
-    """Writable weights: `tree`, for forward passes, and `flat`, the arrays in it that training updates, by name.
+    """Writable weights: `tree` for forward passes, and `flat`, a dict of the arrays in `tree` that training updates.
 
     Tied arrays (a vocabulary projection and its token table, or layers that share weights) share memory and have one
     entry in `flat`. Tables of sinusoids have no entry.
@@ -67,7 +67,7 @@ class Trainable:
         return name.endswith("embeddings.position.weight") and self.config.positions.table != "learned"
 
     def collect(self, tree: Mapping[str, Any]) -> dict[str, Gradient]:
-        """Flattens a tree of gradients to a dict with the names of `flat`, and adds up the gradients of tied arrays."""
+        """Flattens a tree of gradients to a dict with the names of `flat`, and adds up gradients of tied arrays."""
         flat: dict[str, Gradient] = {}
         for name, grad in layout.flatten(dict(tree)).items():
             table, transposed = self._tied.get(name, (name, False))

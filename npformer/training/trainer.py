@@ -1,9 +1,9 @@
 """The training loop: epochs of shuffled batches, an evaluation after each epoch, and checkpoints.
 
 A run that was stopped at any step can be resumed from its last checkpoint, and ends with the same bits, because the
-order of examples is drawn from the seed and the number of the epoch, and dropout masks from the seed and the number of
-the step. A step has the same bits for any number of threads. `batch_gradients.py` computes the gradients, and
-`run_folder.py` writes the checkpoints.
+order of examples depends only on the seed and the epoch, and dropout masks depend only on the seed and the step. A step
+has the same bits for any number of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the
+checkpoints.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Recipe:
     Parameters
     ----------
     epochs, batch_size : number of passes over the examples, and number of examples per step
-    learning_rate : peak rate, or with the schedule "noam" the factor of width^-0.5 min(n^-0.5, n warmup^-1.5)
+    learning_rate : peak learning rate, or with the schedule "noam" the factor of width^-0.5 min(n^-0.5, n warmup^-1.5)
     schedule : "constant", "linear" or "noam", after a warm-up
     warmup : number of steps, or a fraction of all steps if below 1
     betas, eps, weight_decay, lazy : as in `Adam`
     clip : maximum norm of the gradients; None for no limit
     dropout : mapping from stage or pattern, such as "layers.*.ffn.output", to the fraction of elements to set to 0
-    average, average_every : number of last checkpoints to average in `Trainer.choose`, and steps between them (0: an
-        epoch)
-    window : number of batches to draw together and sort by length, so that a batch has examples of similar lengths
-    seed : seed of the order of examples and of dropout
+    average, average_every : number of last checkpoints to average in `Trainer.choose`, and steps between checkpoints
+    (0: one epoch)
+    window : number of batches to draw together and sort by length, so that the examples in a batch have similar lengths
+    seed : seed for the order of examples and for dropout
 
     Raises
     ------
@@ -102,7 +102,7 @@ class Recipe:
         return range(last - every * min(self.average - 1, (last - 1) // every), last + 1, every)
 
     def batches(self, lengths: Sequence[tuple[int, ...]], epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as indices of examples. They depend on the recipe, the epoch and the lengths."""
+        """The batches of an epoch, as indices of examples, which depend on the recipe, the epoch and the lengths."""
         random, size = np.random.default_rng((self.seed, epoch)), self.batch_size
         order = random.permutation(len(lengths))
         if self.window == 1:
@@ -131,8 +131,8 @@ class Trainer(Generic[E]):
     objective : HeadLoss, TranslationLoss, or another `Objective`
     weights : Trainable, updated in place
     recipe : Recipe
-    folder : folder for `last.safetensors`, from which a run resumes, and `best.safetensors`; None to save nothing
-    threads : number of threads; it does not change the result
+    folder : folder for `last.safetensors`, from which a run is resumed, and `best.safetensors`; None to save nothing
+    threads : number of threads, which does not affect the result
     save_every : number of steps between saves within an epoch
     progress : Progress, optional
 
@@ -179,7 +179,7 @@ class Trainer(Generic[E]):
         ----------
         examples : list of Example
         evaluate : function from the number of the epoch to a dict with metrics of the current weights
-            It is called before the first epoch, with 0, and after each epoch.
+            The function is called with 0 before the first epoch, and after each epoch.
         score : name of the metric that selects the best weights; larger is better
         held_out : examples that `evaluate` uses, which are part of the identity of the run
 
@@ -192,8 +192,8 @@ class Trainer(Generic[E]):
         ------
         NpformerError
             If there are no examples, the folder is in use by another run or has a checkpoint of a different run,
-            `evaluate` does not return numbers, a rate of dropout is for no stage of the model, or gradients or
-            weights are not finite.
+            `evaluate` does not return numbers, a dropout rate matches no stage of the model, or gradients or weights
+            are not finite.
         """
         if not examples:
             raise NpformerError("no examples to train on")
@@ -279,8 +279,8 @@ class Trainer(Generic[E]):
         Raises
         ------
         NpformerError
-            If the run saved no weights, `evaluate` did not return this score, or `train` kept the weights that are
-            best by a different score.
+            If the run saved no weights, `evaluate` did not return this score, or `train` saved the best weights by a
+            different score.
 
         References
         ----------
@@ -300,7 +300,7 @@ class Trainer(Generic[E]):
         return best
 
     def remove_checkpoints(self) -> None:
-        """Removes the checkpoints from the folder. The run can then no longer be resumed."""
+        """Removes the checkpoints from the folder, after which the run cannot be resumed."""
         self._checkpoints.remove()
 
 
@@ -318,6 +318,6 @@ def _metrics(measured: Any) -> dict[str, float]:
 
 
 def _rank(row: dict[str, float], score: str) -> tuple[float, float]:
-    """The rank of a row: by score, then by epoch. Rows with NaN and rows without the score come last."""
+    """The rank of a row, by score and then by epoch. Rows with NaN and rows without the score come last."""
     found = row.get(score, math.nan)
     return (-math.inf if math.isnan(found) else found, row["epoch"])

@@ -1,4 +1,4 @@
-"""A new translation model: its vocabulary, its config, and its other files."""
+"""A new translation model: vocabulary, config, and other files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 10**6  # maximum size of a vocabulary
 
 
 def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
-    """Learns a byte-level BPE vocabulary that both languages share and in which no character is unknown.
+    """Learns a byte-level BPE vocabulary that both languages share. No character is unknown.
 
     Returns a `tokenizers.Tokenizer` that appends `END`. The same texts give the same tokenizer. Raises NpformerError
     for a size that is too small for all bytes or above MOST. Sennrich et al., 2016.
@@ -43,7 +43,7 @@ def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
 def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> Config:
     """The config of the original encoder-decoder, as a Marian model, which the Transformers library can also read.
 
-    Source embeddings, target embeddings and the projection share one table; embeddings are multiplied by sqrt(width).
+    Source embeddings, target embeddings and the projection share a table. Embeddings are multiplied by sqrt(width).
     The activation is ReLU, and norms come after the blocks. Vaswani et al., 2017, sections 3.3 and 3.4.
     """
     return MARIAN.config(

@@ -1,8 +1,8 @@
 """Views of a model's stages and attention: one offline HTML file, a notebook cell, SVG or plain text.
 
-`page` shows all views of a text, and `explore` recomputes them as one types. Each view takes a model and a text, a
-trace, or plain arrays; `interpret/stacks.py` converts them to one form. `document.py` writes the files, each
-`*_view.py` is one view, and `explorer/` is the page that computes.
+`page` shows all views of a text, and `explore` recomputes the views while the user types. A view takes a model and a
+text, a trace, or plain arrays, which `interpret/stacks.py` converts to one form. `document.py` writes the files, each
+`*_view.py` has one view, and `explorer/` has the page of `explore`.
 """
 
 from npformer.view.ablation_view import AblationView, ablation

@@ -36,7 +36,7 @@ def ablation(
     Returns
     -------
     AblationView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -75,7 +75,7 @@ class AblationView(View):
         return sentence(Side(self.tokens))
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Returns each attention block's title and layer, and the number of its kind in order of computation."""
+        """Returns the title and layer of each attention block, and the number of its kind in order of computation."""
         names = [attention.partition("layers.")[::2] for attention in self.found.attentions]
         parts = [(prefix, *rest.split(".")) for prefix, rest in names]
         kinds = list(dict.fromkeys((prefix, block) for prefix, _, block in parts))
@@ -129,7 +129,7 @@ class AblationView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The table of changes, with coloured cells, orange for heads that support the answer."""
+        """The table of changes as coloured cells, orange for heads that support the answer."""
         sheet = Sheet(self.title)
         sheet.text(0, 12, f"{self.heading}: {shortened(self.found.answer, 60)} {self.found.before:.2%}", bold=True)
         draw_effects(sheet, self._effects(), 36, decimals=2, sign=-1)

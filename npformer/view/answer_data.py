@@ -1,4 +1,4 @@
-"""The model's answer as the page shows it: outcomes, and the words and heads that count most for and against it."""
+"""The model's answer, as data for the page: outcomes, and the words and heads that matter most to the answer."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from npformer.view.stack_view import sentence
 
 LOOKS = 3  # maximum number of words, and of heads, listed for or against the answer
 TRANSLATION = "translation"
-PUNCTUATION = " .,;:!?"  # stripped from words that were left out together
+PUNCTUATION = " .,;:!?"  # characters to strip from words that were left out together
 LEAST = -1e9  # replaces log 0, because JSON has no infinity
 
 
 def with_measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
     """Replaces the heads' estimated effects with the measured changes in the answer's log-odds, largest first.
 
-    Estimates have the wrong sign for some heads. For a translation, an effect is the change in the words' mean
-    probability, in percentage points, without a head of cross-attention.
+    Estimates have the wrong sign for some heads. For a translation, an effect is the change in the mean probability of
+    the words, in percentage points, without a head of cross-attention.
     """
     mean, what = answer.about == TRANSLATION, _named(answer, found.answer)
     estimated = {effect.attention for effect in answer.effects} or set(found.attentions)
@@ -46,7 +46,7 @@ def with_measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
 
 
 def _named(answer: ModelAnswer, outcome: str) -> str:
-    """An outcome in a sentence: a label as it is, a word in quotes."""
+    """An outcome as part of a sentence: a label unchanged, a word in quotes."""
     return f"'{outcome}' as the {answer.about}" if answer.about in ("next token", "masked word") else outcome
 
 
@@ -57,7 +57,7 @@ def _log_odds(shares: np.ndarray) -> np.ndarray:
 
 
 def place_of(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
-    """Finds where an effect is in a view: the stack's index, and the pair of the layer's index and the head."""
+    """Finds an effect in a view. Returns the index of the stack, and a pair of the layer's index and the head."""
     prefix, _, rest = effect.attention.rpartition("layers.")
     first = view.stacks[0]
     title, _, _ = stack_title(prefix, rest.partition(".")[2], Sides(first.queries, first.keys))
@@ -66,7 +66,7 @@ def place_of(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
 
 
 def answer_meta(answer: ModelAnswer, views: Sequence[View], words: NextWords | None) -> dict[str, Any]:
-    """Returns the answer for the page, with the words and heads that count most for and against it."""
+    """Returns the answer for the page, with the words and heads that count most for and against the answer."""
     note = "mean of the words' probabilities" if answer.about == TRANSLATION else ""
     heads = " of cross-attention" if answer.about == TRANSLATION else ""
     units: list[str] = []
@@ -109,9 +109,9 @@ def _selection(view: View, effect: Effect) -> dict[str, Any]:
 
 
 def _for_and_against(items: Sequence[Any], scores: np.ndarray) -> list[list[tuple[Any, str]]]:
-    """Returns the items with the largest positive and the largest negative scores, at most LOOKS of each, with scores.
+    """Returns items with their scores: at most LOOKS with the largest positive scores, and as many negative.
 
-    Items whose magnitude is below a tenth of the largest are left out.
+    Items with a magnitude below a tenth of the largest magnitude are left out.
     """
     order = np.argsort(-np.abs(scores), kind="stable").tolist()
     order = [i for i in order if abs(scores[i]) > 0.1 * abs(scores[order[0]])]

@@ -23,7 +23,7 @@ from npformer.view.terminal import bar, columns, fit
 
 #: Names of the measures in `methods` and on the command line, in display order.
 METHODS = ("leave-one-out", "gradient", "integrated", "logit", "roll-out")
-WORDS = 40  # maximum words of a translation that is explained word by word; a longer one is explained as a whole
+WORDS = 40  # maximum words of a translation to explain word by word; a longer translation is explained as a whole
 BY_DEFAULT = ("leave-one-out", "gradient", "integrated", "roll-out")
 
 
@@ -47,9 +47,9 @@ def attribution(
     unknown derivative. Other models, traces and plain weights have only attention roll-out. A fifth measure, logit
     attribution, is available on request for any model with a head.
 
-    For a translation model, the words of the source are marked, for the whole translation and for each of its words.
-    The measures are leaving out one word, gradient times input and, for the whole translation only, integrated
-    gradients.
+    For a translation model, the words of the source are marked, for the whole translation and for each word of the
+    translation. The measures are leaving out one word, gradient times input and, for the whole translation only,
+    integrated gradients.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ def attribution(
     label : str or int, optional
         The label, or the next word, to explain; by default the prediction.
     token : int, optional
-        The token whose output the roll-out explains, and for a head on tokens also the logit attribution. By default
-        the first token, or the last for causal models such as GPT-2.
+        The token whose output is explained by the roll-out and, for a head on tokens, by logit attribution. By default
+        the first token, or the last token for causal models such as GPT-2.
     steps : int, optional
         Number of points at which integrated gradients take the gradient: by default 50, or fewer for a long text.
     group : int, optional
@@ -70,7 +70,7 @@ def attribution(
     tokens : list of str, for weights
     methods : str or list of str, optional
         The measures to compute: "leave-one-out", "gradient", "integrated", "logit", "roll-out". Leave-one-out runs the
-        model once per word, integrated gradients once per step, and the other measures once each.
+        model once per word, integrated gradients once per step, and the other measures once.
     progress : bool, optional
         Show a progress bar on stderr; by default only if stderr is a terminal and the work takes over two seconds.
 
@@ -139,7 +139,7 @@ def attribution(
 def _translated(
     model: Any, pair: Any, steps: int | None, group: int | None, asked: Sequence[str], progress: bool | None
 ) -> tuple[list[Method], list[tuple[str, tuple[Method, ...]]]]:
-    """Computes how a translation depends on the words of its source: the whole of it, and each of its words."""
+    """Computes how a translation depends on the words of its source, as a whole and for each word."""
     from npformer.interpret.source_attribution import by_source, each_word_by_source  # loads the backward passes
 
     names = piece_names(read_inputs(model, pair).tokens[0])[1:]
@@ -159,7 +159,7 @@ def _translated(
 
 
 def _shortened(model: Any, text: Any) -> Any:
-    """Truncates a text to the words that the model reads, so that all measures read the same words. Ids stay as is."""
+    """Truncates a text, but not ids, to the words that the model reads, so that all measures read the same words."""
     from npformer.text.encoding import IDS, Encoder  # needed only with a model
     from npformer.text.inputs import as_text_or_pair
 
@@ -234,7 +234,7 @@ class AttributionView(View):
         return min(760, 360 + 28 * max(len(method.scores) for method in self.methods))
 
     def text(self, width: int = 80) -> str:
-        """Each measure as a list of words with bars: to the left for words that oppose the label, else to the right."""
+        """Each measure as a list of words with bars, to the left for words that oppose the label, else to the right."""
         lines: list[str] = []
         for method in self.methods:
             largest, words = _largest(method.scores), method.words
@@ -290,7 +290,7 @@ def _largest(scores: np.ndarray) -> float:
 
 
 def _signed_bar(share: float, width: int) -> str:
-    """Draws a bar from the middle: `▒` to the left for a negative share, `█` to the right for a positive one."""
+    """Draws a bar from the middle: `▒` to the left for a negative share, `█` to the right for a positive share."""
     half = (width - 1) // 2
     length = round(abs(share) * half)
     return " " * (half - length) + "▒" * length + "│" if share < 0 else " " * half + "│" + "█" * length

@@ -1,7 +1,7 @@
-"""Colours: one hue for each head, for any number of heads, and the two colour scales of all pictures.
+"""Colours: a hue for each head, for any number of heads, and the two colour scales of all pictures.
 
 The page (through JSON), the SVG and the tests share these colours. `svg.py` draws with them, and `document.py` passes
-them to the browser.
+the colours to the browser.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ SEQUENTIAL: dict[str, Ramp] = {
 }
 
 # For signed numbers, negative to positive. Blue and orange remain distinguishable with protanopia, deuteranopia and
-# tritanopia, and larger magnitudes contrast more with the background, so magnitudes can be read without the hue.
+# tritanopia, and larger magnitudes contrast more with the background, so magnitudes are visible even without the hue.
 DIVERGING: dict[str, Ramp] = {
     "light": ("#08427f", "#2c7bbd", "#9fc8e8", "#f5f5f3", "#f5c08a", "#d2711b", "#7f3800"),
     "dark": ("#a8d4ff", "#4b96e0", "#2a4f7c", "#1f232b", "#7a4a1f", "#dc8a38", "#ffd2a0"),
 }
 
 # Lightness of head colours in OKLCH, with a contrast of at least 3:1 against the page in either theme (tested). Heads
-# whose numbers differ by a Fibonacci number (8, 13, 21, 34, ...) have similar hues. A cycle of three lightnesses
-# distinguishes heads that are 8 or 13 apart, and a cycle of four distinguishes heads that are 13, 21, 34, 55 or 89
-# apart.
+# with numbers that differ by a Fibonacci number (8, 13, 21, 34, ...) have similar hues. A cycle of three lightnesses
+# distinguishes heads at a distance of 8 or 13, and a cycle of four distinguishes heads at a distance of 13, 21, 34, 55
+# or 89.
 _FEW = {"light": (0.60, 0.45, 0.65), "dark": (0.72, 0.62, 0.84)}
 _MANY = {"light": (0.57, 0.40, 0.65, 0.48), "dark": (0.70, 0.62, 0.87, 0.78)}
 _CHROMA = 0.15

@@ -2,12 +2,13 @@
 
 The front end in `assets/` is plain HTML, CSS and JavaScript without a build step. The views need lines, coloured cells
 and a list box, which browsers draw natively. A charting library would be larger than the whole front end, and would
-have to be kept up to date.
-`core.js`, `widgets.js`, `picture.js`, `answer.js`, `shell.js` and STYLES serve every view; each view adds a stylesheet
-and scripts, isolated from other views. A document has one view, or all views of one or more texts (`page_view.py`).
+need updates.
+All views use `core.js`, `widgets.js`, `picture.js`, `answer.js`, `shell.js` and STYLES. A view adds a stylesheet and
+scripts, which are isolated from other views. A document has one view, or all views of one or more texts
+(`page_view.py`).
 
-The page's content security policy allows only its own script and style, by their hashes. The page cannot access the
-network, and no token can become markup or code. The classes of views are in `*_view.py`.
+The content security policy of the page allows only the page's own script and style, identified by hashes. The page
+cannot access the network, and no token can become markup or code. The classes of views are in `*_view.py`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from npformer.common.files import written_whole
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
 
-STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # for every page, before the views' own stylesheets
+STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # stylesheets of every page, before those of views
 
 
 class View(ABC):
-    """A picture that shows itself in a notebook, can be saved as one HTML file, and prints as text.
+    """A picture that displays itself in a notebook, can be saved as an HTML file, and prints as text.
 
-    In a notebook each view is in an iframe (`srcdoc`). Views on one page do not share scripts, styles or key presses,
-    and cannot change the notebook. A shadow root would isolate only styles, and its script would depend on how the
-    notebook inserts output.
+    In a notebook each view is in an iframe (`srcdoc`). Views in a notebook thus share no scripts, styles or key
+    presses, and cannot change the notebook. A shadow root would isolate only styles, and would need a script that
+    depends on how the notebook inserts output.
 
     Examples
     --------
@@ -52,7 +53,7 @@ class View(ABC):
     """
 
     kind: ClassVar[str]
-    scripts: ClassVar[tuple[str, ...]]  # files in assets/; the last one returns the view to the page
+    scripts: ClassVar[tuple[str, ...]]  # files in assets/; the last file returns the view to the page
 
     @property
     @abstractmethod
@@ -90,11 +91,11 @@ class View(ABC):
         """Returns the picture for a terminal, at most `width` columns wide."""
 
     def _texts(self) -> Sequence[tuple[str, Sequence[View]]]:
-        """Returns the texts of the page, each with its views; here one text with this view."""
+        """Returns the texts of the page with their views; here a single text with this view."""
         return [(self.subject, [self])]
 
     def _answers(self) -> Sequence[dict[str, Any] | None]:
-        """Returns the data of the model's answer to each text, shown above its views; empty without answers."""
+        """Returns the data of the model's answer to each text, shown above the views; empty without answers."""
         return ()
 
     def html(self) -> str:
@@ -103,7 +104,7 @@ class View(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page to `path` atomically, and returns the path."""
-        if not Path(path).name:  # "", "." and "/" name no file
+        if not Path(path).name:  # "", "." and "/" are not names of files
             raise NpformerError(f"{path}: expected a file for the page, such as view.html, got a folder")
         with written_whole(path) as partial:
             partial.write_text(self.html(), encoding="utf-8", newline="\n")
@@ -125,7 +126,7 @@ class View(ABC):
 
 
 def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: Sequence[dict[str, Any] | None]) -> str:
-    """Makes a page from a list of views for each text; equal arrays are stored once."""
+    """Makes a page from a list of views for each text, with equal arrays stored once."""
     stored: dict[str, int] = {}  # data -> its index in the page
     described = [
         [described_view(view, text, lambda data: stored.setdefault(data, len(stored))) for view in views]
@@ -137,7 +138,7 @@ def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: 
 
 
 def described_view(view: View, text: str, stored: Callable[[str], Any]) -> dict[str, Any]:
-    """Returns the data of a view. `stored` gets the data of each array, and returns the key under which it is kept."""
+    """Returns the data of a view. `stored` takes the data of an array, and returns the key of the stored data."""
     arrays = {b.name: b.head() | {"data": stored(b.text)} for b in view._blocks()}
     about = {"kind": view.kind, "heading": view.heading, "subtitle": text, "title": f"{view.heading}: {text}"}
     return {**about, "arrays": arrays, **view._meta()}
@@ -164,7 +165,7 @@ def page_of_views(
 ) -> str:
     """Makes a page that shows the views in `meta`.
 
-    more_styles, more_scripts: assets after those of every page. policy: added to the content security policy.
+    more_styles, more_scripts: additional assets. policy: additions to the content security policy.
     """
     style = "".join(
         [
@@ -206,5 +207,5 @@ def _hash(text: str) -> str:
 
 
 def _json_in_html(value: Any) -> str:
-    """Writes JSON that cannot close its HTML element: escapes `<` and lone surrogates."""
+    """Writes JSON with `<` and lone surrogates escaped, so that it cannot close the enclosing HTML element."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""The head view: which token attends to which, head by head, with exact weights. Script: `assets/heads.js`."""
+"""The head view: attention between tokens, head by head, with exact weights. Script: `assets/heads.js`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from npformer.view.stack_view import StackView, chosen, elsewhere, most_telling,
 from npformer.view.svg import MUTED, Sheet, text_width
 from npformer.view.terminal import fit, heat_map, legend
 
-LONG = 48  # tokens; the page folds a longer text
-FAINT, FAINTER = 0.05, 0.01  # smallest weight drawn for all tokens, and for a few selected ones
+LONG = 48  # maximum tokens of a text that the page does not fold
+FAINT, FAINTER = 0.05, 0.01  # smallest weight drawn for all tokens, and for a few selected tokens
 LINES = 3000  # maximum lines of a long text, because a browser takes seconds to draw a head with even weights
 
 
@@ -39,7 +39,7 @@ def heads(
     text : str or Pair, for a model
     layer, heads : the layer and the heads to show initially
     words : bool
-        Merge the pieces of each word: sum the weights to them, and average the weights from them.
+        Merge the pieces of each word: sum the weights to the pieces, and average the weights from the pieces.
     tokens, key_tokens : list of str, for weights
         The tokens of the queries, and of the keys if they differ, as in cross-attention.
     token_type_ids : list of 0 and 1, optional
@@ -104,7 +104,7 @@ class HeadView(StackView):
         return f"{stack.title}, layer {stack.numbers[self.layer]}, {names}"
 
     def text(self, width: int = 80) -> str:
-        """The mean of the selected heads as a heat map, and their strongest links."""
+        """The mean of the selected heads as a heat map, and the strongest links."""
         stack, weights = self._first, self._map()
         if not self.shown:
             return "no head is selected"
@@ -140,7 +140,7 @@ class HeadView(StackView):
 
 
 def _colour_key(sheet: Sheet, shown: Sequence[int], colours: Sequence[str], width: float) -> float:
-    """Draws numbered swatches under the heading, wrapped to `width`; returns their height."""
+    """Draws numbered swatches under the heading, wrapped to `width`. Returns the height of the swatches."""
     across = max(1, int(width // 22))
     for place, head in enumerate(shown):
         x, y = place % across * 22.0, 22 + place // across * 26.0
@@ -150,7 +150,7 @@ def _colour_key(sheet: Sheet, shown: Sequence[int], colours: Sequence[str], widt
 
 
 def _strands(sheet: Sheet, weights: np.ndarray, colour: str, place: tuple[float, float, float, float]) -> None:
-    """Draws the lines of one head; a larger weight is more opaque and wider."""
+    """Draws the lines of one head, more opaque and wider for larger weights."""
     left, right, top, row = place
     bend = (right - left) * 0.42
     for query, key in np.argwhere(weights >= FAINT):

@@ -15,7 +15,7 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, draw_cell, text_width, weight_cells
 from npformer.view.terminal import fit
 
-LAST = 16  # by default, predictions are shown for this many tokens at the end of the text
+LAST = 16  # default number of tokens, at the end of the text, for which predictions are shown
 
 
 def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = None) -> LensView:
@@ -95,7 +95,7 @@ class LensView(View):
         return min(900, 420 + 28 * len(self.found.rows))
 
     def text(self, width: int = 80) -> str:
-        """Returns the largest outputs of each layer at the last of the positions."""
+        """Returns the largest outputs of each layer at the last position."""
         found = self.found
         lines = [f"{self.heading}: {self.subject}", f"read at {found.positions[-1]} {printable(self.names[-1])}", ""]
         name = max(map(len, found.rows))
@@ -105,7 +105,7 @@ class LensView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """Draws the largest output of each layer at each token, coloured by its probability."""
+        """Draws the largest output of each layer at each token, coloured by probability."""
         sheet, found, high = Sheet(self.title), self.found, 22.0
         sheet.text(0, 12, self.heading, bold=True)
         left = max(text_width(row, 11) for row in found.rows) + 10

@@ -19,7 +19,7 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import Sheet, draw_effects
 from npformer.view.terminal import fit
 
-WORDS = 40  # a translation with more words shows only the logit of its least probable word
+WORDS = 40  # maximum words of a translation; for a longer one, only the logit of the least probable word is shown
 
 
 def logit(
@@ -32,7 +32,7 @@ def logit(
 ) -> LogitView:
     """Draws a logit as the sum of the contributions of the embeddings, each head, each FFN and each word.
 
-    For a translation of at most 40 words, the page lists all words, each with its logit, unless `label`, `position` or
+    For a translation of at most 40 words, the page lists all words with their logits, unless `label`, `position` or
     `against` is given.
 
     Parameters

@@ -21,7 +21,7 @@ def model(
     key_tokens: Sequence[str] | None = None,
     token_type_ids: Sequence[int] | None = None,
 ) -> ModelView:
-    """Draws every head of every layer as a small heat map; a click enlarges one.
+    """Draws every head of every layer as a small heat map, which a click enlarges.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class ModelView(StackView):
         return min(900, 260 + 100 * len(self.stacks[0].layers))
 
     def text(self, width: int = 80) -> str:
-        """Every head as a few characters: its matrix max-pooled in blocks."""
+        """Every head as a few characters, from its matrix max-pooled in blocks."""
         stack = self._first
         cell = min(8, (width - 4) // stack.heads - 1)
         if cell < 2:

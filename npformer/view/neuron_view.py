@@ -1,7 +1,7 @@
 """The neuron view: how a head computes an output, number by number, from a query, the keys and the values.
 
 Queries, keys and values are stored as the model's own floats, so that a product on the page equals the product in
-NumPy. The page computes scores, weights and outputs from them, which keeps files small. Stages that a mask or an edit
+NumPy. From these, the page computes scores, weights and outputs, which keeps files small. Stages that a mask or an edit
 has changed are stored too. Script: `assets/neurons.js`.
 """
 
@@ -29,14 +29,14 @@ STAGES = {
     "query": "query_heads", "key": "key_heads", "value": "value_heads",
     "scores": "scores", "weights": "weights", "context": "context",
 }  # fmt: skip
-GIVEN = ("query", "key", "value")  # the page computes the others
-BUDGET = 18_000_000  # maximum characters of data; beyond it, only the selected layer or head is stored
+GIVEN = ("query", "key", "value")  # stages that are stored; the page computes the others
+BUDGET = 18_000_000  # maximum characters of data; if there is more, only the selected layer or head is stored
 ROUNDING = 1e-5  # tolerance for the page's computed stages, relative to the largest value
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronArrays:
-    """One kind of attention: for each layer the six arrays of `STAGES`, each (H, L, K) or (H, L, L)."""
+    """One kind of attention, with the six arrays of `STAGES` for each layer, (H, L, K) or (H, L, L)."""
 
     title: str
     numbers: tuple[int, ...]
@@ -71,7 +71,7 @@ def neurons(
     source : Model, Trace, or mapping with the stages of `layers.N.attention`
         The stages `query_heads`, `key_heads`, `value_heads`, `scores`, `weights` and `context`.
     text : str or Pair, for a model
-    layer, head, token : shown initially and printed; `token` is the query
+    layer, head, token : the selection that is printed, and shown initially; `token` is the query
     tokens, key_tokens : list of str, for a mapping
         The tokens of the queries, and of the keys if they differ, as in cross-attention.
 
@@ -168,12 +168,12 @@ class NeuronView(View):
 
     @cached_property
     def _kept(self) -> tuple[tuple[NeuronArrays, ...], list[Packed]]:
-        """Returns all layers and heads if they fit the budget, else the selected layer, else only its selected head."""
+        """Returns all layers and heads if these fit into the budget, else the selected layer, or one head of it."""
         first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
-            # Packing takes seconds. float32 packs to at least half its size, or 2/3 in base64. If 2/3 exceeds the
-            # budget, there is no need to try.
+            # Packing takes seconds. Packed float32 takes at least half the size, or 2/3 in base64. If 2/3 exceeds the
+            # budget, packing is not tried.
             raw = sum(layer[name].nbytes for part in some for layer in part.arrays for name in GIVEN)
             if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:
                 blocks = _pack(some)
@@ -221,7 +221,7 @@ class NeuronView(View):
         return min(800, 360 + 26 * len(self._first.keys.tokens))
 
     def _chosen(self) -> tuple[NeuronArrays, dict[str, np.ndarray]]:
-        """Returns the part shown initially, and the six arrays of the selected layer and head."""
+        """Returns the initial part, and the six arrays of the selected layer and head."""
         part = self._first
         return part, {name: array[self.head] for name, array in part.arrays[self.layer].items()}
 
@@ -233,7 +233,7 @@ class NeuronView(View):
         )
 
     def text(self, width: int = 80) -> str:
-        """One line for each key with the dot product, the score and the weight; then the output of the head."""
+        """A line for each key with the dot product, the score and the weight, followed by the output of the head."""
         part, arrays = self._chosen()
         query, scores, weights = (arrays[name][self.token] for name in ("query", "scores", "weights"))
         label, sums = min(24, max(10, width - 50)), arrays["key"] @ query
@@ -252,7 +252,7 @@ class NeuronView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The selected token's strips: query and keys, products, scores and weights, values and output."""
+        """The strips of the selected token: query and keys, products, scores and weights, values and output."""
         part, arrays = self._chosen()
         query, strip = arrays["query"][self.token], 190.0
         products = arrays["key"] * query
@@ -289,7 +289,7 @@ def _pack(parts: Sequence[NeuronArrays]) -> list[Packed]:
 
 
 def _unexpected(arrays: dict[str, np.ndarray]) -> list[str]:
-    """Names the stages that differ from the page's formulas: S = Q K^T / sqrt(K), W = softmax(S), context = W V."""
+    """Names the stages that differ from the page's formulas S = Q K^T / sqrt(K), W = softmax(S), context = W V."""
     query, key, value, scores, weights = (arrays[name] for name in ("query", "key", "value", "scores", "weights"))
     followed = {
         "scores": query @ key.mT / query.shape[-1] ** 0.5,

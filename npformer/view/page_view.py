@@ -1,4 +1,4 @@
-"""The page: all views of one or more texts, linked, in one file. Its frame is `assets/shell.js`."""
+"""The page: all views of one or more texts, linked, in one file. `assets/shell.js` draws the frame."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from npformer.view.pack import Packed
 from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
 NEXT = "next token"
-READ = 8_192  # maximum number of tokens run for ablations, which takes 10 s on two cores for a model like BERT-base
+READ = 8_192  # maximum number of tokens to run for ablations; takes 10 s on two cores for a model like BERT-base
 
 
 def page(
@@ -47,22 +47,22 @@ def page(
 ) -> PageView:
     """Draws all views of a text on one page: heads, model, neurons, stages, words, logit attribution, lens, ablation.
 
-    The page begins with the model's answer and its probability, and opens on the head that the answer depends on most.
-    For a causal model, a slider sets the sampling temperature for the next token. The views are linked, and the page's
-    address records the selections. Views without data are omitted. Logit attribution, lens and ablation need a model
-    with a head and, for a masked language model, a masked word in the text; ablation also needs a single answer per
-    text. In a long text, only the heads with the largest estimated effects are ablated.
+    The page begins with the model's answer and its probability, and initially shows the head that affects the answer
+    most. For a causal model, a slider sets the sampling temperature for the next token. The views are linked, and the
+    address of the page records the selections. Views without data are omitted. Logit attribution, lens and ablation
+    need a model with a head and, for a masked language model, a masked word in the text; ablation also needs a single
+    answer per text. In a long text, only the heads with the largest estimated effects are ablated.
 
     Parameters
     ----------
     source : Model or Trace
     text : str, Pair or token ids, for a model; or a list of texts
-        A page of several texts has a list to choose from.
+        With several texts, the page has a list to choose from.
     layer, head : int
         The layer and the head shown initially; by default the head whose removal changes the answer most.
     methods, progress : as in `attribution`
     numbers : int
-        Maximum count of numbers in the stage view of each text; a smaller maximum makes a smaller file.
+        Maximum count of numbers in the stage view of each text. A smaller maximum makes the file smaller.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def _page_of(
 
 
 def _read(source: Any, text: Any) -> Any:
-    """Returns the text; for a translation model, also its translation, which is made once for all views."""
+    """Returns the text, and for a translation model also the translation, which is made only once for all views."""
     translates = not is_arrays(source) and source.config.head == "translation" and text is not None
     return read_inputs(source, text).inputs[0] if translates else text
 
@@ -158,7 +158,7 @@ def _views(
 
 
 def heads_to_ablate(source: Any, answer: ModelAnswer | None, view: HeadView) -> list[tuple[str, int]] | None:
-    """Returns the heads to ablate. None means all; for a long text, only those with the largest estimated effects."""
+    """Returns the heads to ablate: None for all heads, or for a long text those with the largest estimated effects."""
     sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
     most = affordable(source, READ) // sum(map(len, sides))
     if answer is None or most >= sum(count for _, count in contexts(source).values()):
@@ -168,7 +168,7 @@ def heads_to_ablate(source: Any, answer: ModelAnswer | None, view: HeadView) -> 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PageView(View):
-    """See `page`. `texts` has the views of each text; a terminal and a picture show the first text.
+    """See `page`. `texts` has the views of each text. On a terminal and in a picture, only the first text is shown.
 
     answers: the model's answer to each text, with the measured effects of heads; None without a model or a label.
     next_words: for a causal model, the words after each text at any temperature; otherwise None.
@@ -215,5 +215,5 @@ class PageView(View):
 
 
 def _as_written(views: Sequence[View]) -> str:
-    """The original text from the stage view, or else the first view's subject, whose words are joined tokens."""
+    """The original text from the stage view, or else the subject of the first view, which consists of joined tokens."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)

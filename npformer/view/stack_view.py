@@ -1,4 +1,4 @@
-"""The base of the head view and the model view: each stack's attention weights, per token or per word, compressed."""
+"""The base of the head view and the model view: compressed attention weights of each stack, per token or per word."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class StackView(View):
 
     @cached_property
     def _forms(self) -> list[dict[str, WeightStack]]:
-        """Returns the forms of each stack: pieces, and words if any word has several pieces."""
+        """Returns the forms of each stack: with pieces and, if any word has several pieces, with words."""
         return [{"pieces": s, "words": s.words()} if s.has_pieces else {"pieces": s} for s in self.stacks]
 
     @cached_property
     def _packed(self) -> dict[str, Packed]:
-        """Packs every layer in the requested form, and also in the other form if the file stays small."""
+        """Packs every layer in the requested form, and in the other form too if the file stays small."""
         asked: dict[str, np.ndarray] = {}
         others: dict[str, np.ndarray] = {}
         for number, forms in enumerate(self._forms):
@@ -81,7 +81,7 @@ class StackView(View):
         }
 
     def _notes(self) -> list[str]:
-        """Returns the notes on the page's numbers."""
+        """Returns the notes about numbers on the page."""
         dtype, decimals = self.stacks[0].layers[0].dtype, self._blocks()[0].decimals
         lines = [f"Weights are the model's own ({dtype}), rounded to {decimals} decimals."]
         if any(stack.queries.is_pair for stack in self.stacks):
@@ -101,7 +101,7 @@ def _side_meta(side: Side) -> dict[str, Any]:
 
 
 def chosen(stack: WeightStack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
-    """Checks the layer and the heads to show. Returns the layer's index in `stack`, and the heads, by default all."""
+    """Checks the layer and the heads to show. Returns the layer's index in `stack`, and the heads (default: all)."""
     if isinstance(heads, int | np.integer):
         raise NpformerError(f"heads={heads}: expected a list of heads; for one head use heads=[{heads}]")
     if isinstance(heads, str):
@@ -117,7 +117,7 @@ def most_telling(parts: Sequence[Looks]) -> int:
 
 
 def sentence(side: Side) -> str:
-    """Joins a side's words for a title. Special tokens are left out unless the side has no other words."""
+    """Joins the words of a side for a title. Special tokens are left out, unless there are no other words."""
     words = side.words()
     every = list(zip(words.token_type_ids or (0,) * len(words.tokens), words.tokens, strict=True))
     kept = [(segment, word) for segment, word in every if word not in FRAME] or every
@@ -126,13 +126,13 @@ def sentence(side: Side) -> str:
 
 
 def elsewhere(parts: Sequence[Looks], first: int = 0) -> list[str]:
-    """Returns a line that names the other kinds of attention, which only the page shows."""
+    """Returns a line with the names of the other kinds of attention, which only the page shows."""
     others = [part.title for i, part in enumerate(parts) if i != first]
     return ["", f"also on the page: {', '.join(others)}"] if others else []
 
 
 class Looks(Protocol):
-    """A kind of attention: its title, its queries and its keys."""
+    """A kind of attention: title, queries and keys."""
 
     @property
     def title(self) -> str: ...

@@ -22,15 +22,15 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
-NUMBERS = 1_500_000  # maximum count of numbers on a page; larger stages keep evenly spaced rows and columns
-KEPT = 64  # tokens, and columns of a head, to keep while other axes are shortened
-EDGE = 3  # indices always kept at each end, which the page prints
+NUMBERS = 1_500_000  # maximum count of numbers on a page; larger stages are reduced to evenly spaced rows and columns
+KEPT = 64  # tokens, and columns of a head, to show as long as other axes can be shortened instead
+EDGE = 3  # indices at each end that are never left out, because the page prints them
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 
 @dataclass(frozen=True, eq=False)
 class ShownStage:
-    """One stage: its array, formula, function, and names in other libraries."""
+    """A stage: array, formula, function, and names in other libraries."""
 
     name: str
     array: np.ndarray
@@ -62,7 +62,7 @@ class ShownStage:
 
     @property
     def rows(self) -> str:
-        """The text of the rows: `keys` for the source text that an encoder or cross-attention reads, else `queries`."""
+        """The text of the rows: `keys` for the source, which an encoder or cross-attention reads, else `queries`."""
         return "keys" if has_source_rows(self.name) else "queries"
 
     @property
@@ -76,7 +76,7 @@ class ShownStage:
         return "labels" if self.name in ("logits", "probabilities") else ""
 
     def decimals(self) -> int:
-        """The number of decimals to show: four, or more if even the largest number is small."""
+        """The number of decimals to show: four, or more if all numbers are small."""
         largest = float(np.abs(self.array[np.isfinite(self.array)]).max(initial=0.0))
         return 4 if largest == 0.0 else min(8, max(4, 3 - int(np.floor(np.log10(largest)))))
 
@@ -111,11 +111,11 @@ def stages(
     source : Model, Trace, or mapping from stage names to arrays
     text : str or Pair, for a model
     tokens, key_tokens : list of str, for a mapping
-        For an encoder-decoder, `tokens` are the target's and `key_tokens` the source's.
+        For an encoder-decoder, `tokens` are from the target and `key_tokens` from the source.
     token_type_ids : list of 0 and 1, optional
         For a pair, the index of the text that each token belongs to.
     formulas : mapping, optional
-        Formulas by stage name, which add to or replace the built-in formulas.
+        Formulas by stage name, which extend or replace the built-in formulas.
     labels : list of str, optional
         Names of the logits; by default the labels of the trace's model.
 
@@ -157,7 +157,7 @@ def stages(
 
 
 def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
-    """Returns a side's token ids; () if they are unknown."""
+    """Returns the token ids of a side; () if unknown."""
     return tuple(map(int, ids)) if np.shape(ids) == (len(side.tokens),) else ()
 
 
@@ -184,7 +184,7 @@ def shown_texts(text: Any, both: Sides) -> tuple[str, ...]:
 
 
 def _outcome(arrays: Any, labels: tuple[str, ...]) -> LabelScores | None:
-    """Returns the labels with their probabilities, if there is one row of logits with names."""
+    """Returns the labels with their probabilities if there is a single row of logits with names."""
     names = list(arrays.keys())
     if not labels or "logits" not in names or "probabilities" not in names:
         return None
@@ -217,7 +217,7 @@ class StageView(View):
 
     @cached_property
     def _merged(self) -> dict[int, int]:
-        """Maps the index of a stage (T, D) to that of a stage (H, T, K) with the same numbers, split into heads."""
+        """Maps the index of a stage (T, D) to the index of a stage (H, T, K) with the same numbers split into heads."""
         merged = {}
         split = {i: step.array for i, step in enumerate(self.steps) if step.array.ndim == 3}
         for i, step in enumerate(self.steps):
@@ -231,7 +231,7 @@ class StageView(View):
 
     @cached_property
     def _edges(self) -> tuple[int, int]:
-        """Returns maximum sizes, of token axes and of other axes, for a page of at most `numbers` numbers."""
+        """Returns the maximum sizes of token axes and of other axes for a page of at most `numbers` numbers."""
         stored = [step.array for i, step in enumerate(self.steps) if i not in self._merged]
         choices = [*((max(KEPT, size), size) for size in SIZES), *((size, size) for size in SIZES if size < KEPT)]
         for edges in choices:
@@ -285,7 +285,7 @@ class StageView(View):
         }
 
     def _axis(self, size: int, what: str) -> dict[str, Any]:
-        """Returns the full size of an axis, and its names: a side's tokens, labels, or plain numbers."""
+        """Returns the full size of an axis, and its names: tokens of a side, labels, or plain numbers."""
         named = {"queries": self.sides.queries.names, "keys": self.sides.keys.names, "labels": self.labels}
         if size != len(named.get(what, ())):
             return {"size": size}
@@ -306,7 +306,7 @@ class StageView(View):
         return 760
 
     def text(self, width: int = 80) -> str:
-        """One line for each stage with its name, shape and formula, and a line with the ends of its first row."""
+        """For each stage, a line with name, shape and formula, and a line with the ends of the first row."""
         lines = [" / ".join(self.texts), *(" ".join(side.names) for side in self.sides.distinct)]
         section = ""
         for step in self.steps:
@@ -324,7 +324,7 @@ class StageView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The stages in a column: each one's name, shape and formula, and a strip of its numbers."""
+        """The stages in a column: name, shape, formula, and a strip of numbers for each stage."""
         sheet, y, section = Sheet(self.title), 12.0, ""
         sheet.text(0, y, " / ".join(self.texts), bold=True)
         for step in self.steps:
@@ -347,7 +347,7 @@ class StageView(View):
 
 
 def _window(array: np.ndarray, edges: tuple[int, int]) -> np.ndarray:
-    """Shortens the last two axes to these sizes. Keeps the ends, and evenly spaced indices between them."""
+    """Shortens the last two axes to these sizes, with both ends and evenly spaced indices between the ends."""
     of_tokens, of_others = edges
     for axis, size in ((-2, of_tokens), (-1, of_tokens if array.ndim == 3 else of_others)):
         length = array.shape[axis] if array.ndim >= -axis else 0

@@ -1,6 +1,6 @@
 """Standalone SVG: a sheet for text, lines and heat maps. A heat map is an embedded PNG with one pixel per cell.
 
-Text stays text, in Helvetica, Arial or the reader's sans-serif font. Colours are those of the light theme, on a
+Text remains text, in Helvetica, Arial or the reader's sans-serif font. Colours are those of the light theme, on a
 transparent background.
 """
 
@@ -44,7 +44,7 @@ class Sheet:
         fill: str = INK,
         bold: bool = False,
     ) -> None:
-        """Adds one line of text with its baseline at `y`; markup in it is escaped."""
+        """Adds a line of text with its baseline at `y`. Markup in the text is escaped."""
         weight = {"font_weight": "600"} if bold else {}
         attributes = _attributes({"x": x, "y": y, "text_anchor": anchor, "font_size": size, "fill": fill, **weight})
         self._parts.append(f"<text{attributes}>{escape(printable(content))}</text>")
@@ -110,7 +110,7 @@ def _table(stops: Sequence[str]) -> np.ndarray:
 def draw_effects(sheet: Sheet, effects: Effects, top: float, decimals: int, sign: int = 1) -> float:
     """Draws a table of numbers on coloured cells, with column names at `top`. Returns the y of its lower edge.
 
-    sign: -1 gives negative numbers the colour of positive ones.
+    sign: -1 gives negative numbers the colour of positive numbers.
     """
     left = max(text_width(row, 11) for row in effects.rows) + 10
     wide, high = 52.0, 20.0

@@ -18,7 +18,7 @@ from npformer.text.words import printable
 SHADES = ((0.6, "█"), (0.4, "▓"), (0.2, "▒"), (0.05, "░"), (-1.0, " "))
 TIMES = "\N{MULTIPLICATION SIGN}"
 LEGEND = "░ from 0.05   ▒ 0.2   ▓ 0.4   █ 0.6"
-ROWS = 48  # maximum number of lines in a map; in a longer map, a line shows several rows
+ROWS = 48  # maximum lines of a map; if there are more rows, a line shows several rows
 
 
 def shade(weight: float) -> str:
@@ -32,7 +32,7 @@ def columns(text: str) -> int:
 
 
 def _column(char: str) -> int:
-    """Returns 0 for a combining mark or a joiner, 2 for a wide character, else 1."""
+    """Returns 0 for a combining mark or a joiner, 2 for a wide character, and 1 for other characters."""
     if unicodedata.combining(char) or char in "\u200b\u200c\u200d\ufe0f":
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
@@ -49,10 +49,10 @@ def fit(text: str, width: int) -> str:
 
 
 def heat_map(weights: np.ndarray, rows: Sequence[str], names: Sequence[str], width: int) -> list[str]:
-    """Draws `weights` (queries, keys): a line for each query, numbered columns for the keys.
+    """Draws `weights` (queries, keys) with a line for each query and numbered columns for the keys.
 
-    A cell is a shade and two digits if they fit, else only a shade. If the map is still too wide or too long, a cell
-    shows the largest weight of a block of several tokens, and `legend` gives the size of a block.
+    A cell is a shade and two digits if there is room, else only a shade. If the map is still too wide or too long, a
+    cell shows the largest weight in a block of several tokens, and `legend` states the size of a block.
     """
     label = _label_width(rows, width)
     down, across = _pooling(len(rows), len(names), label, width)
@@ -106,7 +106,7 @@ def pool(weights: np.ndarray, down: int, across: int) -> np.ndarray:
 
 
 def row_ends(row: np.ndarray, decimals: int = 4) -> str:
-    """Prints the first and last three numbers, as NumPy and torch print a long row."""
+    """Prints the first and last three numbers of a row, as NumPy and torch do."""
     numbers = [f"{value:z.{decimals}f}" for value in (row if len(row) <= 6 else [*row[:3], *row[-3:]])]
     return "[" + ", ".join(numbers if len(row) <= 6 else [*numbers[:3], "...", *numbers[3:]]) + "]"
 

@@ -151,7 +151,7 @@ def test_a_change_of_the_answer_is_said(page: Page, effects: HeadEffects) -> Non
     first, second = (name for name, _ in effects.whole)
     turned = (((second, 0.75), (first, 0.25)), *effects.outcomes[0][1:])
     page.show(view.ablation(HeadEffects(first, 0.5, effects.attentions, effects.changes, (turned,) * 2, effects.whole)))
-    assert page.text(".about").endswith("The answer turns without layer 0, head 0 or without layer 1, head 0.")
+    assert page.text(".about").endswith("The answer changes without layer 0, head 0 or without layer 1, head 0.")
     assert [each.get_attribute("data-at") for each in page.all(".turns button")] == ["0 0", "1 0"]
     page.click(page.one(".about button"))
     assert page.text(".verdict") == f"The answer changes to {second}."
@@ -201,10 +201,10 @@ def test_the_chosen_token_of_the_lens_is_in_view(page: Page, causal: Any, chosen
 @pytest.mark.parametrize(
     ("leading", "told"),
     [
-        ("abbb", "It leads from layer 0 on."),
-        ("aaab", "Only the last layer gives it."),
-        ("bbab", "It leads at embeddings, layer 0, and again from layer 2 on."),
-        ("bbbb", "It leads from embeddings on."),
+        ("abbb", "This answer leads from layer 0 on."),
+        ("aaab", "Only the last layer has this answer."),
+        ("bbab", "This answer leads at embeddings, layer 0, and again from layer 2 on."),
+        ("bbbb", "This answer leads from embeddings on."),
     ],
 )
 def test_the_layers_at_which_the_answer_leads(page: Page, leading: str, told: str) -> None:

@@ -172,6 +172,6 @@ def test_a_row_in_step_and_a_token_in_stages_are_chosen_on_other_tabs(live: Live
 
 def test_where_no_single_head_turns_the_answer_several_can_be_removed(live: Live, model: Any) -> None:
     live.explore({"m": model}, TEXT, at="view=ablation")
-    assert live.text(".about").endswith("No single head turns the answer. Remove several.")
+    assert live.text(".about").endswith("No single head changes the answer. Remove several.")
     live.click(live.one(".about button"))
     live.until(lambda: live.js("return document.body.dataset.view") == "change")

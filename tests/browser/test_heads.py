@@ -241,7 +241,7 @@ def test_forty_heads_have_forty_colours(page: Page) -> None:
 
 def test_even_attention_explains_why_no_line_is_drawn(page: Page) -> None:
     page.show(view.heads(np.full((2, 30, 30), 1 / 30, np.float32), tokens=["w"] * 30))
-    assert page.one(".hint").text == "No weight here reaches 0.05. Point at a token for its own."
+    assert page.one(".hint").text == "No weight here reaches 0.05. Point at a token for its weights."
     page.hover(queries(page)[0])
     page.until(lambda: not page.one(".hint").is_displayed())
     assert numbers(page) == ["0.0333"] * 30

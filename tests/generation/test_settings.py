@@ -80,10 +80,10 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
         ({"bad_words_ids": 5}, "bad_words_ids: expected a list of ids for each word, got 5"),
         (
             {"forced_bos_token_id": 9, "suppress_tokens": [9]},
-            "settings: they ban every next token, or ban a token that they force",
+            "settings: expected an allowed next token; the settings ban all tokens, or a forced token",
         ),
-        ({"num_beams": 2, "suppress_tokens": np.arange(120)}, "settings: they ban every next token"),
-        ({"do_sample": True, "suppress_tokens": np.arange(120)}, "settings: they ban every next token"),
+        ({"num_beams": 2, "suppress_tokens": np.arange(120)}, "settings: expected an allowed next token"),
+        ({"do_sample": True, "suppress_tokens": np.arange(120)}, "settings: expected an allowed next token"),
         ({"early_stopping": "soon"}, "early_stopping: expected True, False or \"never\", got 'soon'"),
         ({"suppress_tokens": [120]}, "suppress_tokens: expected a whole number from 0 to 119, got 120"),
         ({"bad_words_ids": [[3], [-1]]}, "bad_words_ids: expected a whole number"),

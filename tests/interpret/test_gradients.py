@@ -171,7 +171,7 @@ def test_inside_an_edit_they_match_the_edited_forward() -> None:
         (
             "sequence-classification",
             {"grads": Differentiable(lambda a: a["logits"].sum(), lambda a, grad: {"logit": np.ones(2)})},
-            "gradient of 'logit': expected one of the answers logits",
+            "expected gradients of the answers logits, got one of 'logit'",
         ),
     ],
 )

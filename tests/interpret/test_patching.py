@@ -259,7 +259,7 @@ def test_another_object_than_a_model_is_refused(function: Any) -> None:
     with pytest.raises(NpformerError, match=rf"^{name}: expected a Model, got 'a'; npformer.load\(name\) returns one"):
         function("a", CLEAN)
     task = npformer.pipeline("text-classification", tiny.model())
-    with pytest.raises(NpformerError, match=f"^{name}: expected a Model, got <.*; its attribute .model is one"):
+    with pytest.raises(NpformerError, match=f"^{name}: expected a Model, got <.*; use its attribute .model"):
         function(task, CLEAN)
 
 

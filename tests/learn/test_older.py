@@ -29,7 +29,7 @@ def test_a_function_with_the_parameters_of_an_older_version_says_so(name: str) -
     assert verdict.kind == "signature"
     assert verdict.problem == (
         f"{name}({OLD[name]}) has the parameters of npformer 0.4; expected {name}{signatures()[name]}. Change them, or "
-        f"`npformer learn reset {name}` writes the new form, and keeps your code in a file of its own."
+        f"`npformer learn reset {name}` writes the new form, and saves your code in another file."
     )
 
 

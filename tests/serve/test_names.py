@@ -40,4 +40,4 @@ def test_the_option_name_sets_it(tmp_path, monkeypatch, capsys):
     for names in (["one"], ["one", "one"], ["one", ""]):
         options = [each for name in names for each in ("--name", name)]
         assert main(["serve", folder, "distilbert-sst2", *options]) == 1
-        assert "--name: expected a name for each of 2 models, each of them once" in capsys.readouterr().err
+        assert "--name: expected a different name for each of 2 models, got" in capsys.readouterr().err

@@ -221,7 +221,7 @@ IDS = Text(np.array([5, 6, 7]))
 @pytest.mark.parametrize(
     ("head", "text", "target", "message"),
     [
-        ("sequence-classification", [5, 6], 1, "text: expected a Text with tokens, or a list of such .* got a list"),
+        ("sequence-classification", [5, 6], 1, "text: expected a Text with tokens, or a list of Texts .* got a list"),
         ("sequence-classification", "I love ice cream", 1, "got 'I love ice cream'"),
         ("sequence-classification", Text(np.array([], int)), 1, "got an empty one"),
         (

@@ -68,7 +68,7 @@ class AttentionWithMechanisms(PackedAttention):
         return dq, dk, dv
 
     def in_layer_backward(self, weights: Mapping[str, Linear], grads: dict[str, Any]) -> dict[Any, Sums]:
-        """Adds gradients of the weights of attention to `grads`. Returns those of arrays that layers share."""
+        """Adds gradients of the weights of attention to `grads`. Returns the gradients of arrays that layers share."""
         found = [each for each in self.mechanisms if each in self.sums]
         return {each: each.in_layer_backward(self.sums[each], weights, grads) for each in found}
 
@@ -89,7 +89,7 @@ class AttentionWithMechanisms(PackedAttention):
         return formula
 
     def add_backward(self, run: Run, stages: Stages, q: np.ndarray, k: np.ndarray) -> AddBackward | None:
-        """Backward of `add` of all mechanisms, which also adds the gradients of their arrays to `sums`."""
+        """Backward of `add` for all mechanisms. It also adds the gradients of the mechanisms' arrays to `sums`."""
         if all(type(each).add is Mechanism.add for each in self.mechanisms):
             return None
         scale, places = self.scale_of(q.shape[-1]), self._places_of(run)

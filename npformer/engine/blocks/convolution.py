@@ -1,6 +1,6 @@
 """A convolution over the rows of a text. The largest DeBERTa models add it to the output of their first layer.
 
-He et al., 2021, where it is called nGram induced input encoding, as implemented in DeBERTa-v2.
+He et al., 2021, call it nGram induced input encoding. The code follows the implementation in DeBERTa-v2.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _neighbours(
     x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """All rows, and the indices of the K rows around each computed row, -1 for places without a row."""
-    whole, all_places = all_gather(x, places)  # each thread may compute some rows of a text, but it reads all of them
+    whole, all_places = all_gather(x, places)  # a thread may compute only some rows of a text, but reads all its rows
     counts = lengths if len(whole) == len(x) else np.array([len(whole)])
     texts = np.repeat(np.arange(len(counts)), counts)
     texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows after the last text

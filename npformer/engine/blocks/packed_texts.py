@@ -35,14 +35,14 @@ class Caches(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The rows (S, D) that cross-attention reads, and how many of them each text has, (B,)."""
+    """The rows (S, D) that cross-attention reads, and the number of these rows in each text, (B,)."""
 
     rows: np.ndarray
     lengths: np.ndarray
 
 
 class PackedTexts(NamedTuple):
-    """The data that blocks need about the texts, whose tokens are packed as rows (T, D).
+    """The data that blocks need about texts with tokens packed as rows (T, D).
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Names of gated feed-forward networks in files of earlier versions: there, gate is "hidden" and up is "gate".
+"""Names of gated feed-forward networks in files of earlier versions, where gate is "hidden" and up is "gate".
 
-Files of weights show which names they have. Golden files and traces may have only one of the stages, so they store
-`NAMES`.
+A file of weights has both names, so its version is evident. A golden file or a trace may have only one of the stages,
+so it stores `NAMES`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from npformer.common.errors import NpformerError
 
-NAMES = 2  # version of the names of stages; earlier files do not have it
+NAMES = 2  # version of the stage names; missing in earlier files
 _NOW = {"hidden": "gate", "gate": "up"}  # earlier name -> present name
 _PART = re.compile(r"(.*\bffn)\.(hidden|gate|up)\b(.*)")
 _Array = TypeVar("_Array")
 
 
 def renamed(arrays: Mapping[str, _Array]) -> dict[str, _Array]:
-    """Returns arrays by their present names: those of a network with hidden and gate, but without up, are renamed.
+    """Returns arrays by their present names. In a network that has hidden and gate but not up, both are renamed.
 
     >>> list(renamed({"layers.0.ffn.hidden.weight": 1, "layers.0.ffn.gate.weight": 2}))
     ['layers.0.ffn.gate.weight', 'layers.0.ffn.up.weight']
@@ -48,5 +48,5 @@ def refuse(names: Iterable[str], gated: bool, version: Any = NAMES) -> None:
     if (gated and "hidden" in parts) or (version != NAMES and "gate" in parts):
         raise NpformerError(
             "recorded with the names of an earlier version: ffn.hidden is now ffn.gate, which the activation reads, "
-            "and ffn.gate is now ffn.up; record it again"
+            "and ffn.gate is now ffn.up; record the file again"
         )

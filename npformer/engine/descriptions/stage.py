@@ -17,7 +17,7 @@ EMBEDDED = "embedded"  # the input of a stack
 class Stage(NamedTuple):
     """The declaration of a stage.
 
-    Shapes are those in a trace of one text, with T tokens, S tokens of its source, width D (E for tables), H heads
+    Shapes are the same as in a trace of one text, with T tokens, S source tokens, width D (E for tables), H heads
     (G of keys and values, if fewer) of width K, F hidden units and C outputs.
     """
 
@@ -26,7 +26,7 @@ class Stage(NamedTuple):
     formula: str
     function: str  # module and name, relative to npformer.engine
     hook: str = ""  # the name of the hook in TransformerLens's HookedEncoder, if any
-    parents: tuple[str, ...] = ()  # the stages that it is computed from, or INPUT, SOURCE, EMBEDDED
+    parents: tuple[str, ...] = ()  # the stages from which this stage is computed, or INPUT, SOURCE, EMBEDDED
     kept: bool = True  # whether a backward pass reads it
 
 

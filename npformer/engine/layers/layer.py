@@ -1,7 +1,8 @@
 """A layer of blocks: the equations of an encoder's or decoder's layer, on packed rows.
 
 Attention Is All You Need (Vaswani et al., 2017), section 3.1. An encoder layer has the blocks attention and ffn. A
-decoder layer also has cross_attention between these two. Weights are nested dicts with a group for each block and norm.
+decoder layer also has cross_attention between these two. The weights are a nested dict with a group for each block and
+norm.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Layer:
         return grad, grads, shared
 
     def _norms(self, block: str) -> tuple[str, str]:
-        """The names of the norm before a block and of the norm after it, with "" for a norm that does not exist."""
+        """The names of the norms before and after a block; "" if there is no such norm."""
         name = "" if block in self.unnormed else f"{block}_norm"
         return (name, "") if self.norm_first else ("", name)
 

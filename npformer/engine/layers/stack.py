@@ -1,4 +1,4 @@
-"""A stack of layers: each reads the output of the layer before it."""
+"""A stack of layers, in which each layer reads the output of the previous layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from npformer.engine.taps import scope, tap
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers in sequence, then an optional norm. If there are weights for fewer layers, the last layers are skipped.
+    """Layers in sequence, then an optional norm. Layers without weights at the end of the stack are skipped.
 
     Parameters
     ----------

@@ -54,8 +54,8 @@ class Alibi(Mechanism):
 def alibi_slopes(n_heads: int) -> np.ndarray:
     """The slopes of ALiBi, (H,): m_h = 2^(-8 h / H) for h = 1 ... H, if H is a power of two.
 
-    Otherwise the slopes for the next lower power come first, then every second slope for the next higher power, as in
-    the published code.
+    If not, the slopes for the next lower power come first, followed by every second slope for the next higher power, as
+    in the published code.
     """
     below = 2 ** math.floor(math.log2(n_heads))
     rest = geometric(2 * below)[::2][: n_heads - below]

@@ -1,4 +1,4 @@
-"""Causal attention: a token attends to itself and to earlier tokens only."""
+"""Causal attention: a token attends only to itself and to earlier tokens."""
 
 from __future__ import annotations
 

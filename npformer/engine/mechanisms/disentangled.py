@@ -39,7 +39,7 @@ class Disentangled(Mechanism):
     n_rows : int, rows of the distance table
     max_distance : int, as in `log_buckets`; 0 means that each distance has its own row
     forms : the products with distances: "key" for content to distance, "query" for distance to content
-    own : bool, layers have separate weights to project the table; otherwise they use those of query and key
+    own : bool, layers have separate weights to project the table; if False, the weights of query and key project it
     norm : bool, the table has a norm
     eps : float, eps of that norm
     table : (R, D) array, the normalized rows of the table that the batch needs
@@ -237,8 +237,8 @@ def distance_scores_backward(
 ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
     """Backward of `distance_scores`: dq (..., H, L, K), dk (..., H, S, K), and dK, dQ (..., H, R, K) by form.
 
-    C[i, r] is the sum of grad[i, j] over all j with r(i, j) = r; then dq = C K and dK = C^T q. The transpose of grad
-    gives dk and dQ in the same way.
+    dq = C K and dK = C^T q, where C[i, r] is the sum of grad[i, j] over all j with r(i, j) = r. dk and dQ follow in the
+    same way from the transpose of grad.
     """
     dq: np.ndarray | float = 0.0
     dk: np.ndarray | float = 0.0

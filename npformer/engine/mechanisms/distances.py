@@ -6,7 +6,7 @@ import numpy as np
 
 
 def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of queries (N, L) and keys (N, S), or only the first text's if all texts have the same distances."""
+    """The places of queries (N, L) and keys (N, S), reduced to the first text if all texts have the same distances."""
     if len(keys) < 2:
         return queries, keys
     first = keys[:, :1]
@@ -18,14 +18,14 @@ def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """values[h, M - 1 + key - query], (H, 2 M - 1) and places (N, L), (N, S) -> (N or 1, H, L, S).
 
-    Distances of M or more count as M - 1. The result is a view, not a copy, if places are consecutive (as in any text
-    without gaps) and all distances are below M.
+    Distances of M or more count as M - 1. The result is a view, not a copy, if the places are consecutive, with no gaps
+    in the text, and all distances are below M.
     """
     length, width = queries.shape[1], keys.shape[1]
     if queries.size == 0:
         return np.empty((1, len(values), 0, width), values.dtype)
     ahead = keys[:, 0] - queries[:, 0]
-    first = values.shape[-1] // 2 + int(ahead[0])  # column of query 0 and key 0; it decreases by 1 for each later query
+    first = values.shape[-1] // 2 + int(ahead[0])  # column of query 0 and key 0, one less for each later query
     within = length <= first + 1 and first + width <= values.shape[-1]
     if within and (np.diff(queries) == 1).all() and (np.diff(keys) == 1).all() and (ahead == ahead[0]).all():
         runs = np.lib.stride_tricks.sliding_window_view(values, width, axis=-1)  # [h, s, j] = values[h, s + j]
@@ -34,7 +34,7 @@ def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
 
 
 def at_distances_backward(grad: np.ndarray, queries: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """Backward of `at_distances`: sums grad over all reads of each value, (N, H, L, S) -> (H, count)."""
+    """Backward of `at_distances`: sums grad over all uses of each value, (N, H, L, S) -> (H, count)."""
     columns = _columns(queries, keys, count).ravel()
     heads = np.moveaxis(grad, 1, 0).reshape(grad.shape[1], -1)
     return np.stack([np.bincount(columns, head, minlength=count) for head in heads]).astype(grad.dtype)

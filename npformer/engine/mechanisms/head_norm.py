@@ -1,4 +1,4 @@
-"""Norms of heads: each head of queries and keys is normalized before it is rotated, as in Qwen3 and Gemma 3.
+"""Norms of heads: each head of queries and keys is normalized before the rotation, as in Qwen3 and Gemma 3.
 
 `row_norm.py` normalizes all heads together. Henry et al., 2020, Query-Key Normalization for Transformers; Dehghani et
 al., 2023, section 2.

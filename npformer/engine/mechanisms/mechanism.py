@@ -1,4 +1,4 @@
-"""`Mechanism`: the base class of the ways in which attention uses the places of tokens.
+"""`Mechanism`: the base class of mechanisms, which make attention depend on the places of tokens.
 
 The place of a token is its index in the text. The position of a token selects its row of a table, or multiplies its
 angles. A distance is the difference between two places. A mechanism may rotate queries and keys, add to scores, or
@@ -24,8 +24,8 @@ Sums = dict[str, np.ndarray]  # gradients by name, summed over the texts and lay
 class Mechanism:
     """A mechanism that changes nothing. Subclasses override some steps; a step's backward is directly below it.
 
-    Subclasses are frozen dataclasses and are listed in a `Config`. Their fields are the options of a model. `for_model`
-    fills in the sizes of the model; `begin` and `in_layer` fill in the fields with `compare=False` for a batch and a
+    Subclasses are frozen dataclasses with the options of a model as fields. A `Config` lists them. `for_model` fills in
+    the sizes of the model; `begin` fills in the fields with `compare=False` for a batch, and `in_layer` those for a
     layer.
     """
 
@@ -48,7 +48,7 @@ class Mechanism:
         return self
 
     def same_until(self, length: int) -> int | None:
-        """The maximum length up to which keys are the same as in a text of this length; None if there is no maximum."""
+        """The length of the longest text with the same keys as a text of this length; None if there is no limit."""
         return None
 
     def farthest(self) -> int | None:
@@ -76,7 +76,7 @@ class Mechanism:
         return {}
 
     def in_layer(self, projections: Mapping[str, Linear]) -> Self:
-        """The mechanism with the arrays that it computes from the projections of a layer."""
+        """The mechanism with arrays computed from the projections of a layer."""
         return self
 
     def in_layer_backward(self, sums: Sums, projections: Mapping[str, Linear], grads: dict[str, Any]) -> Sums:
@@ -103,14 +103,14 @@ class Mechanism:
     # --- scores ---
 
     def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray] | None:
-        """The keyword arguments of `add` for texts with these places, (N, L) and (N, S); None to add nothing.
+        """The arguments of `add` for queries at places (N, L) and keys at places (N, S), or None to add nothing.
 
         Each argument is an array whose first axis is N or 1 and whose second axis is H or 1.
         """
         return None
 
     def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
-        """Adds to the scores (N, H, L, S), and may overwrite them. Several heads of q may share a head of k."""
+        """Adds to the scores (N, H, L, S), and may overwrite them. Several heads of q may share one head of k."""
         return scores
 
     def add_backward(

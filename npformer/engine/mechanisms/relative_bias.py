@@ -1,4 +1,4 @@
-"""Relative biases: each head adds to a score a learned number that depends on the bucket of the distance.
+"""Relative biases: each head adds a learned number to a score, selected by the bucket of the distance.
 
 Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, section 2.1.
 """

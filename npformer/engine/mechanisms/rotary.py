@@ -119,7 +119,7 @@ def rotary_angles(
 ) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of position * theta^(-2 i / K) for i = 0 ... K / 2 - 1, positions (T,) -> (T, K / 2) each.
 
-    The frequencies are rounded to float32 for every dtype, as in the training of the checkpoints. The angles are not
+    For every dtype, the frequencies are rounded to float32, as when the checkpoints were trained. The angles are not
     rounded. `scaling` changes the frequencies and multiplies cosines and sines by its `magnitude`. length: number of
     positions in the text; by default the largest position plus 1. Su et al., 2021, RoFormer, section 3.2.2.
     """
@@ -132,7 +132,7 @@ def rotary_angles(
 def _lengths(batch: Batch) -> np.ndarray:
     """The number of positions in the text of each row, (T,)."""
     [whole] = all_gather(batch.positions)
-    if len(whole) != len(batch.positions):  # each thread has some rows of a single text
+    if len(whole) != len(batch.positions):  # each thread has only some rows of a single text
         return np.full(len(batch.positions), whole.max() + 1)
     text = np.searchsorted(np.cumsum(batch.lengths), np.arange(len(whole)), side="right")
     longest: np.ndarray = np.maximum.reduceat(whole, batch.first) + 1

@@ -1,4 +1,4 @@
-"""Scalings of rotary embeddings: changes to the frequencies for texts longer than those in training."""
+"""Scalings of rotary embeddings: changes to the frequencies for texts that are longer than in training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 
 
 def powers(theta: float, d_head: int) -> np.ndarray:
-    """theta^(2 i / K) for i = 0 ... K / 2 - 1, rounded to float32 as in the training of the checkpoints."""
+    """theta^(2 i / K) for i = 0 ... K / 2 - 1, rounded to float32, as when the checkpoints were trained."""
     exponents = (np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)).astype(np.float64)
     powers: np.ndarray = (theta**exponents).astype(np.float32)
     return powers
@@ -32,7 +32,7 @@ class Scaling(ABC):
         """Raises NpformerError if the `Config` contradicts the scaling. d_head: number of rotated columns in a head."""
 
     def same_until(self, length: int) -> int | None:
-        """The maximum length with the same frequencies as this length; None if there is no maximum."""
+        """The length of the longest text with the same frequencies as for this length; None if there is no limit."""
         return None
 
     @abstractmethod
@@ -60,14 +60,15 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Low frequencies are divided by a factor, high frequencies are unchanged, and those in between are interpolated.
+    """Low frequencies are divided by a factor, high frequencies are unchanged, and the rest are interpolated.
 
     Grattafiori et al., 2024, The Llama 3 Herd of Models, and the code published with Llama 3.1.
 
     Parameters
     ----------
     factor : float
-    low, high : float; a frequency is low below `low` rotations in `original` positions, and high above `high`
+    low, high : float; a frequency with fewer than `low` rotations in `original` positions is low, and with more than
+        `high` rotations it is high
     original : int, number of positions in training before the scaling
     """
 
@@ -88,7 +89,7 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class Yarn(Scaling):
-    """Low frequencies are divided by a factor, high frequencies are unchanged, and a ramp blends those in between.
+    """Low frequencies are divided by a factor, high frequencies are unchanged, and a ramp blends the rest.
 
     Peng et al., 2023, YaRN, section 3.2.
 

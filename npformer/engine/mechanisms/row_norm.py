@@ -1,4 +1,4 @@
-"""Norms of whole queries and keys, over all heads at once, before they are rotated, as in OLMo 2.
+"""Norms of whole queries and keys, over all heads at once, before the rotation, as in OLMo 2.
 
 Team OLMo, 2024, 2 OLMo 2 Furious, "QK-norm".
 """

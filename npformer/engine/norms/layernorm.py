@@ -17,7 +17,7 @@ from npformer.engine.norms.norm import Norm
 
 @dataclass(frozen=True)
 class LayerNorm(Norm):
-    """(x - E[x]) / sqrt(Var[x] + eps) * weight + bias: `layer_norm` with its eps. Ba et al., 2016, section 3.
+    """(x - E[x]) / sqrt(Var[x] + eps) * weight + bias: `layer_norm` with a fixed eps. Ba et al., 2016, section 3.
 
     Parameters
     ----------

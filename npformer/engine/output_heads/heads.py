@@ -207,7 +207,7 @@ class Head(ABC):
 
 
 class Logits(Head):
-    """A head that computes `classify`: logits of labels for each text or token, or of the vocabulary."""
+    """A head that computes `classify`: logits of labels for each text or token, or logits of the vocabulary."""
 
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
         return {"logits": classify(rows, head["output"])}
@@ -263,7 +263,7 @@ class ReplacedTokens(Head):
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """A model without a head: its answers are the last layer, and the pooler's output if the weights include a pooler.
+    """The answers of a model without a head: the last layer, and the pooler's output if there are weights for a pooler.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ class HiddenStates:
     means: ClassVar[bool] = False
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights, by name. A file may lack the pooler's weights."""
+        """The groups of weights, by name. The weights of the pooler may be missing in a file."""
         return {} if self.pooler is None else self.pooler.groups(d_model)
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:

@@ -1,9 +1,11 @@
-"""Replays: a pass that recurs runs as a flat list of NumPy calls, with the bits that the engine gives.
+"""Replays: repeats a recurring pass as a flat list of NumPy calls, with the same bits as the engine.
 
-A model with little arithmetic spends a short pass in the interpreter: in checks, stages, and parts that call parts. All
-of this is the same for other ids. `recorded_array.py` has arrays that report what NumPy does with them. `recorder.py`
-notes it, `program.py` repeats it, and `replays.py` decides which passes of a model are worth a program.
+In a short pass of a small model, most of the time goes to the interpreter: checks, stages, and calls from part to part.
+This overhead does not depend on the ids. `recorded_array.py` has arrays that report every NumPy operation on them.
+`recorder.py` lists the operations, `program.py` repeats them, and `replays.py` decides which passes of a model to
+record.
 
-Nothing else in the package knows of recording, except that arrays of a pass are made by `empty_like`, and that
-`runtime/` asks `recording.py` where it hands work to threads, chooses between ways, or looks a weight up.
+The rest of the package is written without regard to recording, with two exceptions. The engine allocates arrays with
+`empty_like`, and `runtime/` consults `recording.py` before it hands work to threads, runs a trial, or looks up a
+weight.
 """

@@ -1,4 +1,4 @@
-"""`make_program`: makes a program of a pass."""
+"""`make_program`: records a pass as a program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_program(each: Pass) -> Program:
 
 
 def _seen(recorder: Recorder, weights: Any) -> Any:
-    """The weights as recorded views, because a lookup in a table is an operation of the table."""
+    """The weights as recorded views, because an index expression calls a method of the indexed table."""
     if isinstance(weights, Mapping):
         return {name: _seen(recorder, each) for name, each in weights.items()}
     if isinstance(weights, list | tuple):
@@ -41,9 +41,9 @@ def _seen(recorder: Recorder, weights: Any) -> Any:
 
 
 class _Cache:
-    """Stands for a cache. A program calls the cache of its own pass, because caches grow from step to step."""
+    """Stands for a cache in a recording. A program calls the caches of the replayed pass, because caches grow."""
 
-    complete = True  # the keys and values of sources are stored
+    complete = True  # whether the keys and values of the sources are stored
 
     def __init__(self, recorder: Recorder, index: int, cache: Any) -> None:
         self._recorder, self._index, self._cache = recorder, index, cache

@@ -1,4 +1,4 @@
-"""`Pass`: work that recurs, such as a pass of a model, and what `Replays` must know to repeat it."""
+"""`Pass`: recurring work, such as a pass of a model, with the information that `Replays` needs to repeat it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Work = Callable[[Mapping[str, Any], Sequence[np.ndarray], Sequence[Any]], Arrays
 
 
 class InPlace:
-    """Arrays that a pass reads where they are, because they are large and others in each pass.
+    """Arrays that a pass reads without a copy, because they are large and differ between passes.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class InPlace:
 
 
 class Pass(NamedTuple):
-    """The work work(weights, inputs, caches).
+    """The call work(weights, inputs, caches).
 
     Parameters
     ----------
@@ -35,10 +35,10 @@ class Pass(NamedTuple):
     work : returns arrays by name
     weights : nested dicts and lists of arrays
     inputs : small arrays whose values differ between passes
-    others : others(inputs) are arrays like the inputs of an earlier pass, with other values at least in the first one,
-        to test a program
-    caches : objects that are others in each pass, with a method `attend` that returns an array; or an `InPlace`, for
-        which `work` gets its arrays
+    others : function that returns inputs for the test of a program, from the inputs of an earlier pass; at least the
+        first array must have different values
+    caches : objects that differ between passes, with a method `attend` that returns an array; or an `InPlace`, whose
+        arrays are passed to `work`
     """
 
     shape: Hashable
@@ -49,6 +49,6 @@ class Pass(NamedTuple):
     caches: Sequence[Any] | InPlace = ()
 
     def __call__(self, inputs: Sequence[np.ndarray] | None = None) -> Arrays:
-        """The work as it is written, by default for its own inputs."""
+        """Runs the work without a program, by default on the inputs of this pass."""
         caches = self.caches.arrays if isinstance(self.caches, InPlace) else self.caches
         return self.work(self.weights, self.inputs if inputs is None else inputs, caches)

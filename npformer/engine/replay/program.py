@@ -1,4 +1,4 @@
-"""`Program`: a recorded pass as a flat list of calls with kept memory."""
+"""`Program`: a recorded pass as a flat list of calls that reuse the same memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from npformer.engine.replay.simplify import without_copies
 from npformer.engine.runtime.products import address
 from npformer.engine.runtime.threads import run_tasks
 
-ALIGNED = 64  # bytes: a line of the cache, and a vector of every CPU
-OF_CALL = 500  # bytes of a call with its arrays, about
+ALIGNED = 64  # bytes; a multiple of the sizes of cache lines and vectors on every CPU
+OF_CALL = 500  # approximate bytes of a call with its arrays
 
 Bound = Callable[[], Any]
 
@@ -28,12 +28,12 @@ class Program:
     ----------
     recorder : Recorder of the pass
     inputs : the arrays that the pass read; each call overwrites them
-    answers : what the pass returned
-    in_place : the numbers of the memories that an `InPlace` has
+    answers : the arrays that the pass returned
+    in_place : numbers of the memories that belong to an `InPlace`
 
     Attributes
     ----------
-    tried : whether trials chose the way in which the pass works
+    tried : whether the recorded calls depend on the choices of trials
     settled : whether these trials have ended at least once
     nbytes : the size of the program
     """
@@ -71,11 +71,11 @@ class Program:
         )
 
     def holds(self) -> bool:
-        """Whether the weights of which the program reads copies are still read-only."""
+        """Whether all weights that the program has copies of are still read-only."""
         return not [1 for each in self._fixed if each.flags.writeable]
 
     def __call__(self, inputs: Sequence[np.ndarray], caches: Sequence[Any] | InPlace = ()) -> dict[str, np.ndarray]:
-        """The answers for other inputs. Raises `Changed` if the pass would do something else for them."""
+        """The answers for new inputs. Raises `Changed` if a pass with these inputs would make other calls."""
         for own, given in zip(self.inputs, inputs, strict=True):
             own[...] = given
         calls = self._calls
@@ -91,7 +91,7 @@ class Program:
         return {name: each.copy() for name, each in self._answers.items()}
 
     def _bound(self, caches: InPlace) -> list[Bound]:
-        """The calls with these arrays. The arrays' owner keeps them, so that a program keeps no arrays alive."""
+        """The calls, bound to the arrays of a pass. `caches` stores them, so the program keeps no array alive."""
         if caches.bound is None or caches.bound[0] is not self:
             memories, calls = list(self._memories), list(self._calls)
             for number, array in zip(self._in_place, caches.arrays, strict=True):
@@ -105,11 +105,11 @@ class Program:
 
 
 def _nothing() -> None:
-    """Stands for a call that is bound to the arrays of a pass."""
+    """Stands for a call that is bound later, to the arrays of a pass."""
 
 
 def _layout(calls: Sequence[Call | InParts], answers: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """The first byte of each memory, and the size of all. Memories that are used one after the other share bytes.
+    """The first byte of each memory, and the total size. Memories that are not in use at the same time share bytes.
 
     answers: the memories that are read after the last call.
     """
@@ -169,7 +169,7 @@ def _whole(size: int) -> int:
 
 
 class _Binder:
-    """Replaces places by arrays. memories: for each memory, an array that holds it, and its first byte there."""
+    """Replaces each `Place` with an array. memories: the array that contains each memory, and its first byte there."""
 
     def __init__(self, memories: Sequence[tuple[np.ndarray, int]]) -> None:
         self.memories = memories
@@ -192,7 +192,7 @@ class _Binder:
             return partial(target.__setitem__, ..., source) if np.ndim(source) else partial(target.fill, source)
         function = call.function
         if isinstance(function, np.ufunc) and len(args) == function.nin and function not in (np.maximum, np.minimum):
-            return partial(function, *args, *out, **kwargs)  # faster than by name, which NumPy wants for those two
+            return partial(function, *args, *out, **kwargs)  # faster than `out=`, which NumPy requires for those two
         return partial(function, *args, **kwargs, **({"out": out[0]} if out else {}))
 
 

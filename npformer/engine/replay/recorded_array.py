@@ -1,7 +1,8 @@
-"""`Recorded`: an array of a pass that is being recorded. NumPy tells it about every function that uses it.
+"""`Recorded`: an array of a pass that is being recorded. NumPy reports each use to the array.
 
-A view has the memory of its array, so making one is no operation. An operation makes or overwrites memory. So does a
-question about a value, such as `bool(x)`: its answer decides what the pass does next, and a replay asks it again.
+An operation allocates or overwrites memory, so making a view is not an operation. A query of a value, such as
+`bool(x)`, is also recorded. A replay checks that its result is the same, because the next steps of the pass depend on
+the result.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from npformer.engine.replay.recorder import Recorder, owner, replaced
 from npformer.engine.runtime import recording
 from npformer.engine.runtime.recording import Changed, Unrecordable
 
-WITH_OUT, WITHOUT_OUT = (np.concatenate, np.dot), (np.where, np.bincount, np.lexsort)  # compiled, and make an array
-VIEWS = (np.lib.stride_tricks.sliding_window_view, np.broadcast_to)  # they return plain views of their first argument
-ASKING = (np.nonzero, np.flatnonzero)  # functions whose result is an answer about values
+WITH_OUT, WITHOUT_OUT = (np.concatenate, np.dot), (np.where, np.bincount, np.lexsort)  # compiled, returning a new array
+VIEWS = (np.lib.stride_tricks.sliding_window_view, np.broadcast_to)  # return a plain view of the first argument
+ASKING = (np.nonzero, np.flatnonzero)  # functions with a result that depends on the values
 ABOUT_SHAPES = (np.result_type, np.can_cast, np.shape, np.ndim, np.size)
 
 
@@ -61,7 +62,7 @@ class Recorded(np.ndarray):
             return _recorded(function(*given, **options))
         if isinstance(getattr(function, "_implementation", None), BuiltinFunctionType | None):
             raise Unrecordable(f"numpy.{function.__name__}")
-        found = super().__array_function__(function, types, args, kwargs)  # its Python code, line by line
+        found = super().__array_function__(function, types, args, kwargs)  # runs the Python code of the function
         for each in found if isinstance(found, tuple | list) else [found]:
             heard = function in ASKING if type(each) is not Recorded else recorder.knows(each)
             if not heard:  # code that begins with `asarray`, for example
@@ -130,7 +131,7 @@ class Recorded(np.ndarray):
         else:
             _recorder().call(np.ndarray.__setitem__, (array, index, value))
 
-    # --- questions about values ---
+    # --- queries of values ---
 
     def __bool__(self) -> bool:
         return bool(self._asked(bool))
@@ -165,7 +166,7 @@ class Recorded(np.ndarray):
 
 
 def _making(name: str) -> Callable[..., Recorded]:
-    """A method that makes an array, of a shape that depends on no value."""
+    """A method that returns a new array, with a shape that does not depend on values."""
     function = getattr(np.ndarray, name)
 
     def method(self: Recorded, *args: Any, **kwargs: Any) -> Recorded:
@@ -191,7 +192,7 @@ for _name in REFUSING:
 
 
 def plain(value: Any) -> Any:
-    """The value with each recorded array as a plain view, also within tuples, lists and dicts."""
+    """The value with each recorded array replaced by a plain view, also inside tuples, lists and dicts."""
     return replaced(value, Recorded, _plain)
 
 

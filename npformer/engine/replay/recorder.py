@@ -1,4 +1,4 @@
-"""`Recorder`: the list of operations of one pass, as `Recorded` arrays report them."""
+"""`Recorder`: lists the operations of one pass that `Recorded` arrays report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npformer.engine.runtime.recording import Changed, Unrecordable
 
 
 class Place(NamedTuple):
-    """A view of memory that the pass makes: the number of the memory, the view's first byte in it, and its layout."""
+    """A view of memory that the pass allocates: the number of the memory, and the offset and layout of the view."""
 
     memory: int
     offset: int
@@ -43,12 +43,12 @@ class InParts(NamedTuple):
 
     @property
     def places(self) -> Sequence[Place]:
-        """The places that the parts read or write."""
+        """The views that the parts read or write."""
         return [place for part in self.parts for call in part for place in call.places]
 
 
 def replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The value with change(each) for each instance of exactly this class, also within tuples, lists and dicts."""
+    """Replaces each instance of exactly this class by change(instance), also inside tuples, lists and dicts."""
     found = type(value)
     if found is kind:
         return change(value)
@@ -70,7 +70,7 @@ def owner(array: np.ndarray) -> np.ndarray:
 
 
 def views(array: np.ndarray) -> Iterator[np.ndarray]:
-    """The array and all arrays of which it is a view."""
+    """The array and all its base arrays."""
     each: Any = array
     while isinstance(each, np.ndarray):
         yield each
@@ -78,7 +78,7 @@ def views(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 class CachesOfNow:
-    """The caches of the pass that a program repeats now."""
+    """The caches of the pass that is being replayed."""
 
     caches: Sequence[Any] = ()
 
@@ -86,16 +86,16 @@ class CachesOfNow:
 class Recorder:
     """Notes the calls of one pass.
 
-    The arrays of the pass are freed as in any pass, because a call names memory by its number.
+    Recorded calls refer to memory by number, so the arrays of the pass are freed as usual.
 
     Attributes
     ----------
     calls : list of Call and InParts
     sizes : the number of bytes of each memory that the pass made
-    caches : those of the pass that runs
-    tried : whether the pass did work in one of several ways, of which another one may be faster later
-    settled : whether it is known which of these ways is the fastest
-    fixed : read-only weights of which the pass read a copy, which does not follow a change
+    caches : the caches of the pass that runs
+    tried : whether trials chose the variant of some work, so that a later program may be faster
+    settled : whether all of these trials have ended at least once
+    fixed : read-only weights that the pass read as a copy, which would not follow a change
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Recorder:
         self._noted.append(Call(function, given, options, outs, places))
 
     def made(self, function: Callable[..., Any], args: Any, kwargs: Any, out: bool) -> np.ndarray:
-        """The new array function(*args, **kwargs), and notes the call. out: the function has a parameter `out`."""
+        """Makes and notes a call, and returns the new array. out: whether the function has a parameter `out`."""
         found = np.asarray(function(*args, **kwargs))
         array = self.new(found)
         if out:
@@ -132,11 +132,11 @@ class Recorder:
         self.call(_expect, (question, array, answer))
 
     def attends(self, index: int, args: Any, found: np.ndarray) -> None:
-        """Notes that a cache was asked for attention."""
+        """Notes a call of `attend` of a cache."""
         self.call(_attend, (found, self.caches, index, args))
 
     def new(self, array: np.ndarray) -> np.ndarray:
-        """Registers memory that the pass made, and returns its array."""
+        """Registers the memory of an array that the pass allocated, and returns the array."""
         memory = owner(array)
         if memory.dtype.hasobject:
             raise Unrecordable("an array of Python objects")
@@ -146,17 +146,17 @@ class Recorder:
         return array
 
     def reads(self, array: np.ndarray) -> int:
-        """Registers an array that is another one in each pass, and returns the number of its memory."""
+        """Registers an array that is replaced in each pass, and returns the number of its memory."""
         self.new(array)
         return len(self.sizes) - 1
 
     def knows(self, array: np.ndarray) -> bool:
-        """Whether the pass made the memory of this array, or was given it."""
+        """Whether the memory of this array was allocated by the pass or passed to it."""
         memory = id(owner(array))
         return memory in self._numbers or memory in self._owners
 
     def placed(self, value: Any, places: list[Place]) -> Any:
-        """The value with a `Place` for each array in memory that the pass made. Adds them to `places`."""
+        """The value with a `Place` for each array in memory of the pass. Appends each `Place` to `places`."""
 
         def place(array: np.ndarray) -> Any:
             memory = owner(array)
@@ -170,7 +170,7 @@ class Recorder:
 
         return replaced(value, np.ndarray, place)
 
-    # --- what the runtime asks ---
+    # --- called by the runtime ---
 
     def in_parts(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         if self._noted is not self.calls:
@@ -190,7 +190,7 @@ class Recorder:
         return self._given.get(id(array), (array, array))[1]
 
     def gives(self, view: np.ndarray, array: np.ndarray) -> np.ndarray:
-        """Registers the view through which the pass sees an array that it did not make, and returns it."""
+        """Registers and returns the view through which the pass reads an array from outside."""
         self._given[id(view)] = view, array
         self._owners.add(id(owner(array)))
         return view

@@ -1,4 +1,4 @@
-"""`Replays`: the programs of a model, for the shapes of work that recur."""
+"""`Replays`: the programs of a model, for recurring shapes of work."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from npformer.engine.runtime.threads import plain_products, threads_for_parts
 if TYPE_CHECKING:
     from npformer.engine.replay.program import Program
 
-PASSES = 12  # before a program, because making and testing it takes about as long
-MOST_PASSES = 8 * PASSES  # before a program that depends on trials which have not ended
-REPLAYS = 64  # of a first program that depends on trials; then it is made again, as another way may be faster now
+PASSES = 12  # number of passes before a program is made; making and testing it takes about as long
+MOST_PASSES = 8 * PASSES  # maximum passes before a program that depends on unfinished trials is made
+REPLAYS = 64  # replays before a program that depends on trials is made again, because later trials may differ
 MOST_REPLAYS = 4096
 SHAPES = 512  # shapes whose passes are counted
-ROOM = 32 << 20  # bytes of all programs of a model
-IDLE = 1000  # passes of other shapes after which a program may give its room to another one
+ROOM = 32 << 20  # maximum bytes of all programs of a model
+IDLE = 1000  # passes of other shapes after which a program may be dropped to make room
 
 
 class _Shape:
@@ -29,16 +29,16 @@ class _Shape:
     def __init__(self) -> None:
         self.passes = 0
         self.needed = PASSES
-        self.last = 0  # the number of the last pass among all passes of the model
-        self.replays = REPLAYS  # of the next program
+        self.last = 0  # number of the shape's last pass, counted over all passes of the model
+        self.replays = REPLAYS  # for the next program
         self.left: float = 0  # replays until the program is made again
         self.program: Program | None = None
         self.tested = False
         self.refused = False
-        self.busy = threading.Lock()  # a program has one memory
+        self.busy = threading.Lock()  # all calls of a program use the same memory
 
     def replay(self, each: Pass) -> Arrays | None:
-        """The answers of the program, or None if it does not apply to this pass."""
+        """The answers of the program, or None if the program cannot replay this pass."""
         if self.program is None or not self.busy.acquire(blocking=False):
             return None
         try:
@@ -62,11 +62,11 @@ class _Shape:
         return None
 
     def _test(self, program: Program, each: Pass) -> None:
-        """Compares the program with the pass, for other inputs than those with which it was recorded."""
+        """Compares the program with the pass, on inputs that differ from the recorded ones."""
         others = each.others(program.inputs)
         try:
             found, expected = program(others, each.caches), each(others)
-        except Exception:  # the pass itself raises it too, if its own inputs are to blame
+        except Exception:  # if the inputs of the pass are at fault, the pass itself raises the error too
             self.refuse()
             return
         self.tested = all(found[name].tobytes() == array.tobytes() for name, array in expected.items())
@@ -79,19 +79,19 @@ class _Shape:
         self.program, self.tested = program, False
 
     def drop(self) -> None:
-        """Forgets the program. A later one begins with as many passes as the first."""
+        """Drops the program. The next program is made after as many passes as the first."""
         self.program, self.passes, self.needed = None, 0, PASSES
 
     def refuse(self) -> None:
-        """Never makes a program again."""
+        """Drops the program for good."""
         self.program, self.refused = None, True
 
 
 class Replays:
-    """Runs a model's passes, replaying those that recur.
+    """Runs the passes of a model, and replays recurring passes.
 
-    A program is made of a pass, tested with other inputs, and used as long as the model has the same arrays of
-    weights. A pass that cannot be recorded, or whose program gives other bits, always runs as the engine is written.
+    A pass is recorded as a program, which is tested on other inputs and used as long as the model has the same weight
+    arrays. A pass that cannot be recorded, or that has a program with different bits, always runs in the engine.
     """
 
     def __init__(self) -> None:
@@ -117,27 +117,27 @@ class Replays:
         return self._recorded(shape, each)
 
     def _shape(self, name: Hashable) -> _Shape:
-        """A new shape, in the place of the one that ran least recently if there are too many."""
+        """Adds a shape. If there are too many shapes, the least recently used one is dropped."""
         if len(self._shapes) >= SHAPES:
             shapes = list(self._shapes.items())
             self._shapes.pop(min(shapes, key=lambda pair: pair[1].last)[0], None)
         return self._shapes.setdefault(name, _Shape())
 
     def _recorded(self, shape: _Shape, each: Pass) -> Arrays:
-        """The answers of a pass, of which a program is made. Those of recorded arrays have not been tested yet."""
-        from npformer.engine.replay.make_program import make_program  # many processes end before a shape recurs
+        """Records a program, and returns answers that the engine computed, because the program is not tested yet."""
+        from npformer.engine.replay.make_program import make_program  # late: a shape may never recur
 
         if not self._making.acquire(blocking=False):
             return each()
         try:
             program = make_program(each)
-        except Exception:  # whatever it is, the pass itself raises it too, or does not
+        except Exception:  # if the pass itself is at fault, each() raises the error too
             shape.refuse()
             return each()
         finally:
             self._making.release()
         if not program.settled and shape.needed < MOST_PASSES:
-            shape.needed *= 2  # trials need passes of the engine
+            shape.needed *= 2  # only passes in the engine advance trials
         elif self._has_room(program.nbytes):
             shape.take(program)
         else:
@@ -145,7 +145,7 @@ class Replays:
         return each()
 
     def _has_room(self, nbytes: int) -> bool:
-        """Whether a program of this size fits. Drops programs that have been idle, if that makes room."""
+        """Whether there is room for a program of this size. Drops idle programs if necessary."""
         shapes = sorted(self._shapes.values(), key=lambda shape: shape.last)
         sizes = {shape: program.nbytes for shape in shapes if (program := shape.program) is not None}
         room = ROOM - sum(sizes.values())
@@ -158,7 +158,7 @@ class Replays:
 
 
 class _Snapshot:
-    """The arrays in a tree of weights, to notice that one was replaced."""
+    """The arrays in a tree of weights, to detect that an array was replaced."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         self.sizes: list[tuple[Any, int]] = []
@@ -174,7 +174,7 @@ class _Snapshot:
                 self._add(each)
 
     def holds(self, weights: Mapping[str, Any]) -> bool:
-        """Whether the tree is the same, with the same arrays."""
+        """Whether this is the same tree, with the same arrays."""
         if weights is not self.root:
             return False
         try:

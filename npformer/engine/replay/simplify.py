@@ -1,4 +1,4 @@
-"""`without_copies`: a recorded list of calls without copies of results that nothing else reads."""
+"""`without_copies`: omits copies of results from a list of recorded calls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Calls = list[Call | InParts]
 
 
 def without_copies(calls: Sequence[Call | InParts], sizes: Sequence[int], kept: Sequence[int]) -> Calls:
-    """The calls, in which a result is written to where it would be copied.
+    """The calls, with results written directly to the memory that they would be copied to.
 
-    A copy of a whole memory is omitted if no later call uses that memory, and if no call uses the memory of the copy
-    from the first use of the result until the copy.
+    A copy of a whole memory is omitted if no later call uses that memory, and if no call between its first use and the
+    copy uses the target.
 
-    sizes: the bytes of each memory. kept: memories that are used after the last call, or are not the pass's own.
+    sizes: the bytes of each memory. kept: memories that are read after the last call, or that belong to the caller.
     """
     uses = defaultdict[int, list[int]](list)
     views = defaultdict[int, set[Place]](set)
@@ -46,7 +46,7 @@ def without_copies(calls: Sequence[Call | InParts], sizes: Sequence[int], kept: 
 
 
 def _copied(call: Call | InParts) -> tuple[Place | None, Place | None]:
-    """The target and the source of a call that only copies numbers, or None twice."""
+    """The target and the source of a call that only copies numbers, or (None, None)."""
     if isinstance(call, InParts):
         return None, None
     if call.function is np.copyto and "where" not in call.kwargs:
@@ -77,7 +77,7 @@ def _is_contiguous(place: Place) -> bool:
 
 
 def _moved(call: Any, moved: Mapping[int, tuple[Place, Place]]) -> Any:
-    """The call with each place in moved memory where that memory is now."""
+    """The call with each `Place` in moved memory replaced by its new `Place`."""
     if isinstance(call, InParts):
         return InParts([[_moved(each, moved) for each in part] for part in call.parts])
     if not any(place.memory in moved for place in call.places):
@@ -92,7 +92,7 @@ def _moved(call: Any, moved: Mapping[int, tuple[Place, Place]]) -> Any:
 
 
 def _there(place: Place, source: Place, target: Place) -> Place:
-    """A view of the source's memory as a view of the target's."""
+    """The view of the target that corresponds to a view of the source."""
     if place == source:
         return target
     return place._replace(memory=target.memory, offset=target.offset + place.offset)

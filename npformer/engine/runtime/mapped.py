@@ -1,4 +1,4 @@
-"""Weights in memory-mapped files: the files they are views of, changes of such a file, and the memory they take.
+"""Weights in memory-mapped files: finds the files, detects changes to a file, and releases memory.
 
 Reading a mapped file that was truncated kills the process (SIGBUS), so `MappedFile.check` must be called first.
 """
@@ -20,7 +20,7 @@ Weights = Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWeight  # a tre
 
 
 class MappedFile(mmap.mmap):
-    """A mapped file with its path, its identity, and the size and time of its last write."""
+    """A mapped file with its path, identity, size, and time of the last write."""
 
     path: Path
     written: tuple[int, ...]
@@ -86,7 +86,7 @@ def release(array: np.ndarray) -> bool:
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    """The mapped file of which an array is a view, if any."""
+    """The mapped file that contains an array, if any."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj

@@ -1,7 +1,7 @@
 """`NarrowWeight`: a weight that is stored in bfloat16, float16 or int8 and behaves like a float32 array.
 
-Products widen it to float32 one tile at a time (`narrow_products.py`), so that at any time only one tile per core,
-in its cache, is float32. Widening bfloat16 and float16 is exact.
+Products widen one tile at a time to float32 (`narrow_products.py`), so that each core has only a single float32 tile,
+in its cache. Widening bfloat16 and float16 is exact.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def widen(values: np.ndarray, out: np.ndarray, around: np.ndarray | None = None) -> None:
-    """Writes `values` as float32 to `out`, which has the same shape. The scale of int8 values is not applied.
+    """Writes `values` as float32 to `out`, an array of the same shape. The scale of int8 values is not applied.
 
-    around: a contiguous array that contains `out` and is zero elsewhere. In-place steps process all of it, because one
-    long loop is faster. float16 numbers must be finite.
+    around: a contiguous array that contains `out` and is zero elsewhere. In-place steps process the whole array,
+    because one long loop is faster. float16 numbers must be finite.
     """
     around = out if around is None else around
     if values.dtype == BFLOAT16:  # its bits are the upper half of a float32
@@ -133,8 +133,8 @@ def widen(values: np.ndarray, out: np.ndarray, around: np.ndarray | None = None)
 def _widen_float16(values: np.ndarray, out: np.ndarray, around: np.ndarray) -> None:
     """Widens finite float16 numbers exactly, in a quarter to a half of the time that NumPy takes.
 
-    float16 has 5 exponent bits, and float32 has 8. If the bits of a float16 are shifted so that its fraction aligns
-    with that of a float32, they represent the value divided by 2^(127 - 15).
+    float16 has 5 exponent bits, and float32 has 8. Shifting the bits of a float16, so that the fraction is aligned with
+    that of a float32, gives the value divided by 2^(127 - 15).
     """
     out.view(np.int32)[...] = values.view(np.int16)  # sign extension fills the upper half
     bits = around.view(np.int32)
@@ -207,7 +207,7 @@ def _round(source: np.ndarray, target: np.ndarray, factors: np.ndarray) -> None:
 
 
 def _scales(array: np.ndarray, outputs: int) -> np.ndarray:
-    """The scale of each output: its largest magnitude divided by 127, or 1 if that is 0, (1, out) or (V, 1)."""
+    """The scale of each output: the largest magnitude divided by 127, or 1 if all values are 0, (1, out) or (V, 1)."""
     inputs = (outputs + 1) % 2
     largest = [np.abs(_floats(array[block])).max(axis=inputs, keepdims=True) for block in _blocks(len(array))]
     scales = np.concatenate(largest) if inputs else np.maximum.reduce(largest)
@@ -222,5 +222,5 @@ def _floats(array: np.ndarray) -> np.ndarray:
 
 
 def _blocks(count: int) -> list[slice]:
-    """Slices with few enough rows for intermediate arrays to fit in the cache."""
+    """Slices of rows that are small enough for intermediate arrays to fit in the cache."""
     return [slice(i, i + _BLOCK) for i in range(0, count, _BLOCK)]

@@ -19,7 +19,7 @@ from npformer.engine.runtime.same_bits import GROUP, VECTOR, Kernel
 from npformer.engine.runtime.threads import part_counts, run_tasks
 from npformer.engine.runtime.trials import Trial
 
-#: Sizes of a tile in bytes of float32, among which a trial chooses. A small tile stays in the core's own cache. A tile
+#: Candidate sizes of a tile, in bytes of float32; a trial chooses. A small tile stays in the core's own cache. A tile
 #: with all columns of a weight is read and written in long runs, which is faster if cores share a large cache.
 TILES = (7 << 16, 7 << 18, 7 << 20)
 LEAST = 64  # minimum number of columns of a tile, for a BLAS that never splits the inner axis
@@ -28,7 +28,7 @@ Weight = np.ndarray | NarrowWeight
 
 
 def narrow_products(x: np.ndarray, weights: Sequence[Weight], out: Sequence[np.ndarray] | None) -> list[np.ndarray]:
-    """`weight_products` of float32 rows x with weights of which at least one is a `NarrowWeight`."""
+    """`weight_products` of float32 rows x and weights, if at least one weight is a `NarrowWeight`."""
     n_rows, k = len(x), kernel(x.dtype)
     x = with_rows(x, k.usable(n_rows))
     products = list(out) if out else [np.empty((len(x), weight.shape[1]), x.dtype) for weight in weights]

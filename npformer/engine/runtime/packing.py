@@ -1,6 +1,6 @@
 """Batches without padding: texts as packed rows, in shards that are distributed to cores.
 
-Shards of about a thousand tokens make products large enough to be fast, and leave enough shards for all cores.
+With about a thousand tokens per shard, products are large enough to be fast, and there are enough shards for all cores.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
 
 SHARD = 1024  # tokens
-PIECE = 16  # with fewer tokens of a single text per core, threads do not share its rows; with more, a trial decides
-LONG = 96  # from this number of tokens per core on, the first guess is that threads share the rows of a single text
+PIECE = 16  # minimum tokens per core for threads to share the rows of a single text, if a trial finds that faster
+LONG = 96  # minimum tokens per core for the first guess that sharing the rows of a single text is faster
 SMALL_SHARD = 32  # tokens per core below which a batch is a single shard, with products shared between cores
 
 
@@ -74,9 +74,9 @@ class Text:
 class Batch:
     """Packed texts: ids, positions, token_type_ids and places (T,), lengths (B,).
 
-    farthest is the largest distance between two tokens of a text, even if the batch has only part of that text. read
-    (B,) has the row of each text that a head with one answer per text reads. A part of a text without that row has no
-    entry in read.
+    farthest is the largest distance between two tokens of a text, even if the batch contains only part of that text.
+    read (B,) is the index of the row that a head with one answer per text reads in each text. If the batch contains
+    only part of a text, without that row, the text has no entry in read.
     """
 
     ids: np.ndarray
@@ -121,7 +121,7 @@ class Batch:
         return last
 
     def filled(self, count: int) -> Batch:
-        """The texts followed by zeros, `count` rows in total, so that products need not add rows themselves."""
+        """The texts followed by rows of zeros, `count` rows in total, so that products do not have to add rows."""
         more = count - len(self.ids)
         if not more:
             return self
@@ -150,8 +150,8 @@ def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False, padding: int | None = None) -> Batch:
     """Concatenates texts into a batch.
 
-    uncounted: a token that gets position -1 and is skipped in counting. last: a head with one answer per
-    text reads the last token that is not `padding`, instead of the first token.
+    uncounted: a token that positions do not count; it gets position -1. last: whether a head with one answer per text
+    reads the last token that is not `padding`, instead of the first token.
     """
     lengths = np.array([len(text) for text in texts])
     places = [_last(text.ids, padding) if last else 0 for text in texts]
@@ -171,7 +171,7 @@ def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False
 
 
 def _last(ids: np.ndarray, padding: int | None) -> int:
-    """The index of the last token that is not padding. As in Transformers, it is 0 if all tokens are padding."""
+    """The index of the last token that is not padding; 0 if all tokens are padding, as in Transformers."""
     return int(np.flatnonzero(ids != padding)[-1:].sum())
 
 

@@ -1,6 +1,7 @@
 """Checks token ids in any of three forms: one sequence, a padded array with its mask, or a ragged list.
 
-`as_padded` converts them to a padded array, `unpadded` removes the padding, and `padded` restores it in the outputs.
+`as_padded` converts each form to a padded array, `unpadded` removes the padding, and `padded` restores it in the
+outputs.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ def unpadded(
     uncounted: int | None = None,
     skips_masked: bool = False,
 ) -> list[Text]:
-    """Converts ids (B, L) to texts of the tokens for which the mask is True, with their positions.
+    """Converts ids (B, L) to texts without masked tokens, with the positions of the tokens.
 
-    uncounted: as in `pack`. skips_masked: positions do not count tokens for which the mask is False.
+    uncounted: as in `pack`. skips_masked: positions do not count masked tokens.
     """
     types = [None] * len(ids) if token_types is None else [row[at] for row, at in zip(token_types, mask, strict=True)]
     if skips_masked:
@@ -129,7 +130,7 @@ def check_texts(
     name: str = "input_ids",
     first_position: int = 0,
 ) -> None:
-    """Checks that no text is empty or too long, and that ids, token types and positions are within their tables."""
+    """Checks that no text is empty or too long, and that each id, token type and position has a row in its table."""
     tables = (
         (name, "ids", 0, vocab_size, "the vocabulary"),
         ("token_type_ids", "token_type_ids", 0, max(n_token_types, 1), "the token types"),

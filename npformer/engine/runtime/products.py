@@ -1,4 +1,4 @@
-"""Matrix products of activations with the same bits for any number of rows, for `attention.py`.
+"""Matrix products of activations for `attention.py`, with the same bits for any number of rows.
 
 `same_bits.py` finds the adjustments that the BLAS needs: added rows, recomputed edge columns, sums in blocks. Products
 with weights are in `weight_products.py`.
@@ -25,14 +25,14 @@ def kernel(dtype: np.dtype) -> Kernel:
 
 @functools.cache
 def _kernels(dtype: np.dtype) -> tuple[Kernel, Kernel]:
-    """The kernel with reproducible bits, and the one without."""
+    """The kernels with and without reproducible bits."""
     found = Kernel(dtype)
     return found, found.plain()
 
 
 @functools.cache
 def same_bits(dtype: np.dtype) -> bool:
-    """Tests at several sizes whether rows have the same bits alone and among other rows on this BLAS.
+    """Tests for several sizes whether this BLAS gives a row the same bits alone and among other rows.
 
     One size has 600 rows, because BLIS uses different kernels from 512 rows on.
     """
@@ -108,16 +108,16 @@ def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Scratch:
-    """Memory that successive products are written to. The first use of new memory can take longer than a product.
+    """Memory that is reused for successive products. The first write to new memory can take longer than a product.
 
-    Part 0 is for products, part 1 for results that join several products.
+    Part 0 is for products, part 1 for results that combine several products.
     """
 
     def __init__(self, like: np.ndarray) -> None:
         self._parts = [np.empty_like(like, order="C", shape=0)] * 2
 
     def array(self, *shape: int, part: int = 0) -> np.ndarray:
-        """An array of this shape. It shares its memory with earlier arrays of this part."""
+        """An array of this shape, in the same memory as earlier arrays of this part."""
         size = math.prod(shape)
         if size > self._parts[part].size:
             self._parts[part] = np.empty_like(self._parts[part], shape=size)
@@ -125,7 +125,7 @@ class Scratch:
 
 
 class Columns(NamedTuple):
-    """b (..., K, N), laid out by `in_columns` for several products, which have the same bits as `matmul`."""
+    """b (..., K, N), laid out by `in_columns` for several products with the same bits as `matmul`."""
 
     plain: np.ndarray
     whole: np.ndarray  # `plain` with margins on both sides
@@ -230,7 +230,7 @@ def address(array: np.ndarray) -> int:
 
 @functools.lru_cache(maxsize=1000)
 def column_shares(widths: tuple[int, ...], index: int, of: int) -> list[slice]:
-    """The columns of each weight that part `index` computes: whole panels, and for the last part also the rest."""
+    """The columns of each weight that part `index` computes. Only the last part has columns that fill no panel."""
     return [
         slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
         for n in widths

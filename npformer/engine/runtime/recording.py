@@ -1,4 +1,4 @@
-"""The recorder that hears every operation of this thread, if a pass is being recorded for `engine.replay`."""
+"""The recorder of each thread's operations, while a pass is being recorded for `engine.replay`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ class Unrecordable(Exception):
 
 
 class Changed(Exception):
-    """A value that decided what the recorded pass did is another one now."""
+    """A value on which the recorded calls depend is different in this pass."""
 
 
 class Recorder(Protocol):
     """The part of a recorder that the runtime calls, implemented in `replay/recorder.py`."""
 
-    tried: bool  # whether a trial chose the way of some work
+    tried: bool  # whether a trial chose the variant of some work
     settled: bool  # whether all of these trials have ended at least once
     fixed: list[np.ndarray]  # read-only weights of which the pass read a copy
 
     def in_parts(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of tasks that threads may compute at the same time."""
+        """The results of tasks that may run at the same time, on several threads."""
 
     def original(self, array: np.ndarray) -> np.ndarray:
-        """The array that was given to the pass, of which `array` is the recorded view."""
+        """The array that was passed in, given its recorded view `array`."""
 
 
 class _Local(threading.local):
@@ -46,7 +46,7 @@ def recorder() -> Recorder | None:
 
 @contextmanager
 def recorded_by(recorder: Recorder | None) -> Iterator[None]:
-    """Inside the block, `recorder` hears the operations of this thread."""
+    """Inside the block, the operations of this thread are reported to `recorder`."""
     before = _local.recorder
     try:  # Ctrl-C can occur anywhere
         _local.recorder = recorder

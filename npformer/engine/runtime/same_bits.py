@@ -38,7 +38,7 @@ class Kernel:
     """The adjustments that give products of one dtype reproducible bits on this BLAS.
 
     k_block_size: number of terms of the inner axis that are added in one pass.
-    small: maximum number of multiply-adds of products that sum their whole inner axis in one pass; 0 if there are no
+    small: maximum number of multiply-adds for which a product sums the whole inner axis in one pass; 0 if there are no
     such products.
     """
 
@@ -53,7 +53,7 @@ class Kernel:
             self._edges_from = self._rows_with_edges() if wide else 0
 
     def plain(self) -> Kernel:
-        """A kernel that leaves every product unchanged, without reproducible bits."""
+        """A kernel without adjustments, and thus without reproducible bits."""
         other = copy.copy(self)
         other._good, other._edges_from = np.ones_like(self._good), 0
         return other
@@ -91,7 +91,7 @@ class Kernel:
         return [slice(*edge) for edge in places.reshape(-1, 2).tolist()]
 
     def _good_rows(self) -> tuple[np.ndarray, int]:
-        """Finds usable row counts, and the number of rows of a reference product: 2, or else ROWS.
+        """Finds usable row counts, and the number of rows of a reference product, 2 or ROWS.
 
         With a usable count, most columns have the same bits as in the reference product.
         """
@@ -120,8 +120,8 @@ class Kernel:
     def k_blocks(self, inner: int) -> tuple[slice, ...]:
         """The blocks in which a large product sums its inner axis: first within each block, then across blocks.
 
-        Let b be so large that b + 1 rounds to b. Then the sum b + 1 - b is 0 if b and 1 are added first, and 1 if a
-        block boundary is between them. Each column of a product tests one index.
+        Let b be so large that b + 1 rounds to b. Then the sum b + 1 - b is 0 if b and 1 are in the same block, and 1 if
+        a block boundary separates them. Each column of a product tests one index.
         """
         coarse = self._cut_before(inner, np.arange(FAR, inner - FAR, GROUP))
         first = [place for place in coarse if place - GROUP not in coarse]
@@ -131,7 +131,7 @@ class Kernel:
         return tuple(slice(*edge) for edge in pairwise([0, *fine, inner]))
 
     def _cut_before(self, inner: int, places: np.ndarray) -> list[int]:
-        """The indices with a block boundary at most FAR before them."""
+        """The indices that have a block boundary at most FAR terms before them."""
         if not len(places):
             return []
         column, large = np.arange(len(places)), 2.0 ** (np.finfo(self.dtype).nmant + 1)
@@ -143,7 +143,7 @@ class Kernel:
         return places[sums == 1].tolist()
 
     def _small(self) -> int:
-        """The maximum number of multiply-adds for which a product of two blocks and VECTOR columns sums in one pass."""
+        """The maximum multiply-adds of a product with two blocks and VECTOR columns that is summed in one pass."""
         b = self._irregular(2 * self.k_block_size, VECTOR)
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
@@ -155,8 +155,10 @@ class Kernel:
         return low * b.size if low > 1 else 0
 
     def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """a @ b for several rows and a multiple of VECTOR columns. Small products are summed in the same blocks as
-        large ones."""
+        """a @ b for several rows and a multiple of VECTOR columns.
+
+        Small products are summed in the same blocks as large products.
+        """
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
         # Twice the limit, to be safe. Products up to this size are summed in blocks below, with the same bits.
         if size > 2 * self.small:
@@ -171,7 +173,7 @@ class Kernel:
         return total
 
     def _irregular(self, *shape: int) -> np.ndarray:
-        """Irregular positive numbers with sums that round: the fractional parts of multiples of GOLDEN, repeated.
+        """Irregular positive numbers, so that sums are rounded: the fractional parts of multiples of GOLDEN, repeated.
 
         numpy.random would also work, but importing it takes longer than the whole trial.
         """

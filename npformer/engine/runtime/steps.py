@@ -1,4 +1,4 @@
-"""Computations in steps: generators that yield between steps, where other work may be done, and return a result."""
+"""Computations in steps: generators that yield after each step, so that other work can run, and return a result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npformer.engine.taps import listening
 A = TypeVar("A")
 Steps = Generator[None, None, A]
 
-PIECE = 128  # tokens per core that are read in one step; with more, a step is longer and hardly faster per token
+PIECE = 128  # tokens per core that are read in one step; larger steps are hardly faster per token
 
 
 def finished(steps: Steps[A]) -> A:
@@ -26,7 +26,7 @@ def finished(steps: Steps[A]) -> A:
 def pieces(lengths: Sequence[int], threads: int) -> Iterator[list[int]]:
     """Yields the indices of texts of these lengths in groups, one for each step: some tokens, or one longer text.
 
-    A listener hears all texts together.
+    While a listener is open, all texts form one group.
     """
     if listening():
         yield list(range(len(lengths)))

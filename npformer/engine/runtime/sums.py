@@ -1,8 +1,8 @@
 """Sums in a fixed order. Groups of zeros between or after the terms do not change the bits of a sum.
 
 The order in which NumPy and BLAS add the terms of a long sum depends on its length, so sums here are added in groups of
-TERMS terms. The terms of n sums may be interleaved after the first `front` terms. Each sum then has zeros in
-the places of the other sums' terms, and its groups are n times as long.
+TERMS terms. After the first `front` terms, the terms of n sums may be interleaved. Each sum then has zeros in place of
+the terms of the other sums, and groups that are n times as long.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 
 from npformer.engine.runtime.products import Scratch, in_columns, matmul
 
-TERMS = 16  # terms in a group; small, because the keys of each beam are read in groups of this size
-MANY = 1 << 12  # number of terms from which it is faster to loop over the terms of a group than over groups
-TOGETHER = 1 << 14  # numbers in the products of groups that are computed together, so that they fit in the cache
+TERMS = 16  # terms in a group; small, because each beam reads its keys in groups of this size
+MANY = 1 << 12  # minimum number of terms for which looping over the terms of a group is faster than looping over groups
+TOGETHER = 1 << 14  # maximum numbers in products of groups that are computed together, to fit in the cache
 IN_SCRATCH = 1 << 17  # the same limit for products in reused memory, where the number of calls matters more
 
 
 def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """The groups of a sum of `count` terms, in runs of groups of equal size.
+    """Splits a sum of `count` terms into groups, in runs of equal group size.
 
-    Yields the terms of a run, and its (number of groups, terms of a group). Groups have TERMS terms up to index
-    `front`, a multiple of TERMS, and `terms` terms from there on. The last group may be shorter.
+    Yields the slice of a run, and (number of groups, terms per group). Groups have TERMS terms before index `front`, a
+    multiple of TERMS, and `terms` terms after it. The last group may be shorter.
     """
     front = 0 if terms == TERMS else min(front, count)  # groups of equal size form one run
     for first, end, size in ((0, front, TERMS), (front, count, terms)):
@@ -40,7 +40,7 @@ def sum_in_order(
 ) -> np.ndarray:
     """Sums over the last axis, (..., N) -> (..., 1): term by term within each of `groups`, then group by group.
 
-    np.sum uses this order only when it adds whole rows of memory. np.add.accumulate always uses it.
+    np.sum uses this order only for sums of whole rows of memory. np.add.accumulate always uses it.
     """
     assert axis == -1
     assert keepdims

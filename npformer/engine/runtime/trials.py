@@ -1,8 +1,8 @@
 """`Trial`: chooses the fastest of several ways to do the same work, by timing the work itself.
 
 The gain from a second thread or from a different layout of weights depends on the machine and its load, so a fixed cost
-model would not work. A trial runs real work in each way several times, in turn, and compares median times. All ways
-return the same bits.
+model would not work. A trial runs real work in each way several times, in turn, and compares the median times. All ways
+must give the same bits.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from npformer.engine.runtime.recording import recorder
 Way = TypeVar("Way")
 Result = TypeVar("Result")
 
-TURNS = 5  # number of runs of each variant in a trial; the median tolerates two slow ones
+TURNS = 5  # number of runs of each variant in a trial; the median tolerates two slow runs
 GAIN = 0.95  # because of noise, a variant replaces the current one only if it takes at most this fraction of the time
-SHARE = 0.01  # maximum fraction of all time that trials may lose on slower ways
-PATIENCE = 0.05  # seconds of work before a trial, so that a process for a single sentence does not begin one
+SHARE = 0.01  # maximum fraction of the total time that trials may lose to slower ways
+PATIENCE = 0.05  # seconds of work before the first trial, so that a process for a single sentence runs no trial
 
 
 class Trial(Generic[Way]):
     """Runs work in the fastest of several ways.
 
-    The first way is a guess. A trial begins after PATIENCE seconds of work. A core that was busy during one trial may
-    be free later, so trials are repeated: the next trial begins once the time lost in the last one is at most SHARE
-    of the time worked since then.
+    The first way is a guess. A trial begins after PATIENCE seconds of work. Trials are repeated, because a core that
+    was busy during one trial may be free later. The next trial begins when the time lost in the previous trial is at
+    most SHARE of the working time since then.
 
     Threads may share a trial without a lock, because a race loses at most one measured time.
     """

@@ -41,8 +41,8 @@ from npformer.engine.runtime.threads import (
 from npformer.engine.runtime.trials import Trial
 
 TILE = 7 << 18  # bytes of panels that a large product reads at a time
-MANY = 128  # with more rows than this, a large product spends little of its time copying the weight
-FEW = 256  # up to this number of rows, gathering edge columns takes a large part of their product's time
+MANY = 128  # number of rows above which the time to copy the weight matters little in a large product
+FEW = 256  # maximum number of rows for which gathering edge columns takes a large part of the product's time
 
 
 def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
@@ -119,7 +119,7 @@ def _way(dtype: np.dtype, n_rows: int, shapes: tuple[tuple[int, int], ...], plai
 def _trial(
     shapes: tuple[tuple[int, ...], ...], n_rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
 ) -> Trial[tuple[int, bool]] | None:
-    """The trial of (number of parts, with panels or not) for about n_rows rows, or None if there is only one way."""
+    """The trial that chooses the number of parts and whether to use panels; None if there is no choice."""
     if len(counts) == 1 and not paneled:
         return None
     guess = paneled and panels_pay(n_rows)
@@ -179,7 +179,7 @@ def _columns_at_edges(
 
 @functools.lru_cache(maxsize=1000)
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
-    """The columns to recompute. For each edge: the index of its share, the columns, and their slice when gathered."""
+    """For each edge: the index of its weight, the columns to recompute, and their slice among the gathered columns."""
     places, end = [], 0
     for i, (start, stop) in enumerate(shares):
         for edge in k.edges((stop - start) // VECTOR * VECTOR):
@@ -200,9 +200,9 @@ _kept: dict[tuple, tuple[list[weakref.ref[np.ndarray]], int, Any]] = {}
 
 
 def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any]) -> Any:
-    """make(), a copy of the weights in a different layout, which is kept as long as the weights exist.
+    """make(), a copy of the weights in a different layout, cached as long as the weights exist.
 
-    Returns None before the third use, and for weights that are writable, because the copy would not follow a change.
+    Returns None before the third use, and for writable weights, because a cached copy would not follow their changes.
     """
     if (hears := recorder()) is not None:
         weights = [hears.original(weight) for weight in weights]
@@ -222,7 +222,7 @@ def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any])
 
 
 def _is_fixed(array: np.ndarray) -> bool:
-    """Whether this array and all arrays of which it is a view are read-only."""
+    """Whether an array and all its base arrays are read-only."""
     base: object = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
@@ -277,7 +277,7 @@ class Panels:
 
 @functools.lru_cache(maxsize=1000)
 def _few_at_a_time(n_rows: int, few: int) -> list[tuple[slice, int]]:
-    """Slices of n_rows rows, each with the number of rows of its products: at most `few`, and 1 only if n_rows is 1."""
+    """Slices of n_rows rows, each with the number of rows in its products, at most `few`, and 1 only if n_rows is 1."""
     if n_rows <= few:
         return [(slice(0, n_rows), n_rows)]
     count = (few - 1) // 4 * 4  # kernels process rows in groups of four

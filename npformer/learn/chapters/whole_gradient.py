@@ -108,7 +108,7 @@ ATTENTION_BACKWARD = Exercise(
 
 
 def _small(layer: dict[str, Any], factor: int = 4) -> dict[str, Any]:
-    """A layer whose softmax does not saturate, so that query and key have gradients."""
+    """A layer in which softmax does not saturate, so that query and key have gradients."""
     attention = {
         name: {"weight": each["weight"] / factor, "bias": each["bias"]} for name, each in layer["attention"].items()
     }

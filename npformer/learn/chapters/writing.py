@@ -243,7 +243,7 @@ def tiny_decoder(shrunk: float = 1.0) -> dict[str, Any]:
 
 
 def _faint(weights: Any) -> Any:
-    """The model with rows so small that eps of the last norm matters."""
+    """The model with rows so small that the eps of the last norm matters."""
     layers = []
     for layer in weights["layers"]:
         blocks = {
@@ -339,7 +339,7 @@ GPT2_STEP = Exercise(
 
 
 def _top_p_cases() -> list[tuple[Any, ...]]:
-    """No sum of probabilities is p up to rounding, and no two words have the same probability."""
+    """Cases without equal probabilities, and without a sum of probabilities that equals p up to rounding."""
     logits, wide = np.log(array([0.1, 0.5, 0.15, 0.25])), [_distinct(seed) for seed in (1, 2)]
     return [*((logits, p) for p in (0.7, 0.6, 0.95, 0.3)), *((each, p) for each in wide for p in (0.35, 0.8, 0.99))]
 

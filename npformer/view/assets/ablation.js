@@ -37,14 +37,14 @@ function draw() {
   panel.replaceChildren(...comparison(), ...largest());
 }
 
-// The heads without which the answer is another one.
+// The heads without which the answer is different.
 const turns = ({ y, head }) => meta.outcomes[y][head][0][0] !== meta.answer;
 function turning() {
   const found = cells.filter(turns);
   const several = () => el("button", { type: "button", class: "part-name", onclick: () => page.open("change", {}) }, "Remove several");
-  if (!found.length) return ["No single head turns the answer. ", ...(page.has("change") ? [several(), "."] : [])];
+  if (!found.length) return ["No single head changes the answer. ", ...(page.has("change") ? [several(), "."] : [])];
   const links = found.map((each) => el("button", { type: "button", class: "part-name", onclick: () => choose(each) }, nameOf(each)));
-  return ["The answer turns without ", ...links.flatMap((link, i) => (i ? [" or without ", link] : [link])), "."];
+  return ["The answer changes without ", ...links.flatMap((link, i) => (i ? [" or without ", link] : [link])), "."];
 }
 
 function cell(y, head, change) {
@@ -52,7 +52,7 @@ function cell(y, head, change) {
   const rgb = signedColour(-change, limit); // orange is for the answer, as above the views
   const text = Number(points(change)) === 0 ? "0" : points(change);
   const pressed = off?.y === y && off.head === head;
-  const label = `${nameOf({ y, head })}: ${text} percentage points without it${turns({ y, head }) ? ", and the answer turns" : ""}`;
+  const label = `${nameOf({ y, head })}: ${text} percentage points without this head${turns({ y, head }) ? ", and the answer changes" : ""}`;
   return el(
     "td",
     { class: `${text === "0" ? "part zero" : "part"}${turns({ y, head }) ? " turns" : ""}`, "--c": css(rgb), "--ink": ink(rgb) },

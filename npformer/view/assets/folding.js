@@ -11,7 +11,7 @@ let sink = null; // the key of a long text that gets much more weight than any o
 
 const foldable = () => Math.max(rows.queries.length, rows.keys.length) > LONG;
 
-// The key with over a twentieth of all weight and four times that of any other, such as [CLS]; null without one.
+// The key with over a twentieth of all weight and four times the weight of any other key, such as [CLS]; else null.
 function findSink() {
   const total = new Float64Array(side("keys").tokens.length);
   for (const h of state.heads)
@@ -56,17 +56,17 @@ function foldRows() {
   }
 }
 
-// The smallest weight whose line is drawn for all tokens: in a text with weak links only, a quarter of the strongest, and
-// no more lines than a browser draws at once.
+// The smallest weight with a line for all tokens: in a text with only weak links, a quarter of the strongest, and
+// at most as many lines as a browser draws at once.
 const leastOfAll = () =>
   chosenRows.least ?? (foldable() ? Math.max(Math.min(FAINT, strongestWeight / 4), crowdedWeight) : FAINT);
 
-// In a long text with weak links only, they are drawn stronger: the strongest as a weight of 0.6.
+// In a long text with only weak links, lines are drawn stronger: the strongest as a weight of 0.6.
 const lift = () => (foldable() ? Math.max(1, 0.6 / strongestWeight) : 1);
 
 function foldedRow(which, indices, row) {
   const { tokens } = side(which);
-  const label = `${indices.length} tokens, ${shown(tokens[indices[0]])} to ${shown(tokens[indices.at(-1)])}: show them`;
+  const label = `Show ${indices.length} tokens, ${shown(tokens[indices[0]])} to ${shown(tokens[indices.at(-1)])}`;
   return el(
     "div",
     { role: "option", class: "fold", tabindex: row ? -1 : 0, "aria-selected": false, "aria-label": label, title: label },
@@ -86,7 +86,7 @@ function closeRows() {
   opened.keys.clear();
 }
 
-// Controls for a long text: which rows, and from which weight lines are drawn.
+// Controls for a long text: the rows to show, and the smallest weight with a line.
 function foldControls(change) {
   if (!foldable()) return [];
   const count = Math.max(rows.queries.length, rows.keys.length);

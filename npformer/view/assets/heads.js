@@ -56,7 +56,7 @@ function buildSquares() {
           type: "button",
           class: "square",
           "data-head": h,
-          title: `Head ${h}: click to toggle, double-click for only this one`,
+          title: `Head ${h}: click to toggle, double-click to show only this head`,
           "aria-label": `Head ${h}`,
           onclick: () => toggle(h),
           ondblclick: () => isolate(h),
@@ -97,7 +97,7 @@ function toggle(h) {
   if (!heads.delete(h)) heads.add(h);
   setHeads(heads);
 }
-// Only this head; a second time restores all.
+// Shows only this head, or all heads the second time.
 let alone = null;
 function isolate(h) {
   const again = alone === h && state.heads.size === 1 && state.heads.has(h);
@@ -273,7 +273,7 @@ return {
     ["← →", "other side; next head"],
     ["Space", "keep or release a token; toggle a head"],
     ["o", "only this head, or all again"],
-    ["Esc", "release everything"],
+    ["Esc", "release all tokens"],
   ],
   read() {
     const pins = (name) => several(state.pins.filter((pin) => pin.side === name).map((pin) => pin.index));

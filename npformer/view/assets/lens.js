@@ -38,13 +38,13 @@ function draw() {
   panel.replaceChildren(...ranks(), ...through(answer));
 }
 
-// A sentence that says in which rows the last row's answer has the largest output.
+// A sentence about the rows in which the last row's answer has the largest output.
 function settled(answer) {
   const leads = meta.words.map((row) => row[column][0] === answer);
   const from = leads.lastIndexOf(false) + 1;
   const earlier = meta.rows.filter((_, y) => y < from && leads[y]);
-  if (earlier.length) return `It leads at ${earlier.join(", ")}, and again from ${meta.rows[from]} on.`;
-  return from === last ? "Only the last layer gives it." : `It leads from ${meta.rows[from]} on.`;
+  if (earlier.length) return `This answer leads at ${earlier.join(", ")}, and again from ${meta.rows[from]} on.`;
+  return from === last ? "Only the last layer has this answer." : `This answer leads from ${meta.rows[from]} on.`;
 }
 
 function cell(y, x, rank) {
@@ -121,7 +121,7 @@ return {
   keys: [
     ["Tab", "next cell"],
     ["← → ↑ ↓", "next token or layer"],
-    ["Enter", "show the largest outputs there"],
+    ["Enter", "show the largest outputs of the cell"],
   ],
   read: () => ({
     layer: row === last ? null : meta.rows[row].replace("layer ", ""),

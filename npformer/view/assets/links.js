@@ -3,7 +3,7 @@
 
 let rowHeight = 26; // height of a token
 const PAPER = 820; // height of the lines on a printed page, in pixels: a canvas cannot be divided between two pages
-const { faint: FAINT, fainter: FAINTER } = meta; // lines under these weights are not drawn, for all tokens and for some
+const { faint: FAINT, fainter: FAINTER } = meta; // smallest weight of a line, for all tokens and for some tokens
 const TOP = 12; // links listed beside the picture
 const STEPS = 13; // of opacity, so that lines of one colour are stroked together
 
@@ -32,7 +32,7 @@ const lines = el("div", { class: "lines" }, canvas, hint);
 
 const same = (a, b) => a && b && a.side === b.side && a.index === b.index;
 const pinned = (item) => state.pins.some((pin) => same(pin, item));
-// Tokens with visible lines and numbers: those kept by a click, and the one at the pointer.
+// Tokens with visible lines and numbers: tokens held by a click, and the token at the pointer.
 function active(name) {
   const items = state.hover && !pinned(state.hover) ? [...state.pins, state.hover] : state.pins;
   return items.filter((item) => item.side === name && places[name][item.index] >= 0).map((item) => item.index);
@@ -73,7 +73,7 @@ function strongestLinks(pairs) {
   return best;
 }
 
-// Pairs whose lines are drawn: all of them, or those at an active token.
+// Pairs with lines: all pairs, or the pairs of active tokens.
 function* pairs() {
   const queries = active("queries");
   const keys = active("keys");
@@ -96,7 +96,7 @@ function draw() {
   const context = sized(canvas, width, height);
   const scrolled = canvas.getBoundingClientRect().top - lines.getBoundingClientRect().top;
   const found = strands(width, height, scrolled, () => new Path2D());
-  hint.textContent = `No weight here reaches ${fixed(least(), 2)}.` + (few() ? "" : " Point at a token for its own.");
+  hint.textContent = `No weight here reaches ${fixed(least(), 2)}.` + (few() ? "" : " Point at a token for its weights.");
   hint.hidden = found.size > 0 || !state.heads.size;
   for (const [path, { colour, level, thick }] of looks(found)) {
     context.globalAlpha = level;
@@ -145,7 +145,7 @@ function paths() {
   }));
 }
 
-// The lines that cross the window, those of one head and one opacity as one path: head * STEPS + opacity -> path.
+// The lines that cross the window, as one path for each head and opacity: head * STEPS + opacity -> path.
 function strands(width, height, scrolled, newPath) {
   const opacity = few() ? strength : (weight) => Math.min(1, weight * lift());
   const faintest = least();

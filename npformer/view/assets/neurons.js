@@ -229,7 +229,7 @@ const view = {
     ["Tab", "to the controls, then the table"],
     ["↑ ↓", "the key token"],
     ["← →", "the dimension; Page keys by eight"],
-    ...(meta.parts.some((p) => p.self) ? [["Enter", "use this token as the query; so does a click on its name"]] : []),
+    ...(meta.parts.some((p) => p.self) ? [["Enter", "use this token as the query, like a click on its name"]] : []),
   ],
   read: () => ({
     attention: state.part || null,

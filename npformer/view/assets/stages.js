@@ -17,7 +17,7 @@ async function load(i) {
 let stop = null; // current position: the stage's name or the section's id, and the selected head, for the address
 let stopHead = null;
 const EDGE = 3; // rows and columns that a table shows from each end, as NumPy prints them
-const LINES = 12; // rows, and columns of a small matrix, that a table shows in full
+const LINES = 12; // maximum rows, and columns of a small matrix, that a table shows in full
 const sections = [];
 for (const [i, step] of meta.steps.entries()) {
   if (sections.at(-1)?.title !== step.section) sections.push({ title: step.section, steps: [] });
@@ -210,7 +210,7 @@ function cell(value, decimals, colour) {
 const ids = meta.sides.every((name) => meta.ids[name]?.length);
 const chip = (name) => (text, i) => {
   const inside = [token(text), el("small", {}, String(ids ? meta.ids[name][i] : i))];
-  const choice = { type: "button", "data-token": i, "aria-pressed": false, title: "Choose this token on all tabs" };
+  const choice = { type: "button", "data-token": i, "aria-pressed": false, title: "Select this token in all tabs" };
   return el("li", { "data-segment": meta.tokenTypes[i] }, ...(name === meta.sides.at(-1) ? [el("button", choice, ...inside)] : inside));
 };
 const chips = (name) => el("ol", { class: "chips", "data-side": name }, ...meta.tokens[name].map(chip(name)));

@@ -2,7 +2,7 @@
 
 const panel = el("aside", { class: "panel", "aria-label": "Exact weights" });
 
-// Numbers next to the tokens, and which of them are marked.
+// Numbers next to the tokens, and the tokens to mark.
 function mark() {
   const some = { queries: active("queries"), keys: active("keys") };
   const heads = shownHeads();
@@ -78,13 +78,13 @@ function caption(queries, keys, one) {
   const several = state.heads.size > 1 && !one ? ", the strongest head for each" : "";
   if (!state.heads.size) return ["No head is selected."];
   if (!queries.length && !keys.length) {
-    return [`Layer ${stack().numbers[state.layer]}${several}. Point at a token for its own.`];
+    return [`Layer ${stack().numbers[state.layer]}${several}. Point at a token for its weights.`];
   }
   const to = queries.length ? " to " : "To ";
   return [...named("From ", queries, "queries"), ...named(to, keys, "keys"), `${several}.`];
 }
 
-// Of a long text, the key that most lines would lead to, with a button for its lines.
+// In a long text, the key at the end of most lines, with a button for these lines.
 function sinkNote() {
   if (!sink) return [];
   const name = placed(side("keys").tokens, sink.key);
@@ -96,7 +96,7 @@ function sinkNote() {
   ];
 }
 
-// A decoder's row is a token that it has read.
+// A row of a decoder is a token that it has read.
 function writesNote() {
   const { tokens } = side("queries");
   if (meta.stacks.length < 2 || stack().title.startsWith("Encoder") || tokens.length < 2) return [];

@@ -1,6 +1,6 @@
 // Write view: the next tokens with bars that the sliders move, a click appends one; or the beams of a translator.
 
-const knobs = (live.knobs ??= { temperature: null, k: 0, p: 1, ahead: 0, written: [] }); // stay while one writes
+const knobs = (live.knobs ??= { temperature: null, k: 0, p: 1, ahead: 0, written: [] }); // unchanged while the user writes
 
 const bars = el("ol", { class: "bars" });
 const status = el("p", { class: "about" });
@@ -34,7 +34,7 @@ function append(i) {
   update({ texts: [[text + meta.append[i], ...rest], ...texts] });
   drawFields();
 }
-// The text before each click, for a step back.
+// The text before each click, for "Take back".
 const remember = () => knobs.written.push(live.state.texts[0][0]);
 function takeBack() {
   const [[, ...rest], ...texts] = live.state.texts;
@@ -43,7 +43,7 @@ function takeBack() {
   drawFields();
 }
 
-// A token by chance, with the shares that are shown; among those that are listed.
+// A random token among those in the list, drawn with the probabilities shown.
 function sample() {
   const { words } = kept();
   let left = Math.random() * words.reduce((a, share) => a + (share ?? 0), 0);
@@ -81,11 +81,11 @@ function drawKnobs() {
   writers.forEach((button) => (button.disabled = !meta.room));
 }
 const writers = [
-  quiet("Write a token", "A token by chance, with the shares below: a word, or a piece of one", () => writeTokens(1)),
-  quiet("Write 10", "Ten tokens by chance", () => writeTokens(10)),
+  quiet("Write a token", "A random token, drawn with the probabilities below: a word, or a piece of a word", () => writeTokens(1)),
+  quiet("Write 10", "Ten random tokens", () => writeTokens(10)),
 ];
-const backButton = quiet("Take back", "Take back what was written last", takeBack);
-const full = el("p", { class: "notice", role: "status" }, "The text is as long as the model or this page can read: no token can follow. Shorten it to write on.");
+const backButton = quiet("Take back", "Remove the tokens that were written last", takeBack);
+const full = el("p", { class: "notice", role: "status" }, "The text has the maximum length for the model or this page, so no token can follow. Shorten the text to continue.");
 
 function draw() {
   const { words, others } = kept();
