@@ -38,6 +38,26 @@ def test_the_page_says_that_it_computes(live: Live, model: Any, width: int, dark
     live.until(lambda: live.text(".computing") == "")
 
 
+@pytest.mark.parametrize("kind", ["attribution", "ablation"])
+def test_the_answer_does_not_wait_for_a_slow_view(live: Live, model: Any, kind: str) -> None:
+    live.explore({"m": model}, TEXT, at=f"view={kind}")
+    parts, go_on = live.explorer._server.parts, threading.Event()
+    usual = parts.part
+    parts.part = lambda state, name, check: (name == kind and go_on.wait(30), usual(state, name, check))[1]
+
+    def work() -> None:
+        live.one("textarea").send_keys(" now")
+        live.until(lambda: after(live) == expected(model, f"{TEXT} now"))
+        live.until(lambda: live.js("return document.documentElement.dataset.slow") == "view")
+        live.until(lambda: live.colour("main", "opacity") == "0.6")
+        assert live.colour(".answer", "opacity") == "1"
+        go_on.set()
+
+    live.act(work)
+    assert live.js("return document.title").endswith(": I love good ice cream now")
+    live.until(lambda: live.colour("main", "opacity") == "1")
+
+
 @pytest.mark.filterwarnings("ignore:.*cut to")
 def test_a_cut_text_is_said_on_the_page(live: Live, model: Any) -> None:
     live.explore({"m": model}, TEXT)

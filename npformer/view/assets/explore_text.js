@@ -4,7 +4,7 @@ const problem = el("p", { class: "problem", role: "alert", hidden: true });
 function complain(message) {
   problem.textContent = message;
   problem.hidden = !message;
-  if (message) delete root.dataset.busy;
+  if (message) idle();
 }
 
 // What the page says about the texts, such as that one was cut.
@@ -127,8 +127,8 @@ function download(blob, name) {
 }
 
 async function savePage() {
-  const reply = await post("save", {});
-  if (reply) download(await reply.blob(), "npformer.html");
+  const blob = await post("save", {}, (reply) => reply.blob());
+  if (blob) download(blob, "npformer.html");
 }
 
 const code = el("pre", { tabindex: 0 });
@@ -169,4 +169,4 @@ title.replaceWith(fields);
 answerHere.before(problem, notesHere, chips, pageOnly);
 document.body.append(programHere, computing);
 drawFields();
-load("answer", fromAddress().view).then(explain);
+load("answer", fromAddress().view).then(() => explain());
