@@ -190,6 +190,30 @@ def test_a_row_in_step_and_a_token_in_stages_are_chosen_on_other_tabs(live: Live
     live.until(lambda: live.texts(".numbers .on .row") == live.texts(".numbers .row")[3:4])
 
 
+CHOSEN = {
+    "stages": (".chips li button", ".chips [aria-pressed=true]", ".chips li:nth-child(3) button"),
+    "step": (".numbers .row", ".numbers .on .row", ".numbers tr:nth-child(3) .row"),
+}
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_the_address_reopens_the_chosen_token(live: Live, model: Any, kind: str) -> None:
+    live.explore({"m": model}, TEXT, at=f"view={kind}")
+    every, chosen, third = CHOSEN[kind]
+    live.until(lambda: live.all(every))
+    live.click(live.all(every)[2])
+    live.until(lambda: "&token=2" in live.js("return location.hash"))
+    live.driver.refresh()
+    live.until_ready()
+    live.settle()
+    live.until(lambda: live.texts(chosen) == live.texts(third) != [])
+    tab(live, "heads")
+    live.until(lambda: "from=2" in live.js("return location.hash"))
+    live.open(None, f"view={kind}&token=99")
+    live.until(lambda: live.all(every))
+    assert live.texts(chosen) == []
+
+
 def test_where_no_single_head_turns_the_answer_several_can_be_removed(live: Live, model: Any) -> None:
     live.explore({"m": model}, TEXT, at="view=ablation")
     assert live.text(".about").endswith("No single head turns the answer. Remove several.")

@@ -220,8 +220,9 @@ return {
     ["l", "next layer"],
     ["e", "change the line; Enter applies, Escape leaves"],
   ],
-  read: () => ({ step: at || null }),
+  read: () => ({ step: at || null, token: chosenToken() }),
   async apply(choices) {
+    takeToken(choices.token, meta.tokens.length);
     const refused = Object.keys(meta.refused)[0];
     if (/^\d+$/.test(choices.step ?? "")) at = Math.min(Number(choices.step), steps().length - 1);
     else at = (refused && nearest(Number(refused))) ?? stepAt(live.place) ?? 0;
