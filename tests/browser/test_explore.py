@@ -167,8 +167,9 @@ def test_the_address_keeps_the_state_and_reopens_it(live: Live, models: dict[str
     live.open(state(TEXT, edits=[HEAD]), "view=model")
     assert live.texts(".applied bdi") == ["without layer 1, head 2"]
     assert live.one("textarea").get_attribute("value") == TEXT
-    live.open({"texts": "b"})
-    assert live.outcomes() == expected(models["distilbert"], TEXT)
+    for wrong in ({"texts": "b"}, {"texts": [[OTHER]], "edits": [1]}):
+        live.open(wrong)
+        assert live.outcomes() == expected(models["distilbert"], TEXT)
     live.open(state(TEXT, edits=[HEAD | {"kind": "hat"}]))
     assert "state.edits[0]: expected a change with a kind" in live.text(".problem")
     live.act(lambda: live.click(live.one(".change")))

@@ -172,6 +172,26 @@ def test_a_refused_line_leaves_the_accepted_one_in_force(live: Live, model: Any)
     assert line(live) == "scores = q @ k.mT"
 
 
+@pytest.mark.parametrize("first", ["step", "heads"])
+def test_a_refused_line_of_the_address_has_a_chip(live: Live, model: Any, first: str) -> None:
+    live.explore({"m": model}, TEXT, at="view=step")
+    at = 1 + next(i for i, text in enumerate(live.texts(".code .text")) if SCORES in text)
+    refused = {"kind": "line", "line": at, "old": SCORES, "to": "scores = os"}
+    live.open(state(TEXT, edits=[refused]), f"view={first}")
+    names = live.texts(".applied bdi")
+    assert len(names) == 1
+    if first == "heads":
+        assert live.texts(".applied small") == ["Step only"]
+        live.click(live.one(".tabs [data-view=step]"))
+    live.until(lambda: live.texts(".applied small") == ["Refused"])
+    assert live.texts(".applied bdi") == names
+    assert live.one(".code .on textarea").get_attribute("value") == "scores = os"
+    assert not any("affects only" in each.text for each in live.all(".notice"))
+    live.act(lambda: live.click(live.one(".change")))
+    assert line(live) == SCORES
+    assert live.texts(".applied bdi") == []
+
+
 def test_escape_leaves_the_editor_and_its_keys_are_said(page: Live) -> None:
     to_scores(page, 0)
     press(page, "e")

@@ -190,7 +190,7 @@ alsoAddressed = () => [["state", JSON.stringify(live.state)]];
 function stateOfAddress() {
   try {
     const state = JSON.parse(new URLSearchParams(location.hash.slice(1)).get("state"));
-    if (state.texts[0].every((text) => typeof text === "string") && Array.isArray(state.edits)) return state;
+    if (state.texts[0].every((text) => typeof text === "string") && state.edits.every((edit) => Object(edit) === edit)) return state;
   } catch {
     // no state, or not one that this page wrote
   }

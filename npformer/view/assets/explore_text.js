@@ -91,25 +91,28 @@ const pageOnly = el(
   el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "Step's answer"),
 );
 
-// A line that the page is known to refuse has no chip.
-function drawChips(labels) {
+// The chips of the changes of this state. A line that Step refuses is marked; `names` are those of new changes.
+const labels = new WeakMap(); // change -> its name
+function drawChips(names = []) {
   const { edits } = live.state;
+  names.forEach((name, i) => labels.set(edits[i], name));
+  const listed = edits.filter((edit) => labels.has(edit));
   const refused = live.parts.get("step")?.view?.refused ?? {};
-  const listed = labels.map((label, i) => [label, edits[i]]).filter(([, edit]) => refused[edit?.line]?.to !== edit?.to || edit?.kind !== "line");
   chips.hidden = !listed.length;
   const undo = (edit) => update({ edits: live.state.edits.filter((each) => each !== edit) });
-  const isLine = (edit) => edit?.kind === "line";
-  pageOnly.hidden = !listed.some(([, edit]) => isLine(edit));
+  const isLine = ({ kind }) => kind === "line";
+  const isRefused = (edit) => isLine(edit) && refused[edit.line]?.to === edit.to;
+  pageOnly.hidden = !listed.some((edit) => isLine(edit) && !isRefused(edit));
   chips.replaceChildren(
-    ...listed.map(([label, edit]) =>
+    ...listed.map((edit) =>
       el(
         "li",
         {},
         el(
           "button",
-          { type: "button", class: "change", "aria-label": `Undo: ${label}`, title: "Undo this change", onclick: () => undo(edit) },
-          el("bdi", {}, shown(label)),
-          isLine(edit) ? el("small", {}, "Step only") : null,
+          { type: "button", class: isRefused(edit) ? "change refused" : "change", "aria-label": `Undo: ${labels.get(edit)}${isRefused(edit) ? ", refused" : ""}`, title: "Undo this change", onclick: () => undo(edit) },
+          el("bdi", {}, shown(labels.get(edit))),
+          isLine(edit) ? el("small", {}, isRefused(edit) ? "Refused" : "Step only") : null,
           el("span", { "aria-hidden": true }, "\u00d7"),
         ),
       ),
