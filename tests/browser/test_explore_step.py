@@ -207,6 +207,8 @@ def test_long_lines_stay_within_their_box(live: Live, model: Any, width: int, da
     for each in (".code .on textarea", ".code .on .problem", ".code .on .hint"):
         assert live.js(INSIDE, each, ".code"), each
     assert live.js(INSIDE, ".change bdi", ".applied")
+    assert live.text(".change bdi").endswith("\u2026")
+    assert live.js("return document.querySelector('.change small').offsetHeight") < 24  # one line
     live.click(next(each for each in live.all(".tools button") if each.text == "As Python"))
     live.until(lambda: live.js("return document.querySelector('dialog.program').open"))
     assert live.js(INSIDE, ".program pre", "dialog.program")
