@@ -21,6 +21,7 @@ WIDTH = 20  # characters of the bar
 _lock = RLock()
 _written: list[Line] = []  # the line currently on the terminal, if any
 _waiting: list[Event] = []  # one event per running command, set when the command has printed something
+_before_each: ContextVar[Callable[[], None]] = ContextVar("before_each", default=lambda: None)
 
 
 class Line:
@@ -279,10 +280,21 @@ def with_bar(items: Iterable[Any], total: int | None, unit: str = "texts", **how
         yield from counted(items, count)
 
 
+@contextmanager
+def before_each(check: Callable[[], None]) -> Iterator[None]:
+    """Calls `check` before each item that a bar counts in the `with` block. It may raise to end the work."""
+    token = _before_each.set(check)
+    try:
+        yield
+    finally:
+        _before_each.reset(token)
+
+
 def counted(items: Iterable[Any], count: Count) -> Iterator[Any]:
     """Yields the items, and counts each item and the work that was done to produce it."""
-    iterator, end = iter(items), object()
+    iterator, end, check = iter(items), object(), _before_each.get()
     while True:
+        check()
         with count.working():  # does not include the caller's work on an item, which may run a model too
             item = next(iterator, end)
         if item is end:

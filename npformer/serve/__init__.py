@@ -38,7 +38,8 @@ def app(
     Parameters
     ----------
     models : a model, a list of models, or a dict of models by name
-        A model is a bundled name, a folder, a hub id or a loaded model. A request without a model's name uses the first model that has the route's task.
+        A model is a bundled name, a folder, a hub id or a loaded model. A request without a model's name uses the first
+        model that has the route's task.
     limits : ServiceLimits, the limits of requests, batches and the queue
     api_key : str, the key that requests must send as `Authorization: Bearer KEY`; /health needs no key
     threads, revision, offline : as in `npformer.pipeline`

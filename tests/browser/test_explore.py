@@ -109,6 +109,26 @@ def test_typing_quickly_computes_little_and_shows_the_last(live: Live, models: d
     assert after(live) == expected(models["distilbert"], "I" + letters)
 
 
+def test_the_first_letter_after_a_pause_is_computed_at_once_and_the_next_ones_together(
+    live: Live, models: dict[str, Any]
+) -> None:
+    live.explore({"m": models["distilbert"]}, TEXT)
+    live.js("return new Promise((done) => setTimeout(done, 400))")
+    type_ = """const area = document.querySelector("textarea"), own = fetch;
+        window.sent ??= [];
+        window.fetch = (route, asked) => (sent.push(JSON.parse(asked.body)), own(route, asked));
+        for (const letter of arguments[0]) {
+            area.value += letter;
+            area.dispatchEvent(new InputEvent("input", { bubbles: true }));
+        }
+        window.fetch = own;
+        return sent.map(({ state }) => state.texts[0][0])"""
+    typed: list[list[str]] = []
+    live.act(lambda: typed.append(live.js(type_, " now")))
+    assert typed == [[f"{TEXT} "]]
+    assert after(live) == expected(models["distilbert"], f"{TEXT} now")
+
+
 @pytest.mark.parametrize(("width", "dark"), SIZES)
 def test_each_change_is_a_chip_that_a_click_undoes(live: Live, models: dict[str, Any], width: int, dark: bool) -> None:
     model = models["distilbert"]
@@ -147,8 +167,9 @@ def test_the_address_keeps_the_state_and_reopens_it(live: Live, models: dict[str
     live.open(state(TEXT, edits=[HEAD]), "view=model")
     assert live.texts(".applied bdi") == ["without layer 1, head 2"]
     assert live.one("textarea").get_attribute("value") == TEXT
-    live.open({"texts": "b"})
-    assert live.outcomes() == expected(models["distilbert"], TEXT)
+    for wrong in ({"texts": "b"}, {"texts": [[OTHER]], "edits": [1]}):
+        live.open(wrong)
+        assert live.outcomes() == expected(models["distilbert"], TEXT)
     live.open(state(TEXT, edits=[HEAD | {"kind": "hat"}]))
     assert "state.edits[0]: expected a change with a kind" in live.text(".problem")
     live.act(lambda: live.click(live.one(".change")))

@@ -79,6 +79,41 @@ def test_the_keyboard_alone_changes_and_undoes(page: Live, model: Any) -> None:
     assert page.outcomes() == expected(model, TEXT)
 
 
+TAB, SHIFT = "\ue004", "\ue008"
+ACTIVE = "return document.activeElement.dataset.at ?? null"
+
+
+def test_each_grid_is_one_tab_stop(page: Live) -> None:
+    page.focus(page.all(".words button")[-1])
+    page.press(TAB)
+    assert page.js(ACTIVE) == "0 0"
+    page.press(*[RIGHT] * 4, DOWN)  # over the heads to the whole attention
+    assert page.js(ACTIVE) == "1 4"
+    page.act(lambda: page.press(ENTER))
+    assert page.js(ACTIVE) == "1 4"
+    page.press(TAB)
+    assert page.js("return document.activeElement.dataset.text") == "1 0"
+    page.press(TAB)
+    assert page.js(ACTIVE) == "1000 0"
+    page._actions().key_down(SHIFT).send_keys(TAB, TAB).key_up(SHIFT).perform()
+    assert page.js(ACTIVE) == "1 4"
+    assert len(page.all(".grid [data-at]:not([tabindex='-1'])")) == 2
+
+
+@pytest.mark.parametrize("kind", ["ablation", "lens"])
+def test_the_grids_of_other_tabs_are_one_tab_stop(live: Live, model: Any, kind: str) -> None:
+    live.explore({"m": model}, TEXT, at=f"view={kind}")
+    stops = ".grid [data-at]:not([tabindex='-1'])"
+    live.until(lambda: len(live.all(stops)) == 1)
+    first = live.one(stops).get_attribute("data-at")
+    live.focus(live.one(stops))
+    live.press(DOWN if kind == "ablation" else "\ue013")
+    assert live.js(ACTIVE) != first
+    live.press(ENTER)
+    live.until(lambda: live.js("return document.activeElement.ariaPressed") == "true")
+    assert len(live.all(stops)) == 1
+
+
 @pytest.mark.parametrize(
     ("button", "text"),
     [("Mask", "I love [MASK] ice cream"), ("Delete", "I love ice cream"), ("", "I love bad ice cream")],

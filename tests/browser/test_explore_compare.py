@@ -49,6 +49,18 @@ def test_an_edit_is_compared_with_the_unchanged_model(
     assert live.fits()
 
 
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_bars_of_stages_share_one_scale(live: Live, models: dict[str, Any], width: int, dark: bool) -> None:
+    live.explore({"base": models["base"]}, TEXT, state(TEXT, OTHER), "view=compare", width=width, dark=dark)
+    widths = live.js("return [...document.querySelectorAll('.stages .bar i')].map((bar) => bar.offsetWidth)")
+    values = [float(each) for each in live.texts(".stages output")]
+    full = live.js("return document.querySelector('.stages .bar').clientWidth")
+    assert full > 100
+    assert max(values) > 1
+    assert [round(each) for each in full * np.sqrt(np.array(values) / max(values))] == pytest.approx(widths, abs=2)
+    assert widths.count(max(widths)) == values.count(max(values)) == 1
+
+
 def test_two_texts_and_two_models_are_compared(live: Live, models: dict[str, Any]) -> None:
     live.explore(models, TEXT, state(TEXT, OTHER, edits=[WORD]), "view=compare")
     live.choose("With", "text B in the unchanged model")

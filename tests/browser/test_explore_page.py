@@ -38,6 +38,26 @@ def test_the_page_says_that_it_computes(live: Live, model: Any, width: int, dark
     live.until(lambda: live.text(".computing") == "")
 
 
+@pytest.mark.parametrize("kind", ["attribution", "ablation"])
+def test_the_answer_does_not_wait_for_a_slow_view(live: Live, model: Any, kind: str) -> None:
+    live.explore({"m": model}, TEXT, at=f"view={kind}")
+    parts, go_on = live.explorer._server.parts, threading.Event()
+    usual = parts.part
+    parts.part = lambda state, name, check: (name == kind and go_on.wait(30), usual(state, name, check))[1]
+
+    def work() -> None:
+        live.one("textarea").send_keys(" now")
+        live.until(lambda: after(live) == expected(model, f"{TEXT} now"))
+        live.until(lambda: live.js("return document.documentElement.dataset.slow") == "view")
+        live.until(lambda: live.colour("main", "opacity") == "0.6")
+        assert live.colour(".answer", "opacity") == "1"
+        go_on.set()
+
+    live.act(work)
+    assert live.js("return document.title").endswith(": I love good ice cream now")
+    live.until(lambda: live.colour("main", "opacity") == "1")
+
+
 @pytest.mark.filterwarnings("ignore:.*cut to")
 def test_a_cut_text_is_said_on_the_page(live: Live, model: Any) -> None:
     live.explore({"m": model}, TEXT)
@@ -168,6 +188,30 @@ def test_a_row_in_step_and_a_token_in_stages_are_chosen_on_other_tabs(live: Live
     live.until(lambda: "from=3" in live.js("return location.hash"))
     tab(live, "step")
     live.until(lambda: live.texts(".numbers .on .row") == live.texts(".numbers .row")[3:4])
+
+
+CHOSEN = {
+    "stages": (".chips li button", ".chips [aria-pressed=true]", ".chips li:nth-child(3) button"),
+    "step": (".numbers .row", ".numbers .on .row", ".numbers tr:nth-child(3) .row"),
+}
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_the_address_reopens_the_chosen_token(live: Live, model: Any, kind: str) -> None:
+    live.explore({"m": model}, TEXT, at=f"view={kind}")
+    every, chosen, third = CHOSEN[kind]
+    live.until(lambda: live.all(every))
+    live.click(live.all(every)[2])
+    live.until(lambda: "&token=2" in live.js("return location.hash"))
+    live.driver.refresh()
+    live.until_ready()
+    live.settle()
+    live.until(lambda: live.texts(chosen) == live.texts(third) != [])
+    tab(live, "heads")
+    live.until(lambda: "from=2" in live.js("return location.hash"))
+    live.open(None, f"view={kind}&token=99")
+    live.until(lambda: live.all(every))
+    assert live.texts(chosen) == []
 
 
 def test_where_no_single_head_turns_the_answer_several_can_be_removed(live: Live, model: Any) -> None:

@@ -172,6 +172,55 @@ def test_a_refused_line_leaves_the_accepted_one_in_force(live: Live, model: Any)
     assert line(live) == "scores = q @ k.mT"
 
 
+@pytest.mark.parametrize("first", ["step", "heads"])
+def test_a_refused_line_of_the_address_has_a_chip(live: Live, model: Any, first: str) -> None:
+    live.explore({"m": model}, TEXT, at="view=step")
+    at = 1 + next(i for i, text in enumerate(live.texts(".code .text")) if SCORES in text)
+    refused = {"kind": "line", "line": at, "old": SCORES, "to": "scores = os"}
+    live.open(state(TEXT, edits=[refused]), f"view={first}")
+    names = live.texts(".applied bdi")
+    assert len(names) == 1
+    if first == "heads":
+        assert live.texts(".applied small") == ["Step only"]
+        live.click(live.one(".tabs [data-view=step]"))
+    live.until(lambda: live.texts(".applied small") == ["Refused"])
+    assert live.texts(".applied bdi") == names
+    assert live.one(".code .on textarea").get_attribute("value") == "scores = os"
+    assert not any("affects only" in each.text for each in live.all(".notice"))
+    live.act(lambda: live.click(live.one(".change")))
+    assert line(live) == SCORES
+    assert live.texts(".applied bdi") == []
+
+
+INSIDE = """const [inner, outer] = [...arguments].map((at) => document.querySelector(at).getBoundingClientRect());
+return inner.left >= outer.left && inner.right <= outer.right && inner.top >= outer.top && inner.bottom <= outer.bottom"""
+
+
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_long_lines_stay_within_their_box(live: Live, model: Any, width: int, dark: bool) -> None:
+    live.explore({"m": model}, TEXT, at="view=step")
+    at = 1 + next(i for i, text in enumerate(live.texts(".code .text")) if SCORES in text)
+    long = {"kind": "line", "line": at, "old": SCORES, "to": SCORES + " + 0" * 30 + " * a" + "longname" * 12}
+    live.open(state(TEXT, edits=[long]), "view=step", width=width, dark=dark)
+    live.until(lambda: live.texts(".applied small") == ["Refused"])
+    assert live.fits()
+    for each in (".code .on textarea", ".code .on .problem", ".code .on .hint"):
+        assert live.js(INSIDE, each, ".code"), each
+    assert live.js(INSIDE, ".change bdi", ".applied")
+    assert live.text(".change bdi").endswith("\u2026")
+    assert live.js("return document.querySelector('.change small').offsetHeight") < 24  # one line
+    live.click(next(each for each in live.all(".tools button") if each.text == "As Python"))
+    live.until(lambda: live.js("return document.querySelector('dialog.program').open"))
+    assert live.js(INSIDE, ".program pre", "dialog.program")
+    assert live.js(
+        "const { scrollWidth, clientWidth } = document.querySelector('.program pre'); return scrollWidth > clientWidth"
+    )
+    assert live.js(
+        "const { left, right } = document.querySelector('dialog.program').getBoundingClientRect(); return left >= 0 && right <= innerWidth"
+    )
+    assert live.fits()
+
+
 def test_escape_leaves_the_editor_and_its_keys_are_said(page: Live) -> None:
     to_scores(page, 0)
     press(page, "e")

@@ -129,7 +129,7 @@ return {
   controls: [],
   body: [about, el("div", { class: "split" }, scroller(grid), panel)],
   keys: [
-    ["Tab", "next head"],
+    ["Tab", "the grid, the list beside it"],
     ["← → ↑ ↓", "next head or layer"],
     ["Enter", "switch a head off, or on again"],
   ],

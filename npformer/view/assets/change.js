@@ -153,7 +153,7 @@ return {
     ),
   ],
   keys: [
-    ["Tab", "next word, head or control"],
+    ["Tab", "next word, grid or control"],
     ["← → ↑ ↓", "next head or layer; the slider scales the last one"],
     ["Enter", "remove a head, or put it back"],
   ],

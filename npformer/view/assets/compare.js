@@ -17,6 +17,7 @@ const small = (number) => (number === 0 ? "0" : number < 1e-3 ? number.toExponen
 
 function stagesOf({ stages, first, compared: [count, all] }) {
   const where = first === null ? null : stages[first];
+  const most = Math.max(...stages.map(([, relative]) => relative));
   return [
     el("h3", {}, "Stages"),
     el(
@@ -36,7 +37,7 @@ function stagesOf({ stages, first, compared: [count, all] }) {
           "li",
           { class: i === first ? "first" : "", title: `${name}: ${small(relative)}` },
           el("button", { type: "button", class: "part-name", onclick: () => page.open("stages", { stage: name }) }, name),
-          el("b", { class: "bar", "--w": Math.min(1, strength(relative)) }, el("i", {})),
+          el("b", { class: "bar", "--w": relative && strength(relative / most) }, el("i", {})),
           el("output", {}, small(relative)),
         ),
       ),

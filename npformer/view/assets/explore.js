@@ -10,7 +10,9 @@ const live = {
   running: new AbortController(),
 };
 const TYPING = 80; // milliseconds after the last letter until the page follows
+const PAUSE = 300; // milliseconds without a letter, after which the page follows the next one at once
 const SLOW = 300; // milliseconds until the page says that it computes
+const RERUN = ["attribution", "ablation"]; // views for which the model runs many times: the answer does not wait for them
 
 // ---- Asking ------------------------------------------------------------------------------------------------------
 
@@ -30,8 +32,9 @@ function stale() {
   if (!live.parts.has("answer")) root.dataset.stale = "yes";
 }
 
-// Sends a request for this state. Returns null if a newer state has come, or after an error, which is shown.
-async function post(route, more) {
+// Sends a request for this state and reads its reply. Returns null if a newer state has come, or after an error, which is
+// shown.
+async function post(route, more, read = (reply) => reply.json()) {
   const { number, page, state } = live;
   const body = JSON.stringify({ page, number, state, ...more });
   count(1);
@@ -39,7 +42,7 @@ async function post(route, more) {
     const headers = { "Content-Type": "application/json" };
     const reply = await fetch(route, { method: "POST", headers, body, signal: live.running.signal });
     if (number !== live.number || reply.status === 409) return null;
-    if (reply.ok) return reply;
+    if (reply.ok) return await read(reply);
     complain((await reply.json()).error);
     stale();
     drawChips(live.state.edits.map(({ kind }) => String(kind))); // one of them may be what the server refuses
@@ -67,7 +70,7 @@ async function load(...names) {
 
 async function fetchParts(names) {
   const { number } = live;
-  const found = await (await post("parts", { parts: names }))?.json();
+  const found = await post("parts", { parts: names });
   if (number !== live.number) return;
   names.forEach((name) => live.coming.delete(name));
   if (found) names.forEach((name) => take(name, found[name]));
@@ -98,33 +101,66 @@ function take(name, part) {
 const stubs = doc.texts[0].map((stub) => ({ ...stub }));
 const strings = (choices) => Object.fromEntries(choices.map(([name, value]) => [name, String(value)]));
 
-// Changes the state, and shows it after `wait` milliseconds without another change.
+// Dims what is shown if the new state takes long. Dimming at once would cost the browser a layer, and time.
+let dimming = 0;
+function busy(what = "all") {
+  if (root.dataset.busy === what) return;
+  clearTimeout(dimming);
+  root.dataset.busy = what;
+  dimming = setTimeout(() => (root.dataset.slow = what), SLOW);
+}
+function idle() {
+  clearTimeout(dimming);
+  delete root.dataset.busy;
+  delete root.dataset.slow;
+}
+
+// Changes the state, and shows it: after `wait` milliseconds without another change, or at once after a pause.
 let waiting = 0;
+let changedAt = -PAUSE;
 function update(change, wait = 0) {
+  const isFirst = performance.now() - changedAt > PAUSE;
+  changedAt = performance.now();
   Object.assign(live.state, change);
   live.number += 1;
   live.running.abort();
   live.running = new AbortController();
   live.parts.clear();
   live.coming.clear();
-  root.dataset.busy = "yes";
+  busy();
+  delete root.dataset.settled;
   clearTimeout(waiting);
-  waiting = setTimeout(renew, wait);
+  if (wait && isFirst) renew();
+  else waiting = setTimeout(renew, wait);
 }
 
 // Shows the state: first the answer and the view that is open, then the words and heads that count.
 async function renew() {
+  const { number } = live;
   const shownNow = made.get(`0 ${now.view}`);
   const choices = shownNow ? strings(chosen()) : {};
+  if (RERUN.includes(now.view)) {
+    if (!(await load("answer"))) return;
+    fillAnswer(doc.answers[0]);
+    busy("view");
+  }
   if (!(await load("answer", now.view))) return;
   const kept = shownNow?.renew && !about(0, now.view).error ? shownNow : null; // keeps what is held in it
   forget(kept);
   doc.texts[0] = doc.texts[0].map((meta, i) => (live.parts.has(meta.kind) ? meta : { ...stubs[i] }));
-  delete root.dataset.busy;
+  idle();
   kept?.renew(about(0, now.view));
   await held(() => show(kept ? {} : { choices }));
-  await explain();
+  await painted(); // the server would take the processors from the browser
+  await explain(number);
 }
+
+// The end of the next frame; a page that is not in sight has none.
+const painted = () =>
+  new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, SLOW);
+  });
 
 // Does something that may move the focus or the page, and moves them back.
 async function held(work) {
@@ -134,8 +170,8 @@ async function held(work) {
   scrollTo(x, y);
 }
 
-async function explain() {
-  const { number } = live;
+async function explain(number = live.number) {
+  if (number !== live.number) return;
   const found = await load("reasons");
   if (number !== live.number) return;
   if (found) {
@@ -154,7 +190,7 @@ alsoAddressed = () => [["state", JSON.stringify(live.state)]];
 function stateOfAddress() {
   try {
     const state = JSON.parse(new URLSearchParams(location.hash.slice(1)).get("state"));
-    if (state.texts[0].every((text) => typeof text === "string") && Array.isArray(state.edits)) return state;
+    if (state.texts[0].every((text) => typeof text === "string") && state.edits.every((edit) => Object(edit) === edit)) return state;
   } catch {
     // no state, or not one that this page wrote
   }

@@ -4,7 +4,7 @@ const problem = el("p", { class: "problem", role: "alert", hidden: true });
 function complain(message) {
   problem.textContent = message;
   problem.hidden = !message;
-  if (message) delete root.dataset.busy;
+  if (message) idle();
 }
 
 // What the page says about the texts, such as that one was cut.
@@ -91,25 +91,28 @@ const pageOnly = el(
   el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "Step's answer"),
 );
 
-// A line that the page is known to refuse has no chip.
-function drawChips(labels) {
+// The chips of the changes of this state. A line that Step refuses is marked; `names` are those of new changes.
+const labels = new WeakMap(); // change -> its name
+function drawChips(names = []) {
   const { edits } = live.state;
+  names.forEach((name, i) => labels.set(edits[i], name));
+  const listed = edits.filter((edit) => labels.has(edit));
   const refused = live.parts.get("step")?.view?.refused ?? {};
-  const listed = labels.map((label, i) => [label, edits[i]]).filter(([, edit]) => refused[edit?.line]?.to !== edit?.to || edit?.kind !== "line");
   chips.hidden = !listed.length;
   const undo = (edit) => update({ edits: live.state.edits.filter((each) => each !== edit) });
-  const isLine = (edit) => edit?.kind === "line";
-  pageOnly.hidden = !listed.some(([, edit]) => isLine(edit));
+  const isLine = ({ kind }) => kind === "line";
+  const isRefused = (edit) => isLine(edit) && refused[edit.line]?.to === edit.to;
+  pageOnly.hidden = !listed.some((edit) => isLine(edit) && !isRefused(edit));
   chips.replaceChildren(
-    ...listed.map(([label, edit]) =>
+    ...listed.map((edit) =>
       el(
         "li",
         {},
         el(
           "button",
-          { type: "button", class: "change", "aria-label": `Undo: ${label}`, title: "Undo this change", onclick: () => undo(edit) },
-          el("bdi", {}, shown(label)),
-          isLine(edit) ? el("small", {}, "Step only") : null,
+          { type: "button", class: isRefused(edit) ? "change refused" : "change", "aria-label": `Undo: ${labels.get(edit)}${isRefused(edit) ? ", refused" : ""}`, title: "Undo this change", onclick: () => undo(edit) },
+          el("bdi", {}, shown(labels.get(edit))),
+          isLine(edit) ? el("small", {}, isRefused(edit) ? "Refused" : "Step only") : null,
           el("span", { "aria-hidden": true }, "\u00d7"),
         ),
       ),
@@ -127,8 +130,8 @@ function download(blob, name) {
 }
 
 async function savePage() {
-  const reply = await post("save", {});
-  if (reply) download(await reply.blob(), "npformer.html");
+  const blob = await post("save", {}, (reply) => reply.blob());
+  if (blob) download(blob, "npformer.html");
 }
 
 const code = el("pre", { tabindex: 0 });
@@ -169,4 +172,4 @@ title.replaceWith(fields);
 answerHere.before(problem, notesHere, chips, pageOnly);
 document.body.append(programHere, computing);
 drawFields();
-load("answer", fromAddress().view).then(explain);
+load("answer", fromAddress().view).then(() => explain());

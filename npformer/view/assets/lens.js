@@ -119,7 +119,7 @@ return {
   controls: [],
   body: [about, el("div", { class: "split" }, box, panel)],
   keys: [
-    ["Tab", "next cell"],
+    ["Tab", "the grid"],
     ["← → ↑ ↓", "next token or layer"],
     ["Enter", "show the largest outputs of the cell"],
   ],

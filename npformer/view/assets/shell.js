@@ -120,6 +120,12 @@ function chooseToken(at) {
   place.version += 1;
   shownView().version = place.version;
 }
+const chosenToken = () => place.token;
+// Chooses the token that an address names, if the text has it.
+function takeToken(text, count) {
+  const at = single(text);
+  if (at !== null && Number(at) < count && !isChosenToken(at)) chooseToken(at);
+}
 
 // The selections with which a view shows what was chosen in another one; null for none.
 const ofHead = ({ attention, layer, head }) => (head === null ? {} : { attention: attention ?? undefined, layer, head });

@@ -351,7 +351,7 @@ const watch = new IntersectionObserver(
 const walkway = el("div", { class: "walk" }, words, ...blocks, outcome);
 const cards = (selector = ".card") => [...walkway.querySelectorAll(selector)];
 themed.push(() => cards("[data-filled]").forEach(fill));
-const choose = (at) => (chooseToken(at), markToken());
+const choose = (at) => (chooseToken(at), markToken(), page.changed());
 function markToken() {
   words.querySelectorAll("[data-token]").forEach((each) => each.setAttribute("aria-pressed", isChosenToken(each.dataset.token)));
   cards("[data-filled]").forEach((article) => ofText(meta.steps[article.dataset.step].rows) && article.redraw());
@@ -373,8 +373,9 @@ return {
     ["k or p", "previous stage"],
     ["Enter", "open or close a section"],
   ],
-  read: () => ({ stage: stop, head: stopHead }),
-  async apply({ stage, head }) {
+  read: () => ({ stage: stop, head: stopHead, token: chosenToken() }),
+  async apply({ stage, head, token }) {
+    takeToken(token, meta.tokens[meta.sides.at(-1)].length);
     markToken();
     const i = meta.steps.findIndex(({ name }) => name === stage);
     const known = i >= 0 || links.some(([id]) => id === stage);

@@ -124,7 +124,10 @@ function drawCode() {
   const [top] = code.marked;
   if (editing === first || first in meta.refused || draft?.line === first) top.replaceChildren(...editor(first));
   const edge = top.getBoundingClientRect().top - code.getBoundingClientRect().top + code.scrollTop;
-  if (edge < code.scrollTop + 40 || edge > code.scrollTop + code.clientHeight - 80) code.scrollTop = edge - code.clientHeight / 3;
+  const height = Math.max(top.offsetHeight, 80); // of an editor with the reason below it
+  const isAbove = edge < code.scrollTop + 40;
+  if (isAbove || edge + height > code.scrollTop + code.clientHeight)
+    code.scrollTop = Math.min(edge, edge + Math.max(height - code.clientHeight, -code.clientHeight / 3));
 }
 
 // ---- What the line made ------------------------------------------------------------------------------------------
@@ -220,8 +223,9 @@ return {
     ["l", "next layer"],
     ["e", "change the line; Enter applies, Escape leaves"],
   ],
-  read: () => ({ step: at || null }),
+  read: () => ({ step: at || null, token: chosenToken() }),
   async apply(choices) {
+    takeToken(choices.token, meta.tokens.length);
     const refused = Object.keys(meta.refused)[0];
     if (/^\d+$/.test(choices.step ?? "")) at = Math.min(Number(choices.step), steps().length - 1);
     else at = (refused && nearest(Number(refused))) ?? stepAt(live.place) ?? 0;

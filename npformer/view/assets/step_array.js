@@ -110,6 +110,7 @@ function numbersOf(part, again) {
   const choose = (r) => {
     chooseToken(part.picked[1][r]);
     again();
+    page.changed();
   };
   return el(
     "table",

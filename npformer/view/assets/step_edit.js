@@ -16,6 +16,7 @@ function takeRefused({ refused }) {
   editing = line;
   if (before) put(before);
   else drop({ kind: "line", line });
+  drawChips();
   return true;
 }
 

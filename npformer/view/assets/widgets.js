@@ -48,15 +48,33 @@ function segmented(label, options, value, onchange) {
   return el("div", { class: "field" }, el("span", {}, label), group);
 }
 
-// Lets arrow keys move the focus in a grid whose cells have data-at, "row column".
+// Makes a grid whose cells have data-at, "row column", one tab stop: the cell that had the focus last, at first the pressed
+// one. Arrow keys move to the next cell of the row or column.
 function arrowsMove(grid) {
+  const cells = () => [...grid.querySelectorAll("[data-at]")];
+  const placeOf = ({ dataset }) => dataset.at?.split(" ").map(Number);
+  let stop = null;
+  const mark = () => {
+    const all = cells();
+    const one = all.find(({ dataset }) => dataset.at === stop) ?? all.find((cell) => cell.matches("[aria-pressed=true]")) ?? all[0];
+    all.forEach((cell) => (cell.tabIndex = cell === one ? 0 : -1));
+  };
+  new MutationObserver(mark).observe(grid, { childList: true });
+  grid.addEventListener("focusin", ({ target }) => {
+    stop = target.dataset.at ?? stop;
+    mark();
+  });
   grid.addEventListener("keydown", (event) => {
-    const at = event.target.dataset.at?.split(" ").map(Number);
-    const [down, across] =
-      { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [];
-    if (!at || down === undefined) return;
+    const at = placeOf(event.target);
+    const [axis, by] = { ArrowDown: [0, 1], ArrowUp: [0, -1], ArrowRight: [1, 1], ArrowLeft: [1, -1] }[event.key] ?? [];
+    if (!at || axis === undefined) return;
     event.preventDefault();
-    grid.querySelector(`[data-at="${at[0] + down} ${at[1] + across}"]`)?.focus();
+    const ahead = cells().flatMap((cell) => {
+      const to = placeOf(cell);
+      const far = by * (to[axis] - at[axis]);
+      return to[1 - axis] === at[1 - axis] && far > 0 ? [[far, cell]] : [];
+    });
+    ahead.sort(([a], [b]) => a - b)[0]?.[1].focus();
   });
 }
 

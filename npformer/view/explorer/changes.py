@@ -19,6 +19,7 @@ from npformer.interpret.edits import Change as StageChange
 from npformer.interpret.edits import add, replace_row, scale, scale_head, without_head, zero
 from npformer.interpret.metric import MASKS
 from npformer.interpret.traces import Trace
+from npformer.text.words import shortened
 
 Edits = dict[str, StageChange]
 Traces = Callable[[int], Trace]  # the index of a text -> the trace of the unchanged model
@@ -196,7 +197,7 @@ class ChangeLine(StateChange):
 
     @property
     def label(self) -> str:
-        return f"page, line {self.line}: {self.to}"[:80]
+        return shortened(f"page, line {self.line}: {self.to}", 80)
 
 
 KINDS: Mapping[str, type[StateChange]] = {

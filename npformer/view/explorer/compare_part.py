@@ -18,7 +18,8 @@ BUDGET = 1e-6  # the largest relative difference between two stages that roundin
 def compare_view(found: list[dict[str, Any]], text: str) -> dict[str, Any]:
     """Returns the data of the tab."""
     notes = [
-        "Stages of the same shape are compared. Relative difference: the root mean square of a - b over that of b.",
+        "Stages of the same shape are compared. Relative difference: the root mean square of a - b over that of b. "
+        "Bars show its square root; the largest difference has the longest bar.",
         "Heads: half the sum of the differences of the weights from a token, on average; 1 if none is shared.",
     ]
     about = {"kind": "compare", "heading": "Compare", "subtitle": text, "title": f"Compare: {text}", "arrays": {}}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
+from npformer.common.progress import before_each
 from npformer.engine.taps import listen
 from npformer.interpret.answer import ModelAnswer, answer_of, outcome_of
 from npformer.interpret.edits import edit
@@ -166,7 +167,7 @@ class Parts:
         if kind in OF_TRACE:
             found = OF_TRACE[kind](seen)
         else:
-            with self.changed(state), _checking(check if kind == "ablation" else None):
+            with self.changed(state), before_each(check), _checking(check if kind == "ablation" else None):
                 found = OF_MODEL[kind](model, seen)
 
         def stored(data: str) -> str:
@@ -243,7 +244,7 @@ class Parts:
 def _checking(check: Callable[[], None] | None) -> Iterator[None]:
     """Calls `check` at every stage, so that long work ends soon after it is superseded.
 
-    Listeners change the last digits of gradients, so parts with gradients are not interrupted.
+    Listeners change the last digits of gradients, so parts with gradients are interrupted between batches only.
     """
     if check is None:
         yield
