@@ -35,20 +35,14 @@ from npformer.plain import page
 
 
 class Model(Generated):
-    """Shows the page of a family; its body comes after the docstring of the page."""
+    """Shows the page of a family; its body comes after the first paragraph of the page's docstring."""
 
     has_content = True
 
     def lines(self, argument: str) -> Iterable[str]:
-        yield from introduction(argument)
-        yield from [*self.content, ""]
+        first, _, rest = literal((page(argument).__doc__ or "").strip()).partition("\n\n")
+        yield from [first, "", *self.content, "", *rest.split("\n"), ""]
         yield from described(argument)
-
-
-def introduction(name: str) -> Iterable[str]:
-    """Returns the docstring of a page and its properties, and those of a checkpoint."""
-    yield literal((page(name).__doc__ or "").strip())
-    yield ""
 
 
 def described(name: str) -> Iterable[str]:
