@@ -195,7 +195,7 @@ def _ids(where: str, ids: np.ndarray) -> np.ndarray:
 
 
 def _is_of_a_caller(error: Exception) -> bool:
-    """Whether the error comes from the caller's function, such as an activation, whose traceback explains more."""
+    """Whether the error was raised in a function of the caller. The original traceback is then more helpful."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__", "").partition(".")[0] not in ("npformer", "numpy")
 

@@ -59,7 +59,7 @@ def results(task: Task, answers: Sequence[Any]) -> Any:
 def _missing(kind: Any) -> Any:
     """Returns the value for a row without an answer: null, or a vector of NaN, as in .npy files.
 
-    A vector is not null, because pyarrow before version 26 cannot read null vectors from Parquet.
+    Missing vectors are NaN instead of null, because pyarrow before version 26 cannot read null vectors from Parquet.
     """
     if not pa.types.is_fixed_size_list(kind):
         return None

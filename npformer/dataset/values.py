@@ -1,7 +1,8 @@
 """The values of Arrow's arrays as Python objects, which do not depend on whether pandas is installed.
 
-Python's times have microseconds and years up to 9999. If pandas is installed, pyarrow returns pandas objects for
-nanoseconds. Times that Python cannot represent therefore become texts, at any depth of lists and objects.
+Python's datetimes have microsecond resolution and end with the year 9999. If pandas is installed, pyarrow returns
+pandas objects for nanoseconds. Times that Python cannot represent therefore become texts, at any depth of lists and
+objects.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Embeddings:
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages in firing order."""
+        """The stages in order of computation."""
         groups, shape, function = self.groups(0), "(T, E)", "functions.embedding"
         token = "E[ids]" if self.scale == 1 else f"{self.scale:.6g} E[ids]"
         found = [

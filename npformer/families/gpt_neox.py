@@ -57,7 +57,7 @@ class GptNeoX(Interleaved):
         }
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """The masks and frequencies in files of earlier versions of Transformers."""
+        """The names of the masks and frequencies that earlier versions of Transformers stored."""
         names = ("bias", "masked_bias", "rotary_emb.inv_freq")
         stored = (f"gpt_neox.layers.{i}.attention.{name}" for i in range(config.n_layers) for name in names)
         return frozenset(self._written(name, config) for name in stored)

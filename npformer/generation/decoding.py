@@ -57,8 +57,8 @@ def greedy_or_sample(
 ) -> Iterator[Step]:
     """Greedy search or sampling, step by step.
 
-    group: for each text, the index of its source, and the index of the text among the texts of this source. Random
-    draws depend on these indices. Texts that have ended are no longer computed.
+    group: for each text, a pair: the index of its source, and the text's number among those generated from that source.
+    Random draws depend on these indices. Texts that have ended are no longer computed.
     """
     ids, processors = run.prompts, Processors(settings, run.prompts.shape[1])
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]

@@ -50,7 +50,10 @@ class State(Protocol):
 
     @staticmethod
     def reading(model: Any, prepared: Sequence[Any]) -> Steps[Any]:
-        """Reads the prompts of a group, for the constructor's `read`. Otherwise the constructor reads them at once."""
+        """Reads the prompts of a group step by step, for the constructor's `read`.
+
+        Without `read`, the constructor reads all prompts itself, without a pause.
+        """
 
     @staticmethod
     def before(prepared: Any) -> int:
@@ -138,7 +141,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Continued(Text):
-    """A prompt with the keys and values of its first rows, but not of all rows, from `PromptState.rows`."""
+    """A prompt with cached keys and values, from `PromptState.rows`, for its first rows but not for all of them."""
 
     kept: KeptRows = ()
 

@@ -45,7 +45,7 @@ class StageError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The errors of another program's stages, in firing order."""
+    """The errors of another program's stages, in order of computation."""
 
     rows: list[StageError]
     theirs: Theirs
@@ -207,7 +207,7 @@ def _compare(
 
 
 def _place(comparison: Comparison) -> int:
-    """The index, in firing order, of the first stage that diverges; the number of stages if none does."""
+    """The index, in order of computation, of the first stage that diverges; the number of stages if none does."""
     order = list(comparison.golden.stages)
     return order.index(comparison.first.stage) if comparison.first else len(order)
 

@@ -28,7 +28,7 @@ FORMAT, VERSION = "npformer-golden", "1"
 
 @dataclass(frozen=True)
 class Golden:
-    """The contents of a golden file. `stages` and `truth` map names, in firing order, to one array per text."""
+    """The contents of a golden file. `stages` and `truth` map names, in order of computation, to one array per text."""
 
     model: str  # the name under which the model was loaded
     config: Config

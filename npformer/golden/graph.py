@@ -83,7 +83,7 @@ def head_width(config: Config, stack: str) -> int:
 
 
 def parents(config: Config, weights: Iterable[str]) -> Parents:
-    """Returns each stage of a model with these weights -> its parents, from which it is computed, in firing order.
+    """Returns each stage of a model with these weights -> the stages that it is computed from, in order.
 
     The first stages of a layer have the parent `layers.*.input`. The parent of that input is the stage that the layer
     reads.

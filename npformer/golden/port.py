@@ -50,7 +50,7 @@ class Port:
     widths: tuple[int, ...]  # tokens of each text in the other program, with padding
     lengths: tuple[int, ...]  # lengths of the golden file's texts
     rightly: list[np.ndarray] = field(default_factory=list)  # the correct stage, from the other program's inputs
-    known: tuple[str, ...] = ()  # all stages of the model, in firing order
+    known: tuple[str, ...] = ()  # all stages of the model, in order of computation
     rules: tuple[tuple[str, Rule], ...] = ()
     touched: frozenset[str] = frozenset()  # patterns of the stages that change
     dtype: str = "float32"  # the precision that sets the budget

@@ -158,8 +158,8 @@ def leave_one_out(
     inputs = texts_of(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)])[0]
     if not all(map(len, inputs)):
         raise NothingLeft(
-            f"attribution: leave-one-out: expected a text with more words, to leave {size} out, got {given!r:.80}; the "
-            "other methods explain it"
+            f"attribution: leave-one-out: leaving {size} out leaves no token of {given!r:.80}; use a longer text, or "
+            "another method"
         )
     logits = logits_of(model, inputs, progress)
     is_next = model.config.head == "causal-lm"
@@ -182,7 +182,7 @@ def _with_punctuation(text: str, spans: Sequence[Span]) -> list[Span]:
 
 
 def _first_tokens(model: Any, given: Any, parts: Sequence[Sequence[Span]]) -> tuple[int, ...]:
-    """Returns the token at which each part of a text or pair begins. `parts` has the parts of each text."""
+    """Returns the token at which each part of a text or pair begins. parts: for each text, spans of characters."""
     from npformer.text.encoding import Encoder
 
     tokens = Encoder(model).read([given])[0].pieces[0]

@@ -66,7 +66,7 @@ _EMBEDDINGS = [
     for each in Embeddings(n_tokens=1, n_positions=1, n_token_types=1, projected=True).stages
 ]
 
-#: Every stage, in firing order; `*` stands for a layer's number.
+#: Every stage, in order of computation; `*` stands for a layer's number.
 STAGES = (
     *_EMBEDDINGS,
     *within("layers.*", _OF_LAYER, {}, "blocks.*."),
@@ -110,7 +110,7 @@ def find(name: str) -> Stage | None:
 
 @lru_cache(maxsize=16)
 def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
-    """Returns the stages of a model with these weights, by name, in firing order."""
+    """Returns the stages of a model with these weights, by name, in order of computation."""
     found = transformer.stages(unflatten(dict.fromkeys(weights, _NO_NUMBERS)), parts_of(config))
     if config.head == "question-answering":
         found += map(formulas.probabilities_stage, ("start_", "end_"))
@@ -121,7 +121,7 @@ def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
 
 @lru_cache(maxsize=4)  # called for each stage of a model
 def of_model(config: Config) -> Mapping[str, Stage]:
-    """Returns the stages of a model, by name, in firing order.
+    """Returns the stages of a model, by name, in order of computation.
 
     >>> of_model(npformer.load("distilbert-sst2").config)["layers.3.ffn.output"].parents
     ('layers.3.ffn.activation',)
@@ -163,7 +163,7 @@ def modules(config: Config) -> dict[str, str]:
 def module_runs(config: Config) -> dict[str, list[str]]:
     """Maps each Hugging Face module to the stages that it outputs; {} for torch's own modules.
 
-    A module shared by several layers has several stages, in firing order.
+    A module shared by several layers has several stages, in order of computation.
     """
     family = family_of(config)
     if not (family.stages or isinstance(family, Marian)):
@@ -186,7 +186,7 @@ def module_runs(config: Config) -> dict[str, list[str]]:
 
 
 def names(config: Config) -> list[str]:
-    """Lists a model's stages, in firing order."""
+    """Lists a model's stages, in order of computation."""
     return list(of_model(config))
 
 

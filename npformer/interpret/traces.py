@@ -38,7 +38,7 @@ FORMAT = "npformer-trace"
 
 
 class Trace(Mapping[str, Any]):
-    """A mapping from the names of stages, in firing order, to their arrays, or to lists of arrays for several texts.
+    """A mapping from the names of stages, in order, to their arrays, or for several texts to lists of arrays.
 
     A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, and (D,) or (C,) for the
     whole text. `tokens`, `token_type_ids` and `ids` describe the text: lists for several texts, and None if unknown.
@@ -69,7 +69,7 @@ class Trace(Mapping[str, Any]):
         self._token_type_ids: list[np.ndarray] = []
         self._tokens: list[list[str]] = []
         self._parts = TextParts()
-        self._fired: dict[str, bool] = {}  # stage, in firing order -> whether the trace stores it
+        self._fired: dict[str, bool] = {}  # stage, in order of computation -> whether the trace stores it
         self._listening: AbstractContextManager[None] | None = None
         self._grads: Trace | None = None
         self._key_tokens: list[list[str]] = []  # for an encoder-decoder, the tokens that the encoder reads
@@ -148,7 +148,7 @@ class Trace(Mapping[str, Any]):
 
     @property
     def fired(self) -> list[str]:
-        """All stages of the model, in firing order. Without a config, only the stages that have fired."""
+        """All stages of the model, in order of computation. Without a config, only the stages that have fired."""
         return table.names(self.config) if self.config is not None else list(self._fired or self._arrays)
 
     def __contains__(self, name: object) -> bool:

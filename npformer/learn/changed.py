@@ -61,7 +61,7 @@ def _times(exercise: Exercise, label: str, power: float) -> Change:
 
 
 def _fits(exercise: Exercise, label: str, power: float, known: Sequence[tuple[Case, float]]) -> bool:
-    """Returns whether a power of a size is the factor in every case."""
+    """Returns whether the factor equals the size `label` raised to `power` in every case."""
     powers = [(_sizes(exercise, case.args).get(label, 0.0) or np.nan) ** power for case, _ in known]
     return all(abs(factor / each - 1) < CLOSE for each, (_, factor) in zip(powers, known, strict=True))
 

@@ -1,4 +1,4 @@
-"""Checks the files of a class, several at a time, and writes a table.
+"""Checks the submissions of a class of learners, several at a time, and writes a table of the results.
 
 Each file is checked by a separate process, `python -m npformer.learn.grading REQUEST`, which starts the processes that
 execute the file. Code that kills its parent process thus ends only the check of its own file.

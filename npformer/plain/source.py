@@ -203,7 +203,7 @@ class _File:
         return repr(value).replace("inf", "np.inf")
 
     def _named(self, function: Callable[..., Any]) -> str:
-        """The name of a function. A function of a page is added to the file."""
+        """The name of a function. If a function is defined in a page, its source is included in the file."""
         name = function.__name__
         if str(function.__module__).startswith(PACKAGE):
             self.used.append(function)

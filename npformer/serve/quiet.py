@@ -11,7 +11,7 @@ KINDS = 100  # maximum kinds of lines to remember
 
 
 class Sparing(logging.Filter):
-    """Passes the first lines of each kind in a period. The next line passed states how many lines were suppressed.
+    """Passes the first lines of each kind in a period. The next line that gets through states how many were suppressed.
 
     Warnings and errors with the same message template are of the same kind, such as uvicorn's for malformed requests.
     """

@@ -235,7 +235,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
         **({"temperature": given["temperature"]} if draws else {}),
     }  # fmt: skip
     if n > 1 and not draws:
-        raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all texts would be equal")
+        raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, because all texts would be equal")
     if given["echo"] and given["logprobs"] is not None:
         raise f.wrong("echo", "expected false with logprobs: log probabilities of prompt tokens are not computed")
     options = await service.in_thread(settled, task, settings, "body", "max_tokens")

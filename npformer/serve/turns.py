@@ -19,7 +19,7 @@ from npformer.engine.runtime.steps import Steps
 
 PIECE = 64  # tokens per core; takes about twice as long as a short text. Larger pieces are slightly faster per token
 ALONE = 512  # maximum tokens per core in a batch that serves a single request; larger batches are no faster
-LONG = 4  # a request with more than LONG times the tokens of a PIECE is computed in steps too
+LONG = 4  # a batch with more than LONG pieces' tokens of one request is computed in steps, too
 PATIENCE = 16  # number of batches without other requests after which a large request's pieces double
 JOBS = 8  # maximum batches generated token by token at the same time, each with cached keys and values in memory
 

@@ -1,6 +1,6 @@
 """`Options`: the options common to all tasks. Each task adds its own options in its own file.
 
-Values are checked when the options are made, before any text is read. `typed_pipeline.pyi` declares the options as
+Values are checked when the options are created, before any text is read. `typed_pipeline.pyi` declares the options as
 keywords of `pipeline`, for type checkers and editors.
 """
 

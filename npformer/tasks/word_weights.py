@@ -36,7 +36,7 @@ class WordWeights(Protocol):
 
 
 class OfTokens:
-    """relu(x w + b) for each token x of a text. A word that occurs several times has its largest weight.
+    """relu(x w + b) for each token x of a text. A word that occurs several times gets the largest of its weights.
 
     Special tokens except the mask have no weight.
 

@@ -108,7 +108,7 @@ def describe_llama(path: Path, file: SentencePiece, limits: Limits) -> tuple[dic
     vocabulary = {piece.text: i for i, piece in enumerate(file.pieces)}
     unknown = next((piece.text for piece in file.pieces if piece.type == UNKNOWN), None)
     if unknown is None or len(vocabulary) < len(file.pieces):
-        raise NpformerError(f"{path}: expected no duplicate pieces, and a piece of the type unknown")
+        raise NpformerError(f"{path}: expected unique pieces, and one of the type UNKNOWN")
     prefix = [{"type": "Prepend", "prepend": "▁"}] if file.dummy_prefix else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     model = {

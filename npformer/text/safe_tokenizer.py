@@ -168,7 +168,7 @@ class SafeTokenizer(Uncalled):
 
 
 def strings(texts: Any) -> Iterator[str]:
-    """Yields the strings in an argument to the library, which may be a text, a pair or a list of words."""
+    """Yields all strings in an argument to the tokenizers library: a text, a pair, or a nested list of words."""
     if isinstance(texts, str):
         yield texts
     elif isinstance(texts, list | tuple):

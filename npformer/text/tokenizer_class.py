@@ -63,7 +63,7 @@ def class_of(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def stem(name: str) -> str:
-    """The name of a class without "Tokenizer"."""
+    """Removes the suffix "Tokenizer" from the name of a class."""
     return name.removesuffix("Tokenizer")
 
 

@@ -79,7 +79,7 @@ class HeadLoss:
 
     The classes are the labels, the vocabulary or the choices. For question answering, the loss is the mean of the
     cross-entropies of the answer's first and last token. For replaced tokens, the loss is the binary cross-entropy. A
-    subclass can override `losses` to compute a different loss of the same answers.
+    subclass can override `losses` to compute a different loss from the same answers.
 
     Parameters
     ----------

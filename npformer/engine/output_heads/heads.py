@@ -179,7 +179,7 @@ class Head(ABC):
             self.below.pull(direction, weights)
 
     def stages(self, x: str, weights: Weights) -> list[Stage]:
-        """The stages in firing order. x: the stage with the rows that the head reads."""
+        """The stages in order of computation. x: the stage with the rows that the head reads."""
         found = [] if self.below is None else self.below.stages(x)
         return [*found, *self._stages(found[-1].name if found else x)]
 

@@ -169,7 +169,7 @@ def _whole(size: int) -> int:
 
 
 class _Binder:
-    """Replaces each `Place` with an array. memories: the array that contains each memory, and its first byte there."""
+    """Replaces each `Place` with an array. memories: for each memory, the array that holds it and its first byte."""
 
     def __init__(self, memories: Sequence[tuple[np.ndarray, int]]) -> None:
         self.memories = memories

@@ -211,7 +211,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _is_part(name: Any) -> bool:
-    """Whether a part has this name, or is an array of the page, such as `value:12`."""
+    """Whether this is the name of a part, or of an array on the page, such as `value:12`."""
     return isinstance(name, str) and (name in PARTS or re.fullmatch(r"value:\d{1,6}", name) is not None)
 
 

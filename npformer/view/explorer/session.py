@@ -75,7 +75,7 @@ def explore(
         page = live_page(list(models), [parts], any(writes), not any(writes))
         server = ExplorerServer(Parts(models), page, port)
     except OSError as error:
-        raise NpformerError(f"explore: port {port}: {error.strerror or error}; port=0 takes any free one") from None
+        raise NpformerError(f"explore: port {port}: {error.strerror or error}; port=0 picks a free port") from None
     explorer = Explorer(server, tuple(parts))
     if browser:
         webbrowser.open(explorer.url)
