@@ -23,6 +23,7 @@ from npformer.golden.page_edits.operators import Edit
 SECONDS = 10.0
 FULL = 2.0  # with the stages around the wrong one shown; every hidden stage adds EACH
 EACH = 0.5
+KNOWN = 0.5  # the share of the time to search if a known mistake gives the values, too
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
 LINES = 4  # longer statements are shown without their unchanged lines
 PAIRED = 400  # pairs of edits to try: those with effects that add up best to the error
@@ -81,7 +82,8 @@ def explain(
         return Causes("", [], 0, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SyntaxWarning: an edit may subscript a number
-        return _Search(case, min(seconds, FULL + EACH * case.hidden), page_name, all_of_them).causes()
+        seconds = min(seconds, FULL + EACH * case.hidden) * (1 if all_of_them else KNOWN)
+        return _Search(case, seconds, page_name, all_of_them).causes()
 
 
 def first_wrong(
@@ -138,7 +140,11 @@ class _Search:
         return Causes(self.case.stage, self._apart(), self.case.tried, self.cut)
 
     def _tries(self) -> list[Try]:
-        """The edits, each with the calls to run again: the most common mistakes, and those nearest the stage, first."""
+        """The edits, each with the calls to run again: the most common mistakes, and those nearest the stage, first.
+
+        A program often reads texts in chunks if each is wrong from its third row or a later one on. Edits of later rows
+        then come first.
+        """
         found, level = list[Try](), 0
         while (frames := self.case.frames(level)) is not None:
             for name, statements in self.case.functions(level):
@@ -151,7 +157,8 @@ class _Search:
                     self.restricted += [(place, frames) for place in some if place.edit.kind in PARTLY]
             level += 1
         self.restricted.sort(key=lambda each: each[0].edit.rank)
-        return sorted(found, key=lambda each: each[0].edit.rank)
+        first = "in later rows" if min(self.case.starts, default=0) > 1 else ""
+        return sorted(found, key=lambda each: (each[0].edit.kind != first, each[0].edit.rank))
 
     def _edits(self, name: str, statements: list[ast.stmt]) -> Iterator[Edit]:
         function = self.page.functions[name]

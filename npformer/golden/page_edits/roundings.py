@@ -87,23 +87,26 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bfloat16": _of_floats("bfloat16"),
     "tf32": tf32,
     "float8": float8,
-    "int8": lambda x: quantized(x),
+    "int8": lambda x, stored=None: quantized(x, stored=stored),
     "int8_rows": lambda x: quantized(x, -1),
-    "int8_columns": lambda x: quantized(x, -2),
+    "int8_columns": lambda x, stored=None: quantized(x, -2, stored=stored),
     "uint8": lambda x: quantized(x, None, 0),
     "uint8_columns": lambda x: quantized(x, -2, 0),
-    "int4_columns": lambda x: quantized(x, -2, 7, 4),
+    "int4_columns": lambda x, stored=None: quantized(x, -2, 7, 4, stored),
     "q8_0": partial(in_groups, quantise=q8_0),
     "q4_0": partial(in_groups, quantise=q4_0),
     "q4_1": partial(in_groups, quantise=q4_1),
-    "int8_groups": partial(in_groups, quantise=lambda x: quantized(x, -1)),
-    "int4_groups": partial(in_groups, quantise=lambda x: quantized(x, -1, 7, 4)),
+    "int8_groups": lambda x, stored=None, size=32: in_groups(x, lambda x: quantized(x, -1, stored=stored), size),
+    "int4_groups": lambda x, stored=None, size=32: in_groups(x, lambda x: quantized(x, -1, 7, 4, stored), size),
     "nf4": partial(in_groups, quantise=nf4, size=64),
     "sums_in_float16": sums_in_float16,
 }
 SUMS = ("mean", "sum", "var")
 OF_VALUES = ("float16", "bfloat16", "float8", "int8", "int8_rows")
 OF_WEIGHTS = tuple(name for name in FUNCTIONS if name != "sums_in_float16")
+#: Types with groups of several sizes, and types whose scales ports store in 16 bits.
+WITH_GROUPS = ("int8_groups", "int4_groups")
+WITH_SCALES = ("int8", "int8_columns", "int4_columns", *WITH_GROUPS)
 
 
 def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[Edit]:
@@ -121,6 +124,11 @@ def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[
             continue
         text = ast.unparse(node)
         yield from (Edit(node, f"{kind}({text})", "rounded") for kind in types)
+        if types is OF_WEIGHTS:
+            for rest in (", float16", ", bfloat16"):
+                yield from (Edit(node, f"{kind}({text}{rest})", "rounded") for kind in WITH_SCALES)
+            for size in (64, 128):
+                yield from (Edit(node, f"{kind}({text}, size={size})", "rounded") for kind in WITH_GROUPS)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SUMS:
             narrow = ast.Call(ast.Name("sums_in_float16"), [node.func.value], [])
             called = ast.Call(ast.Attribute(narrow, node.func.attr), node.args, node.keywords)

@@ -237,7 +237,7 @@ SOFTMAXES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sigmoid": sigmoid,
     "its logarithm": lambda x: np.log(softmax(x)),
     "e^x, not divided by the sum": np.exp,
-    "divided by 1 + the sum": lambda x: np.exp(x) / (1 + np.exp(x).sum(-1, keepdims=True)),
+    "divided by 1 + the sum, as with an empty key": lambda x: np.exp(x) / (1 + np.exp(x).sum(-1, keepdims=True)),
     "x over the sum, without e^x": lambda x: x / x.sum(-1, keepdims=True),
     "relu": lambda x: np.maximum(x, 0),
     "relu over the sum": lambda x: np.maximum(x, 0) / np.maximum(np.maximum(x, 0).sum(-1, keepdims=True), 1e-9),
@@ -386,6 +386,11 @@ MISTAKES = (
         "scores divided by sqrt(d_model)",
         "scores are divided by the square root of the width of a head, d_model / n_heads",
         {"": _scaled(lambda at: at.config.d_model**-0.5)},
+    ),
+    Mistake(
+        "scores divided by the layer's number",
+        "all layers have the same factor of q k^T, unless scale_attn_by_inverse_layer_idx is true in config.json",
+        {"": _scaled(lambda at: at.scale / (at.layer + 1))},
     ),
     Mistake(
         "scores scaled differently",
