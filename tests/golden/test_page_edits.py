@@ -216,6 +216,19 @@ def test_quantized_weights_of_some_layers_are_named(types: tuple[str, ...]) -> N
     assert (found.cause.after, found.cause.only) == (f"return x @ {read} + bias", "mixer")
 
 
+def test_a_function_in_half_precision_is_named() -> None:
+    root = "bfloat16((x**2).mean(axis=-1, keepdims=True)) + eps"
+    source = RETENTION.replace(
+        "np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)", f"bfloat16(np.sqrt(bfloat16({root})))"
+    )
+    source = source.replace("(x**2)", "bfloat16(x**2)").replace("x / rms * gain", "bfloat16(bfloat16(x / rms) * gain)")
+    found = explained(stages_of(source), shown=("output",))
+    first = found.causes[0]
+    lines = [each.after.replace("x ** 2", "x**2") for each in (first, *first.second)]
+    assert [line in source for line in lines] == [True, True], found
+    assert str(found).startswith("two edits of the page that give your values:")
+
+
 def test_numbers_of_a_group_share_a_scale() -> None:
     x = np.random.default_rng(0).normal(size=(70, 3))
     for name, most in (("q8_0", 1 / 127), ("q4_0", 1 / 8), ("q4_1", 2 / 15)):

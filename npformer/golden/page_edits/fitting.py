@@ -111,6 +111,7 @@ class _Search:
         self.seen = set[tuple[str, int]]()
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
         self.restricted: list[Try] = []  # edits of a function in some of its calls
+        self.rounded: list[tuple[list[Place], list[Frame]]] = []  # edits that round every value of a function
         self.effects: list[Effect] = []  # of edits that do not fit alone
 
     @property
@@ -121,6 +122,9 @@ class _Search:
         """The edits of the calls that make the stage, and then of the calls above them."""
         tries = self._tries()
         for place, frames in tries:
+            if place.edit.kind == "rounded" and not self.found:
+                while self.rounded and not self.cut:
+                    self._try(*self.rounded.pop(0))
             found = any(not cause.rows for cause, _ in self.found)
             if self.cut or (found and (not self.all_of_them or place.edit.kind == "rounded")):
                 break
@@ -152,6 +156,8 @@ class _Search:
                 self.seen |= {(name, each.lineno) for each in fresh}
                 own = [Place(name, edit) for edit in self._edits(name, fresh)]
                 found += [(place, frames) for place in own]
+                for each in roundings.of_all_values(fresh):
+                    self.rounded.append(([Place(name, edit) for edit in each], frames))
                 for part in self.case.parts(level, name):
                     some = [Place(name, place.edit._replace(only=part)) for place in own]
                     self.restricted += [(place, frames) for place in some if place.edit.kind in PARTLY]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from npformer.common.halves import half
+from npformer.common.halves import HALVES, half
 from npformer.golden.mistakes.precision import quantized, tf32
 from npformer.golden.page_edits.operators import Edit, expressions, is_float_array, is_of_module
 
@@ -140,3 +141,33 @@ def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[
                 for kind in ("float16", "bfloat16", "tf32", "int8", "float8", "sums_in_float16")
             )
             yield Edit(node, f"int8_rows({left}) @ int8_columns({right})", "rounded")
+
+
+class _InHalf(ast.NodeTransformer):
+    """Rounds the result of every operation and of every call that computes new numbers."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def _rounded(self, node: ast.expr) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Call(ast.Name(self.kind, ast.Load()), [node], [])
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        return self._rounded(node) if "shape" not in ast.unparse(node.left) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        name = ast.unparse(node.func)
+        computes = isinstance(node.func, ast.Name) or name.startswith("np.") or name.endswith(SUMS)
+        return self._rounded(node) if computes else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        return node
+
+
+def of_all_values(statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
+    """Yields the edits that together compute some statements of a function in 16 bits, each result rounded."""
+    values = [each.value for each in statements if isinstance(each, ast.Assign | ast.Return)]
+    nodes = [each for each in values if isinstance(each, ast.BinOp | ast.Call)]
+    for kind in HALVES if len(nodes) > 1 else ():
+        yield [Edit(each, ast.unparse(_InHalf(kind).visit(deepcopy(each))), "rounded") for each in nodes]

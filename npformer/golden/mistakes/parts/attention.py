@@ -428,5 +428,9 @@ MISTAKES = (
     ),
     Mistake("causal mask", "in an encoder every token attends to all tokens before and after it", _causal),
     Mistake("attention in a window", "in this model the distance between two tokens does not limit attention", _window),
-    Mistake("special tokens hidden", "tokens attend to [CLS] and [SEP] as to any other token", _special_hidden),
+    Mistake(
+        "special tokens hidden",
+        "tokens attend to [CLS] and [SEP], or to the first token in a cache, as to any other",
+        _special_hidden,
+    ),
 )
