@@ -392,8 +392,8 @@ class _Case:
     def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> Causes:
         """Returns the mistakes that give the other program's values on these texts, exactly or nearly, best first.
 
-        Retries take most of the time. A mistake is therefore tried again, in a padded batch or on some texts, only if
-        it could explain the texts without padding.
+        Retries take most of the time. A mistake is therefore tried again, in a padded batch or on some of the texts,
+        only if it could explain the differences in the texts without padding.
         """
         theirs, budget = [port.theirs[i] for i in texts], self.budget(port)
         first = mistakes is self.mistakes and texts is self.texts and not port.hides

@@ -85,7 +85,8 @@ def corner_of(array: np.ndarray, part: np.ndarray, at_end: bool) -> tuple[slice,
 class Run(Arrays):
     """One forward pass: a listener that applies the ports' rules and replaces their stages with the other program's.
 
-    Each text has one row for every port: first the first text of all ports, then the second, and so on.
+    The batch has a row for each text and port: the first text for every port, then the second text for every port, and
+    so on.
     """
 
     def __init__(self, forward: Forward, ports: Sequence[Port], until: str, dtype: Any, noise: Any) -> None:

@@ -99,6 +99,18 @@ def test_only_another_list_of_some_layers_is_a_mistake(layers: tuple[int, ...]) 
     assert [way for way, _ in mistake.ways(port)] == (["local: 0, 1"] if layers == (0, 1) else [])
 
 
+def test_of_two_layers_the_other_one_is_local() -> None:
+    """From hidden states, "no window" in the first layer would be right for that layer alone."""
+    model, texts = tiny.model("gemma2", "causal-lm"), [Text(np.arange(5, 17))]
+    local = model.config.local
+    assert local is not None
+    assert local.layers == (0,)
+    stages = trace(Model(replace(model.config, local=replace(local, layers=(1,))), model.weights), texts)
+    kept = [name for name in stages if name in ("embeddings.sum", "norm", "logits") or name.endswith("ffn_residual")]
+    found = golden.diagnose(golden.record(model, texts, kept), {f"0/{name}": stages[name] for name in kept}, model)
+    assert (found.causes, found.then) == (["the wrong layers are local"], [])
+
+
 def test_local_layers_may_differ_by_their_rotation_alone() -> None:
     model, texts = tiny.model("modernbert", "masked-lm", n_layers=4), [Text(np.arange(5, 35))]
     local = model.config.local

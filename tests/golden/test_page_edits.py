@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
 from npformer import golden
-from npformer.engine.mechanisms import PartialRotary, Window
+from npformer.common.halves import half
+from npformer.engine.mechanisms import PartialRotary, Rotary, Window
 from npformer.engine.runtime.packing import Text
 from npformer.golden.page_edits import Causes, edits_of_model, explain
 from npformer.golden.page_edits.instrumented import Page
@@ -19,7 +21,7 @@ from npformer.golden.page_edits.roundings import FUNCTIONS
 from npformer.golden.page_edits.solved import number
 from npformer.model import Model
 from tests.support import tiny
-from tests.support.edited_pages import Arrays, diagnosis, edited, inputs, run, taken
+from tests.support.edited_pages import Arrays, Plant, changed, diagnosis, edited, inputs, run, run_in_chunks, taken
 
 pytestmark = [pytest.mark.numbers, pytest.mark.edits]
 
@@ -182,16 +184,49 @@ def test_a_number_is_solved_for() -> None:
     assert "0.3711" in found.causes[0].after, found
 
 
+def test_a_known_mistake_is_searched_for_a_shorter_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npformer.golden.page_edits.fitting.KNOWN", 0.0)
+    port = {"mixer.scores": [stages_of(RETENTION)["mixer.scores"] * 2.0]}
+    for all_of_them in (True, False):
+        found = explain(
+            RETENTION, [lambda page: page.layer(**given())], port, {"mixer.scores": 1e-5}, all_of_them=all_of_them
+        )
+        assert (found.was_cut, bool(found.causes)) == (not all_of_them, all_of_them)
+
+
 def rounded(group: Weights, quantise: Callable[[np.ndarray], np.ndarray]) -> Weights:
     return {name: quantise(w) if w.ndim > 1 else w for name, w in group.items()}
 
 
-@pytest.mark.parametrize("kind", ["float16", "int8", "int8_columns", "uint8", "q8_0", "q4_0", "q4_1", "nf4", "float8"])
-def test_quantized_weights_of_some_layers_are_named(kind: str) -> None:
-    mixer = {name: rounded(group, FUNCTIONS[kind]) for name, group in mixers().items()}
+#: Types of weights, some with the type of their scales.
+TYPES = [
+    ("float16",), ("int8",), ("int8", "float16"), ("int8_columns",), ("int8_columns", "bfloat16"), ("uint8",),
+    ("int4_columns", "bfloat16"), ("q8_0",), ("q4_0",), ("q4_1",), ("nf4",), ("float8",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("types", TYPES, ids="-".join)
+def test_quantized_weights_of_some_layers_are_named(types: tuple[str, ...]) -> None:
+    kind, *scales = types
+    quantise = partial(FUNCTIONS[kind], **({"stored": FUNCTIONS[scales[0]]} if scales else {}))
+    mixer = {name: rounded(group, quantise) for name, group in mixers().items()}
     found = explained(stages_of(RETENTION, mixer=mixer), shown=("output",))
     assert found.cause is not None, found
-    assert (found.cause.after, found.cause.only) == (f"return x @ {kind}(weight) + bias", "mixer")
+    read = f"{kind}({', '.join(['weight', *scales])})"
+    assert (found.cause.after, found.cause.only) == (f"return x @ {read} + bias", "mixer")
+
+
+def test_a_function_in_half_precision_is_named() -> None:
+    root = "bfloat16((x**2).mean(axis=-1, keepdims=True)) + eps"
+    source = RETENTION.replace(
+        "np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)", f"bfloat16(np.sqrt(bfloat16({root})))"
+    )
+    source = source.replace("(x**2)", "bfloat16(x**2)").replace("x / rms * gain", "bfloat16(bfloat16(x / rms) * gain)")
+    found = explained(stages_of(source), shown=("output",))
+    first = found.causes[0]
+    lines = [each.after.replace("x ** 2", "x**2") for each in (first, *first.second)]
+    assert [line in source for line in lines] == [True, True], found
+    assert str(found).startswith("two edits of the page that give your values:")
 
 
 def test_numbers_of_a_group_share_a_scale() -> None:
@@ -213,8 +248,8 @@ OF_MODELS = [
 
 
 @cache
-def recorded(family: str) -> tuple[Model, golden.Golden]:
-    model, random = tiny.model(family), np.random.default_rng(2)
+def recorded(family: str, head: str = "sequence-classification", **fields: Any) -> tuple[Model, golden.Golden]:
+    model, random = tiny.model(family, head, **fields), np.random.default_rng(2)
     texts = [Text(random.integers(5, 60, length)) for length in (9, 6)]
     return model, golden.record(model, texts)
 
@@ -258,6 +293,68 @@ def test_the_second_chunk_of_a_text_has_wrong_positions(change: str, after: str,
     found = golden.diagnose(reference, {name: each for name, each in arrays.items() if name.endswith(shown)}, model)
     assert found.edits is not None
     assert any(after in cause.after for cause in found.edits.causes), found
+
+
+def int8(x: np.ndarray) -> np.ndarray:
+    step = np.abs(x).max(axis=-1, keepdims=True) / 127
+    return (np.rint(x / step) * step).astype(x.dtype)
+
+
+def in_layers(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Any], Any]:
+    return lambda past: [tuple(map(change, pair)) for pair in past]
+
+
+#: Mistakes in the cache of the first four tokens, or in the chunk that reads it, and a part of the edit.
+OF_A_CACHE: dict[str, tuple[Plant, Callable[[Any], Any], str]] = {
+    "int8": (Plant(), in_layers(int8), "before_start(int8_rows(each), each)"),
+    "bfloat16": (Plant(), in_layers(partial(half, "bfloat16")), "before_start(bfloat16(each), each)"),
+    "a slot overwritten": (Plant(), in_layers(lambda x: x[..., :-1, :]), "!= start - 1"),
+    "one layer's for all": (
+        Plant(), lambda past: [past[0], past[0]], "for each in [before_start(split_heads(stages['layers.0."
+    ),
+    "keys one position further": (
+        edited(("    keys = np.concatenate(", "    key_rotated = turned(past, key_rotated)\n    keys = np.concatenate("),
+            added="""def turned(past, key):
+    angle = (past[0].shape[-2] > 0) * 10000.0 ** (-np.arange(0, 8, 2) / 8)
+    return rotate(key, np.cos(angle), np.sin(angle))"""),
+        lambda past: past, "np.roll(each, -1, axis=-2) for each in angles",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "cached", "after"), OF_A_CACHE.values(), ids=OF_A_CACHE)
+def test_a_wrong_cache_is_named(plant: Plant, cached: Callable[[Any], Any], after: str) -> None:
+    model, reference = recorded("llama", "causal-lm")
+    found = golden.diagnose(reference, run_in_chunks(model, reference, 4, plant, cached), model)
+    assert found.edits is not None
+    assert any(after in cause.after for cause in found.edits.causes), found.edits
+
+
+def test_a_right_port_may_read_chunks() -> None:
+    model, reference = recorded("llama", "causal-lm")
+    assert golden.compare(reference, run_in_chunks(model, reference, 4)).ok
+
+
+@pytest.mark.parametrize("sign", "+-")
+def test_the_window_of_steps_is_off_by_one(sign: str) -> None:
+    model, reference = recorded("mistral", "causal-lm", mechanisms=(Rotary(10000.0), Window(2)))
+    wrong = f"key_positions, reach {sign} (len(key_positions) > len(positions)))"
+    arrays = run_in_chunks(model, reference, 4, edited(("key_positions, reach)\n    past", f"{wrong}\n    past")))
+    found = golden.diagnose(reference, arrays, model)
+    assert found.edits is not None
+    assert any(
+        f"(reach {sign} (np.arange(len(positions)) >= start)[:, None])" in each.after for each in found.edits.causes
+    )
+
+
+def test_the_order_of_a_tables_columns_is_named_from_a_sum() -> None:
+    model, reference = recorded("distilbert")
+    interleaved = changed("position", lambda w: np.stack(np.split(w, 2, axis=-1), axis=-1).reshape(w.shape))
+    arrays = run(model, reference, interleaved, padded=False)
+    found = golden.diagnose(
+        reference, {name: each for name, each in arrays.items() if "/embeddings.norm" in name}, model
+    )
+    assert "+ total = embedding(ids, **token) + np.stack(np.split(embedding(positions, **position)," in str(found)
 
 
 def test_a_port_that_no_rotation_fits_is_diagnosed() -> None:

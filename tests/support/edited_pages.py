@@ -149,6 +149,27 @@ def run(model: Any, recorded: golden.Golden, plant: Plant | None = None, padded:
     return {f"{i}/{name}": array for i, each in enumerate(runs) for name, array in each.items()}
 
 
+def run_in_chunks(
+    model: Any, recorded: golden.Golden, first: int, plant: Plant | None = None,
+    cached: Callable[[Any], Any] = lambda past: past,
+) -> Arrays:  # fmt: skip
+    """The stages, except scores and weights, by a page with a cache that reads `first` tokens and then the others.
+
+    cached: a function of the cache of the first chunk that returns what the second one reads
+    """
+    shown, tree, stages = _Edited(model, recorded, plant or Plant(), False), dict(model.weights), {}
+    for i, text in enumerate(recorded.inputs):
+        chunks, past = [], None
+        for chunk in (slice(first), slice(first, None)):
+            past = cached(past) if past else None
+            chunks.append(shown.run(tree, text, {"past": past} if past else {}, chunk))
+            past = shown.past
+        for name, own in chunks[0].items():
+            if not name.endswith((".weights", "scores", "probabilities")):
+                stages[f"{i}/{name}"] = np.concatenate([own, chunks[1][name]], axis=-2)
+    return stages
+
+
 def diagnosed(model: Model, plant: Plant, shown: Callable[[str], bool]) -> golden.Diagnosis:
     """Diagnoses a port with mistakes from the stages that it shows. The correct port must pass the comparison."""
     recorded = golden.record(model, [Text(np.arange(5, 14)), Text(np.arange(20, 26))])
@@ -187,11 +208,12 @@ class _Edited(Stages):
         for definition in f"{source}\n\n\n{plant.added.strip()}".split("\n\n\n"):
             exec(_compiled(definition), self.page.__dict__)
 
-    def run(self, tree: Any, text: Any, batch: Mapping[str, Any]) -> Arrays:
-        """The stages for a padded batch, or for a text if the batch is empty."""
+    def run(self, tree: Any, text: Any, batch: Mapping[str, Any], chunk: slice | None = None) -> Arrays:
+        """The stages for a padded batch, or for a text or a chunk of its tokens if the batch has no ids."""
         functions = functions_of(page_of(self.model.config), self.model.config, tree)
         rows, head = (bind(each, self.model.config, tree, text) for each in functions)
         given = {**rows.keywords, **head.keywords, **batch}
+        given |= {name: given[name][chunk] for name in ("ids", "positions") if chunk}
         for change in self.plant.inputs:
             given |= change(given)
         self.page.__dict__.update({name: given[name] for name in ("seen", "lengths") if name in given})
@@ -199,6 +221,7 @@ class _Edited(Stages):
         def call() -> None:
             found = self._own(rows, given)()
             x, *others = found if isinstance(found, tuple) else (found,)
+            self.past = others[0] if others else None
             self._own(head, given | ({"source": others[0]} if others else {}))(x)
 
         with np.errstate(all="ignore"):

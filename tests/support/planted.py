@@ -105,6 +105,7 @@ KNOWN: dict[str, tuple[str, Plant]] = {
 IN_GPT2: dict[str, tuple[str, Plant]] = {
     **{key: KNOWN[key] for key in ("q and k", "fused", "from 1", "left padding")},
     "no causal mask": ("causal mask left out", edited((CAUSAL, "seen"))),
+    "layer's number": ("scores divided by the layer's number", edited((ROOT, f'({ROOT} * (int(at().split(".")[1]) + 1))'))),
     "strictly causal": ("causal mask off by one", edited((CAUSAL, "np.tri(n_queries, k=-1, dtype=bool) & seen"))),
     "the next seen": ("causal mask off by one", edited((CAUSAL, "np.tri(n_queries, k=1, dtype=bool) & seen"))),
     "later ones seen": ("causal mask misused", edited((CAUSAL, f"{CAUSAL}.T & seen"))),

@@ -117,7 +117,7 @@ def head_width_in(port: Port) -> int:
 
 
 def _order(port: Port, axis: int) -> np.ndarray | None:
-    """Finds the correct row or column nearest to each of the port's; None unless they form a new permutation."""
+    """Finds the correct row or column nearest to each of the port's. None unless these form another permutation."""
     theirs, ours = (
         np.concatenate([np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in arrays], axis=1)
         for arrays in (port.theirs, port.rightly)

@@ -61,11 +61,15 @@ def half_of(port: Port, budget: float, dtype: str) -> tuple[str, str] | None:
     return None
 
 
-def quantized(array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8) -> np.ndarray:
+def quantized(
+    array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8,
+    stored: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:  # fmt: skip
     """Rounds to the steps of an integer type, and converts back.
 
     axis: the axis that shares one scale, None for the whole array. symmetric: the step to which the largest absolute
     value maps, with 0 at step 0. If symmetric is 0, the steps range from the smallest to the largest value.
+    stored: rounds the scales, with which the steps are converted back
     """
     low, high = array.min(axis=axis, keepdims=True), array.max(axis=axis, keepdims=True)
     with np.errstate(all="ignore"):
@@ -82,7 +86,7 @@ def quantized(array: np.ndarray, axis: int | None = None, symmetric: float = 127
         np.clip(rounded, first, first + 2**bits - 1, out=rounded)
         if zero is not None:
             rounded -= zero
-        rounded *= step
+        rounded *= stored(step) if stored else step
     np.copyto(rounded, 0, where=step == 0)
     return rounded
 
@@ -254,7 +258,7 @@ def integers(port: Port) -> Ways:
 
 
 def other_scales(port: Port) -> Ways:
-    """Converts one weight of each layer, or all square weights, back with the scales of the wrong axis."""
+    """Dequantizes one weight of each layer, or all square weights, from int8 with the scales of the wrong axis."""
     own = dict.fromkeys(f"{parted(group)[2]}.weight" for group in port.groups)
     alike = {rest: [name for name in port.weights if parted(name)[2] == rest] for rest in own}
     for way, rounding in MISSCALED.items():

@@ -95,7 +95,10 @@ def rows_said(wrong: list[np.ndarray]) -> str:
 
 
 def in_rows(rows: list[np.ndarray], rule: Rule) -> Rule:
-    """Restricts a rule to these rows, without padding. Impossible if the rule would leave all other rows unchanged."""
+    """Restricts a rule to these rows, without padding.
+
+    The rule raises ValueError if it would leave all other rows unchanged.
+    """
 
     def changed(y: np.ndarray, at: At) -> np.ndarray:
         own, made = np.flatnonzero(rows[at.text]), np.asarray(rule(y, at))

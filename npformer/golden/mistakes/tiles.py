@@ -1,7 +1,7 @@
 """Mistakes of kernels that work in tiles: ends that no tile covers, tiles added twice, sums that count padding lanes.
 
-A tile's size is not known, so sizes and ends that kernels commonly have are tried. In a stage whose inputs are all
-given, `kinds.py` solves for the inputs and keys instead.
+A tile's size is not known, so sizes and ends that kernels commonly have are tried. If the port exports all inputs of a
+linear layer, `kinds.py` solves for the columns instead.
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ def _padded_norm(extra: int, mean: int, deviation: int) -> Rule:
 
 
 def _short_norm(n: int, fewer: int) -> Rule:
-    """A norm with sums that omit the last n columns and are divided by D - fewer."""
+    """A norm that omits the last `n` columns from its sums, and divides the sums by D - `fewer`."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         x = at.source

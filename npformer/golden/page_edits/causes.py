@@ -63,7 +63,8 @@ class Causes:
         if len(self.causes) <= SHOWN:
             head = head.partition(",")[0] + ":"
         if len(self.causes) == 1 and self.causes[0].second:
-            head = "two edits of the page that give your values:"
+            count = "two" if len(self.causes[0].second) == 1 else "several"
+            head = f"{count} edits of the page that give your values:"
         elif len(self.causes) == 1:
             head = "an edit that gives your values:" if self.was_cut else "this edit of the page gives your values:"
         shown = [f"  {line}" for each in self.causes[:SHOWN] for line in str(each).splitlines()]

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from npformer.golden.page_edits.case import Case
 from npformer.golden.page_edits.operators import Edit, expressions
 
-#: Arrays that a program may have cached instead of the keys or values before a chunk.
-EARLIER = ("0 * {own}", "np.roll({own}[..., :start, :], 1, axis=-2)", "np.roll({own}[..., :start, :], -1, axis=-2)")
+#: Arrays that a program may have cached instead of the keys or values before a chunk. q8_0 and q4_0 round columns.
+EARLIER = (
+    "0 * {own}", "np.roll({own}[..., :start, :], 1, axis=-2)", "np.roll({own}[..., :start, :], -1, axis=-2)",
+    "float16({own})", "bfloat16({own})", "float8({own})", "int8_rows({own})", "int8({own})", "int8_columns({own})",
+    "q8_0({own}.mT).mT", "q4_0({own}.mT).mT",
+)  # fmt: skip
+#: The windows of a program whose steps see one token more or one fewer.
+REACHES = tuple(f"(reach {sign} (np.arange(len(positions)) >= start)[:, None])" for sign in "+-")
 #: Stages of other layers whose rows a program may have cached.
 KEPT = ("key_heads", "value_heads", "key_rotated", "key_normed", "key", "value")
 
 
 def _heads_of(name: str, array: np.ndarray) -> str:
     return f"stages[{name!r}]" if array.ndim > 2 else f"split_heads(stages[{name!r}], {{own}}.shape[-3])"
+
+
+def _other_caches(stages: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """The keys and values of other layers before a chunk, as if layers shared a cache."""
+    for name in stages:
+        group, _, last = name.rpartition(".")
+        values = f"{group}.value"
+        if last in ("key", "key_rotated") and values in stages and (last != "key" or f"{name}_rotated" not in stages):
+            pairs = ((name, "keys"), (values, "values"))
+            read = [f"before_start({_heads_of(each, stages[each]).format(own=own)}, {own})" for each, own in pairs]
+            yield f"[{', '.join(read)}]"
 
 
 def _is_of_heads(kind: str) -> bool:
@@ -43,16 +60,29 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         of_masks = isinstance(node, ast.Call) and own.startswith(("causal_mask(", "causal_window_mask("))
         if of_masks or (isinstance(array, np.ndarray) and array.dtype == bool and array.ndim > 1):
             yield from (Edit(node, text, "in later rows") for text in _masks(own))
-        elif own.startswith("np.arange(") or _are_positions(array):
+        elif (own.startswith("np.arange(") and _is_of_a_text(own)) or _are_positions(array):
             yield Edit(node, f"{own} - start", "in later rows")
             for change in ("- start", "- 1", "+ 1"):  # positions of the chunk alone
                 later = f"np.where(np.arange(len({own})) < start, {own}, {own} {change})"
                 yield Edit(node, later, "in later rows")
         elif isinstance(node, ast.Call) and own.startswith("rotate"):
-            yield Edit(node, f"before_start({own}, {ast.unparse(node.args[0])})", "in later rows")
+            first, *rest = map(ast.unparse, node.args)
+            yield Edit(node, f"before_start({own}, {first})", "in later rows")
+            for step in (-1, 1) if rest == ["*angles"] else ():  # the angles of the next or last position
+                turned = f"{ast.unparse(node.func)}({first}, *(np.roll(each, {step}, axis=-2) for each in angles))"
+                yield Edit(node, f"before_start({own}, {turned})", "in later rows")
+        elif own == "reach":
+            yield from (Edit(node, text, "in later rows") for text in REACHES)
+        elif isinstance(node, ast.Tuple) and own == "(keys, values)":
+            yield from (Edit(node, text, "in later rows") for text in _other_caches(case.stages[0]))
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and _is_of_heads(kinds.get(own, "")):
             for early in (*EARLIER, *again, *of_layers):
                 yield Edit(node, f"before_start({early}, {{own}})".format(own=own), "in later rows")
+
+
+def _is_of_a_text(own: str) -> bool:
+    """Whether an np.arange counts the tokens of a text."""
+    return "len(" in own or "shape" in own or "length" in own
 
 
 def _are_positions(array: object) -> bool:
@@ -60,9 +90,11 @@ def _are_positions(array: object) -> bool:
 
 
 def _masks(own: str) -> Iterator[str]:
-    """Wrong masks of a chunk: aligned to the top left, without a token's own key or earlier keys, or with all keys."""
+    """Wrong masks of a chunk: aligned to the top left, without a token's own key, earlier keys or the last of these
+    (as if the chunk had overwritten it), or with all keys."""
     shape = f"*({own}).shape[-2:]"
     yield f"{own} & np.tri({shape}, -start, dtype=bool)"
     yield f"{own} & np.tri({shape}, -1, dtype=bool)"
     yield f"{own} & (np.arange(({own}).shape[-1]) >= start)"
+    yield f"{own} & (np.arange(({own}).shape[-1]) != start - 1)"
     yield f"{own} | True"

@@ -23,6 +23,7 @@ from npformer.golden.page_edits.operators import Edit
 SECONDS = 10.0
 FULL = 2.0  # with the stages around the wrong one shown; every hidden stage adds EACH
 EACH = 0.5
+KNOWN = 0.5  # the share of the time to search if a known mistake gives the values, too
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
 LINES = 4  # longer statements are shown without their unchanged lines
 PAIRED = 400  # pairs of edits to try: those with effects that add up best to the error
@@ -81,7 +82,8 @@ def explain(
         return Causes("", [], 0, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SyntaxWarning: an edit may subscript a number
-        return _Search(case, min(seconds, FULL + EACH * case.hidden), page_name, all_of_them).causes()
+        seconds = min(seconds, FULL + EACH * case.hidden) * (1 if all_of_them else KNOWN)
+        return _Search(case, seconds, page_name, all_of_them).causes()
 
 
 def first_wrong(
@@ -109,6 +111,7 @@ class _Search:
         self.seen = set[tuple[str, int]]()
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
         self.restricted: list[Try] = []  # edits of a function in some of its calls
+        self.rounded: list[tuple[list[Place], list[Frame]]] = []  # edits that round every value of a function
         self.effects: list[Effect] = []  # of edits that do not fit alone
 
     @property
@@ -119,6 +122,9 @@ class _Search:
         """The edits of the calls that make the stage, and then of the calls above them."""
         tries = self._tries()
         for place, frames in tries:
+            if place.edit.kind == "rounded" and not self.found:
+                while self.rounded and not self.cut:
+                    self._try(*self.rounded.pop(0))
             found = any(not cause.rows for cause, _ in self.found)
             if self.cut or (found and (not self.all_of_them or place.edit.kind == "rounded")):
                 break
@@ -138,7 +144,11 @@ class _Search:
         return Causes(self.case.stage, self._apart(), self.case.tried, self.cut)
 
     def _tries(self) -> list[Try]:
-        """The edits, each with the calls to run again: the most common mistakes, and those nearest the stage, first."""
+        """The edits, each with the calls to run again: the most common mistakes, and those nearest the stage, first.
+
+        A program often reads texts in chunks if each is wrong from its third row or a later one on. Edits of later rows
+        then come first.
+        """
         found, level = list[Try](), 0
         while (frames := self.case.frames(level)) is not None:
             for name, statements in self.case.functions(level):
@@ -146,12 +156,15 @@ class _Search:
                 self.seen |= {(name, each.lineno) for each in fresh}
                 own = [Place(name, edit) for edit in self._edits(name, fresh)]
                 found += [(place, frames) for place in own]
+                for each in roundings.of_all_values(fresh):
+                    self.rounded.append(([Place(name, edit) for edit in each], frames))
                 for part in self.case.parts(level, name):
                     some = [Place(name, place.edit._replace(only=part)) for place in own]
                     self.restricted += [(place, frames) for place in some if place.edit.kind in PARTLY]
             level += 1
         self.restricted.sort(key=lambda each: each[0].edit.rank)
-        return sorted(found, key=lambda each: each[0].edit.rank)
+        first = "in later rows" if min(self.case.starts, default=0) > 1 else ""
+        return sorted(found, key=lambda each: (each[0].edit.kind != first, each[0].edit.rank))
 
     def _edits(self, name: str, statements: list[ast.stmt]) -> Iterator[Edit]:
         function = self.page.functions[name]
@@ -202,7 +215,7 @@ class _Search:
             self._keep([one[0], two[0]], outcome)
 
     def _apart(self) -> list[Cause]:
-        """The causes in order, each once, because edits of a function that give the same numbers are one mistake."""
+        """The causes in order, without duplicates: edits of one function that give the same numbers are one mistake."""
         kept: list[tuple[Cause, list[np.ndarray]]] = []
         least = SAME * self.case.budget
         whole = [each for each in self.found if not each[0].rows]

@@ -107,7 +107,7 @@ def _on_page(cause: Cause, lines: Sequence[str], own: str) -> Cause:
 
 @lru_cache(maxsize=256)
 def _places(function: str, own: str) -> tuple[tuple[str, int], ...]:
-    """The pages that define a function, with the line; pages that the model's page imports come first."""
+    """The page and the line of each definition of a function. The pages that the model's page imports come first."""
     found = [each for each in names() if f"def {function}(" in text_of(each)]
     read = _pages_read(own)
     found.sort(key=lambda page: (page not in read, page))

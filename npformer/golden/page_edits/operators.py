@@ -99,7 +99,7 @@ def kind_of(value: object) -> str:
 
 
 def common_kind(one: str, other: str) -> str:
-    """The kind of a name with values of two kinds; "" if the kinds have nothing in common."""
+    """The kind that two kinds of values have in common, for a name with values of both; "" if there is none."""
     if one == other:
         return one
     kinds = {each.partition(" array")[0] + " array" for each in (one, other) if " array" in each}
@@ -281,8 +281,9 @@ def _of_call(node: ast.Call, known: set[str], scope: Mapping[str, str]) -> Itera
         others = keywords[:i] + keywords[i + 1 :]
         if each.startswith(("axis=", "eps=", "**")):
             yield "left out", call(name, arguments, others)
-        if each.startswith("**"):  # a layer or norm without its bias
+        if each.startswith("**"):  # a layer or norm without its bias, or the columns of a layer or table reordered
             yield "left out", call(name, [*arguments, f"({each[2:]})['weight']"], others)
+            yield from (("another layout", text.format(x=own)) for text in COLUMNS[:3])
         if each == "axis=-1":
             yield "another axis", call(name, arguments, [*keywords[:i], "axis=-2", *keywords[i + 1 :]])
             yield "another axis", call(name, arguments, [*keywords[:i], "axis=None", *keywords[i + 1 :]])

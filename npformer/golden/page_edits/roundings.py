@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from npformer.common.halves import half
+from npformer.common.halves import HALVES, half
 from npformer.golden.mistakes.precision import quantized, tf32
 from npformer.golden.page_edits.operators import Edit, expressions, is_float_array, is_of_module
 
@@ -87,23 +88,26 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bfloat16": _of_floats("bfloat16"),
     "tf32": tf32,
     "float8": float8,
-    "int8": lambda x: quantized(x),
+    "int8": lambda x, stored=None: quantized(x, stored=stored),
     "int8_rows": lambda x: quantized(x, -1),
-    "int8_columns": lambda x: quantized(x, -2),
+    "int8_columns": lambda x, stored=None: quantized(x, -2, stored=stored),
     "uint8": lambda x: quantized(x, None, 0),
     "uint8_columns": lambda x: quantized(x, -2, 0),
-    "int4_columns": lambda x: quantized(x, -2, 7, 4),
+    "int4_columns": lambda x, stored=None: quantized(x, -2, 7, 4, stored),
     "q8_0": partial(in_groups, quantise=q8_0),
     "q4_0": partial(in_groups, quantise=q4_0),
     "q4_1": partial(in_groups, quantise=q4_1),
-    "int8_groups": partial(in_groups, quantise=lambda x: quantized(x, -1)),
-    "int4_groups": partial(in_groups, quantise=lambda x: quantized(x, -1, 7, 4)),
+    "int8_groups": lambda x, stored=None, size=32: in_groups(x, lambda x: quantized(x, -1, stored=stored), size),
+    "int4_groups": lambda x, stored=None, size=32: in_groups(x, lambda x: quantized(x, -1, 7, 4, stored), size),
     "nf4": partial(in_groups, quantise=nf4, size=64),
     "sums_in_float16": sums_in_float16,
 }
 SUMS = ("mean", "sum", "var")
 OF_VALUES = ("float16", "bfloat16", "float8", "int8", "int8_rows")
 OF_WEIGHTS = tuple(name for name in FUNCTIONS if name != "sums_in_float16")
+#: Types with groups of several sizes, and types whose scales ports store in 16 bits.
+WITH_GROUPS = ("int8_groups", "int4_groups")
+WITH_SCALES = ("int8", "int8_columns", "int4_columns", *WITH_GROUPS)
 
 
 def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[Edit]:
@@ -121,6 +125,11 @@ def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[
             continue
         text = ast.unparse(node)
         yield from (Edit(node, f"{kind}({text})", "rounded") for kind in types)
+        if types is OF_WEIGHTS:
+            for rest in (", float16", ", bfloat16"):
+                yield from (Edit(node, f"{kind}({text}{rest})", "rounded") for kind in WITH_SCALES)
+            for size in (64, 128):
+                yield from (Edit(node, f"{kind}({text}, size={size})", "rounded") for kind in WITH_GROUPS)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SUMS:
             narrow = ast.Call(ast.Name("sums_in_float16"), [node.func.value], [])
             called = ast.Call(ast.Attribute(narrow, node.func.attr), node.args, node.keywords)
@@ -132,3 +141,33 @@ def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[
                 for kind in ("float16", "bfloat16", "tf32", "int8", "float8", "sums_in_float16")
             )
             yield Edit(node, f"int8_rows({left}) @ int8_columns({right})", "rounded")
+
+
+class _InHalf(ast.NodeTransformer):
+    """Rounds the result of every operation and of every call that computes new numbers."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def _rounded(self, node: ast.expr) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Call(ast.Name(self.kind, ast.Load()), [node], [])
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        return self._rounded(node) if "shape" not in ast.unparse(node.left) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        name = ast.unparse(node.func)
+        computes = isinstance(node.func, ast.Name) or name.startswith("np.") or name.endswith(SUMS)
+        return self._rounded(node) if computes else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        return node
+
+
+def of_all_values(statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
+    """Yields the edits that together compute some statements of a function in 16 bits, each result rounded."""
+    values = [each.value for each in statements if isinstance(each, ast.Assign | ast.Return)]
+    nodes = [each for each in values if isinstance(each, ast.BinOp | ast.Call)]
+    for kind in HALVES if len(nodes) > 1 else ():
+        yield [Edit(each, ast.unparse(_InHalf(kind).visit(deepcopy(each))), "rounded") for each in nodes]

@@ -1,4 +1,4 @@
-"""Edits with a number that is solved for: a factor of a part of a value, such as sqrt(K) or 1.702."""
+"""Edits that multiply an expression by a factor, such as sqrt(K) or 1.702, which is computed from the port's values."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ SOFTMAXES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sigmoid": sigmoid,
     "its logarithm": lambda x: np.log(softmax(x)),
     "e^x, not divided by the sum": np.exp,
-    "divided by 1 + the sum": lambda x: np.exp(x) / (1 + np.exp(x).sum(-1, keepdims=True)),
+    "divided by 1 + the sum, as with an empty key": lambda x: np.exp(x) / (1 + np.exp(x).sum(-1, keepdims=True)),
     "x over the sum, without e^x": lambda x: x / x.sum(-1, keepdims=True),
     "relu": lambda x: np.maximum(x, 0),
     "relu over the sum": lambda x: np.maximum(x, 0) / np.maximum(np.maximum(x, 0).sum(-1, keepdims=True), 1e-9),
@@ -392,6 +392,11 @@ MISTAKES = (
         {"": _scaled(lambda at: at.config.d_model**-0.5)},
     ),
     Mistake(
+        "scores divided by the layer's number",
+        "all layers have the same factor of q k^T, unless scale_attn_by_inverse_layer_idx is true in config.json",
+        {"": _scaled(lambda at: at.scale / (at.layer + 1))},
+    ),
+    Mistake(
         "scores scaled differently",
         "q k^T is scaled once, by 1 / sqrt(d_head) or the factor in config.json; T5 does not scale it",
         _scaled_otherwise,
@@ -425,5 +430,9 @@ MISTAKES = (
     Mistake("rotary positions", "only models with rotary positions rotate queries and keys", _rotary),
     Mistake("causal mask", "in an encoder every token attends to all tokens before and after it", _causal),
     Mistake("attention in a window", "only layers with a window limit the distance between two tokens", _window),
-    Mistake("special tokens hidden", "tokens attend to [CLS] and [SEP] as to any other token", _special_hidden),
+    Mistake(
+        "special tokens hidden",
+        "tokens attend to [CLS] and [SEP], or to the first token in a cache, as to any other",
+        _special_hidden,
+    ),
 )
