@@ -303,6 +303,19 @@ def test_the_decisive_head_is_one_click_away(page: Live, model: Any) -> None:
     page.until(lambda: np.allclose(numbers(page), stage, atol=6e-5))
 
 
+def test_a_link_reopens_the_chosen_head(page: Live, model: Any) -> None:
+    stage = npformer.trace(model, TEXT)["layers.0.attention.scores"]
+    to_scores(page, 0)
+    page.until(lambda: shown_name(page).startswith("scores"))
+    page.choose("Head", 3)
+    page.until(lambda: np.allclose(numbers(page), stage[3], atol=6e-5))
+    link = page.js("return location.href")
+    page.driver.get("about:blank")
+    page.driver.get(link)
+    page.until(lambda: shown_name(page).startswith("scores"))
+    page.until(lambda: np.allclose(numbers(page), stage[3], atol=6e-5))
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "en-de-multi30k"])
 def test_other_models_are_stepped_through_to_their_answer(live: Live, name: str, tmp_path: Any) -> None:
     made = npformer.load(name if "-" in name else tiny.folder(tmp_path / "model", name, "causal-lm"))

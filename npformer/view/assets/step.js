@@ -223,9 +223,10 @@ return {
     ["l", "next layer"],
     ["e", "change the line; Enter applies, Escape leaves"],
   ],
-  read: () => ({ step: at || null, token: chosenToken() }),
+  read: () => ({ step: at || null, head: shownHead || null, token: chosenToken() }),
   async apply(choices) {
     takeToken(choices.token, meta.tokens.length);
+    if (/^\d+$/.test(choices.head ?? "")) shownHead = Number(choices.head);
     const refused = Object.keys(meta.refused)[0];
     if (/^\d+$/.test(choices.step ?? "")) at = Math.min(Number(choices.step), steps().length - 1);
     else at = (refused && nearest(Number(refused))) ?? stepAt(live.place) ?? 0;

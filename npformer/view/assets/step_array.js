@@ -27,13 +27,13 @@ async function drawValue(name, value) {
 
 function drawArray(name, part) {
   const [heads, rows, columns] = part.picked;
-  if (shownHead >= heads.length) shownHead = 0;
   const again = () => drawArray(name, part);
   const chooseHead = (h) => {
     shownHead = Number(h);
+    page.changed();
     again();
   };
-  const choice = heads.length > 1 ? select("Head", heads.map((h, i) => [i, String(h)]), shownHead, chooseHead) : null; // prettier-ignore
+  const choice = heads.length > 1 ? select("Head", heads.map((h, i) => [i, String(h)]), headOf(part), chooseHead) : null; // prettier-ignore
   arrayHere.replaceChildren(
     el("h3", {}, name, " ", el("code", {}, `(${part.shape.join(", ")}${part.shape.length === 1 ? "," : ""})`), " ", el("small", {}, part.dtype)),
     el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite."),
@@ -66,7 +66,9 @@ function extent(part) {
 }
 
 const rangeOf = ({ range: [least, most, mean] }) => `From ${fixed(least)} to ${fixed(most)}, mean ${fixed(mean)}.`;
-const numberAt = ({ picked, numbers }, r, c) => numbers.values[(shownHead * picked[1].length + r) * picked[2].length + c];
+// The chosen head, or the first one of an array that has no such head.
+const headOf = ({ picked: [heads] }) => (shownHead < heads.length ? shownHead : 0);
+const numberAt = (part, r, c) => part.numbers.values[(headOf(part) * part.picked[1].length + r) * part.picked[2].length + c];
 
 function drawPicture(part) {
   const [, rows, columns] = part.picked;
