@@ -298,7 +298,7 @@ def test_an_error_inside_a_formula_names_the_call_that_failed() -> None:
     assert str(error.value) == (
         "encoder_layer: in multi_head_attention(x, x, mask, n_heads, **attention), linear(source, **key): "
         "got x (3, 2), weight (3, 2), bias 0.0: the sizes 2 and 3 do not match; "
-        "expected y = x W + b. x (..., in), weight (in, out), the transpose of torch's, bias (out,) -> (..., out)."
+        "expected y = x W + b. x (..., in), weight (in, out), transposed compared to torch, bias (out,) -> (..., out)."
     )
 
 
