@@ -457,11 +457,12 @@ def pipeline(
         A name in TASKS or an alias ("sentiment-analysis", "ner", "rerank", "translation_en_to_de").
         Without a name, the head in the model's config determines the task.
     model : str, Path or Model, optional
-        A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default model. A
-        folder whose config.json names no class in `architectures`, or an unknown one, is read with the task's head.
+        A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default model. If
+        config.json in a folder names no class or an unknown class in `architectures`, the model is read with the task's
+        head.
     threads : int, optional
         Cores to use; by default all.
-    dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own
+    dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its dtype
     revision, offline, limits, mapped, allow_nonfinite, keep : as in `load`, unless the model is already loaded
     **options : options of the task, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are

@@ -118,7 +118,7 @@ def test_writing_ends_at_the_length_of_the_model(live: Live, models: dict[str, A
     live.act(lambda: live.click(live.all(".bars .part-name")[0]))
     buttons = [each for each in live.all(".controls-row button, .bars .part-name") if each.text != "Take back"]
     assert not any(each.is_enabled() for each in buttons)
-    assert live.text("main .notice").startswith("The text is as long as")
+    assert live.text("main .notice").startswith("The text has the maximum length")
 
 
 def test_the_beams_of_a_translator_are_a_tree(live: Live, models: dict[str, Any]) -> None:
