@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 import time
@@ -50,8 +51,9 @@ class Server(Service):
         given = program or command("serve", *arguments, "--port", 0)
         env = {**ENVIRONMENT, **environment}
         self.process = subprocess.Popen(
-            given, stdout=self.file, stderr=subprocess.STDOUT, env=env, start_new_session=True
-        )
+            given, stdout=self.file, stderr=subprocess.STDOUT, env=env, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores SIGINT
+        )  # fmt: skip
         self.url = self._wait(started)
 
     def _wait(self, started: str) -> str:
