@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.support.cli_runner import ENVIRONMENT, command, rows, run, run_apart
+from tests.support.cli_runner import ENVIRONMENT, command, heed_ctrl_c, rows, run, run_apart
 
 ASCII = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
 
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_quietly(models, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores SIGINT
+        preexec_fn=heed_ctrl_c,
     )
     with open(tmp_path / "slow", "wb"), process:  # `open` returns once the command reads the file
         while process.poll() is None:

@@ -18,7 +18,7 @@ import npformer
 from npformer.cli.chat import converse
 from npformer.common.errors import NpformerError
 from tests.support import chatters
-from tests.support.cli_runner import ENVIRONMENT, command, run
+from tests.support.cli_runner import ENVIRONMENT, command, heed_ctrl_c, run
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
 pytestmark = pytest.mark.extra
@@ -139,7 +139,7 @@ def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
     given = command("generate", "-m", folder, "--chat", "--seed", "1", "--max-new-tokens", "90000")
     process, terminal = pty.fork()
     if process == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job ignores SIGINT
+        heed_ctrl_c()
         os.execvpe(given[0], given, ENVIRONMENT)
     screen = b""
 

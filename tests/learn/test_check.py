@@ -27,6 +27,7 @@ from npformer.learn.judge import UNWRITTEN, Verdict, judge
 from npformer.learn.source import loaded
 from npformer.learn.template import empty, signatures, template
 from npformer.learn.worker import WorkerRequest, _judged
+from tests.support.cli_runner import heed_ctrl_c
 
 check = partial(npformer.learn.check, limit=100.0)  # seconds for a function, on a busy machine
 ROOT = Path(__file__).parents[2]
@@ -419,7 +420,7 @@ def test_watch_ends_with_ctrl_c(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(npformer.__file__).parents[1],
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores SIGINT
+        preexec_fn=heed_ctrl_c,
     ) as process:
         assert process.stdout is not None
         first = next(line for line in process.stdout if "of 4 functions passed" in line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -33,6 +34,11 @@ def make_models(path: Path) -> dict[str, Path]:
         "embed": tiny.folder(path / "embed", "bert", "base"),
         "rerank": tiny.folder(path / "rerank", "bert", "sequence-classification", labels=("SCORE",), seed=3),
     }
+
+
+def heed_ctrl_c() -> None:
+    """Lets Ctrl-C end a new process, which ignores it if the tests run as a background job. For `preexec_fn`."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def command(*arguments: object) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import tempfile
 import time
@@ -14,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.cli_runner import ENVIRONMENT, command
+from tests.support.cli_runner import ENVIRONMENT, command, heed_ctrl_c
 
 STARTED = r"serving .* on (http://\S+:\d+)"
 START = 300.0  # seconds for a server to start on a busy machine
@@ -51,9 +50,8 @@ class Server(Service):
         given = program or command("serve", *arguments, "--port", 0)
         env = {**ENVIRONMENT, **environment}
         self.process = subprocess.Popen(
-            given, stdout=self.file, stderr=subprocess.STDOUT, env=env, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores SIGINT
-        )  # fmt: skip
+            given, stdout=self.file, stderr=subprocess.STDOUT, env=env, start_new_session=True, preexec_fn=heed_ctrl_c
+        )
         self.url = self._wait(started)
 
     def _wait(self, started: str) -> str:
