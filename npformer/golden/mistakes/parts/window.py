@@ -28,16 +28,17 @@ def _other_windows(port: Any) -> Ways:
 
 
 def _other_layers(port: Any) -> Ways:
-    """Makes the wrong layers local: layers with a window in the port's attention weights, or one more or fewer, or the
-    layers that should not be local."""
+    """Makes the wrong layers local: those with a window in the port's weights, one more or fewer, or all others."""
     local, count = port.config.local, port.config.n_layers
     if not local:
         return
     own, layers = set(local.layers), _layers_seen(port)
     if layers is None:
         computed = {int(name.split(".")[1]) for name in port.span if name.startswith("layers.")}
-        layers = own ^ computed if len(computed) == 1 else set()
-        if len(computed) == 1 and len(layers) in (0, count):
+        if len(computed) != 1:
+            return
+        layers = own ^ computed
+        if len(layers) in (0, count):
             layers = {*range(count)} - own
     if layers != own and 0 < len(layers) < count:
         said = ", ".join(map(str, sorted(layers)))
