@@ -89,7 +89,7 @@ class Stages:
         return replace(self, firing=firing)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The array after any edits, as the rest of the forward pass read it."""
+        """The array of a stage after all edits, which the later stages were computed from."""
         return self.arrays[self.scope + name][self.firing]
 
     def made(self, name: str) -> np.ndarray:

@@ -259,7 +259,7 @@ def _baseline(model: Any, text: Any, here: Slope, tokens: Sequence[str]) -> tupl
     The text has [MASK] for all tokens except [CLS] and [SEP], with the same positions and token types. The model was
     trained to read [MASK] as an unknown word, whereas [PAD], used in Captum's tutorial, was masked in training. If the
     tokenizer has no [MASK], the text has [PAD] (<|endoftext|> for GPT-2). If the tokenizer has neither, the embeddings
-    are zeros, as the paper suggests for text models.
+    are zeros, which the paper suggests for text models.
     """
     translates = isinstance(text, tuple)
     read, numbers = text[0] if translates else text, dict[str, Any]()

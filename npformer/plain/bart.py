@@ -1,7 +1,7 @@
 """BART: the Transformer of 2017 with learned positions and a norm of the embeddings. Lewis et al., 2020, section 2.1.
 
-Positions begin at row 2 of their table. `source` is the result of the encoder. A classifier reads each text twice: as
-the source and, shifted right, as the target. The decoder by itself, without attention to a source, is a causal language
+Positions begin at row 2 of their table. `source` is the result of the encoder. A classifier gives each text to both
+stacks: to the encoder, and shifted right to the decoder. A decoder without attention to a source is a causal language
 model.
 """
 

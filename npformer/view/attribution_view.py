@@ -139,7 +139,7 @@ def attribution(
 def _translated(
     model: Any, pair: Any, steps: int | None, group: int | None, asked: Sequence[str], progress: bool | None
 ) -> tuple[list[Method], list[tuple[str, tuple[Method, ...]]]]:
-    """Computes how a translation depends on the words of its source, as a whole and for each word."""
+    """Computes how a translation, and each of its words, depends on the words of the source."""
     from npformer.interpret.source_attribution import by_source, each_word_by_source  # loads the backward passes
 
     names = piece_names(read_inputs(model, pair).tokens[0])[1:]

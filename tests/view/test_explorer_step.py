@@ -189,7 +189,7 @@ def test_a_changed_line_that_fails_says_where(to: str, message: str, parts: Part
 
 
 def refused(parts: Parts, text: str, change: dict[str, Any]) -> dict[str, str]:
-    """What the page says about a rejected change. The page and its arrays stay as they are without the change."""
+    """Returns the reason for which the page refuses a change. A refused change leaves the page and its arrays alone."""
     asked = read_state(state(TEXT, edits=[change]))
     view, usual = parts.part(asked, "step")["view"], parts.part(read_state(state(TEXT)), "step")["view"]
     assert {name: view[name] for name in ("source", "steps", "outcomes", "before")} == {

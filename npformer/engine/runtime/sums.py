@@ -1,8 +1,8 @@
 """Sums in a fixed order. Groups of zeros between or after the terms do not change the bits of a sum.
 
 The order in which NumPy and BLAS add the terms of a long sum depends on its length, so sums here are added in groups of
-TERMS terms. After the first `front` terms, the terms of n sums may be interleaved. Each sum then has zeros in place of
-the terms of the other sums, and groups that are n times as long.
+TERMS terms. The terms of n sums may be interleaved after the first `front` terms. Each sum then reads zeros in place of
+the terms of the other sums, in groups that are n times as long.
 """
 
 from __future__ import annotations
