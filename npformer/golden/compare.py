@@ -22,6 +22,7 @@ from npformer.golden.budget import RATIOS
 from npformer.golden.format import Golden
 from npformer.golden.given_texts import choices, has_padding, renumbered, said_of
 from npformer.golden.graph import made_from, parents, parted
+from npformer.golden.masked_scores import without_masked_scores
 from npformer.golden.mistakes.precision import held
 from npformer.golden.names import Theirs, read
 from npformer.golden.transposed import untransposed
@@ -246,7 +247,7 @@ def _of_either_padding(
 
 def _compared(golden: Golden, theirs: Theirs, dtype: str | None) -> Comparison:
     dtype = dtype or _dtype(golden, theirs)
-    theirs = untransposed(golden, theirs, RATIOS[dtype])
+    theirs = without_masked_scores(golden, untransposed(golden, theirs, RATIOS[dtype]), RATIOS[dtype])
     rows, missing = [], []
     for name in golden.stages:
         if name in theirs.problems:

@@ -17,7 +17,8 @@ from npformer.engine.mechanisms import PartialRotary, Rotary, Window
 from npformer.engine.runtime.packing import Text
 from npformer.golden.page_edits import Causes, edits_of_model, explain
 from npformer.golden.page_edits.instrumented import Page
-from npformer.golden.page_edits.roundings import FUNCTIONS
+from npformer.golden.page_edits.number_formats import FUNCTIONS
+from npformer.golden.page_edits.roundings import format_of
 from npformer.golden.page_edits.solved import number
 from npformer.model import Model
 from tests.support import tiny
@@ -198,22 +199,55 @@ def rounded(group: Weights, quantise: Callable[[np.ndarray], np.ndarray]) -> Wei
     return {name: quantise(w) if w.ndim > 1 else w for name, w in group.items()}
 
 
-#: Types of weights, some with the type of their scales.
-TYPES = [
-    ("float16",), ("int8",), ("int8", "float16"), ("int8_columns",), ("int8_columns", "bfloat16"), ("uint8",),
-    ("int4_columns", "bfloat16"), ("q8_0",), ("q4_0",), ("q4_1",), ("nf4",), ("float8",),
+#: Types of weights, some with the type of their scales, and mistakes in converting weights back.
+READ = [
+    "float16(weight)", "int8(weight)", "int8(weight, stored=float16)", "int8_columns(weight)",
+    "int8_columns(weight, stored=bfloat16)", "uint8(weight)", "int4_columns(weight, stored=bfloat16)", "q8_0(weight)",
+    "q4_0(weight)", "q4_1(weight)", "nf4(weight)", "float8(weight)", "float8_e5m2(weight)",
+    "int8_groups(weight, size=8)", "bfloat16(weight, toward_zero=True)", "int8_columns(weight, toward_zero=True)",
+    "uint8_columns(weight, zero_point=False)", "int4_groups(weight, size=8, scale_of=1)",
+    "bfloat16_read_as_float16(weight)", "nibbles_swapped(int4_columns(weight))", "nibbles_halved(q4_0(weight))",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("types", TYPES, ids="-".join)
-def test_quantized_weights_of_some_layers_are_named(types: tuple[str, ...]) -> None:
-    kind, *scales = types
-    quantise = partial(FUNCTIONS[kind], **({"stored": FUNCTIONS[scales[0]]} if scales else {}))
-    mixer = {name: rounded(group, quantise) for name, group in mixers().items()}
+def read_as(call: str, weight: np.ndarray) -> np.ndarray:
+    """The value of a call in READ."""
+    return np.asarray(eval(call, {**FUNCTIONS, "weight": np.asarray(weight, np.float64)}))
+
+
+@pytest.mark.parametrize("call", READ)
+def test_quantized_weights_of_some_layers_are_named(call: str) -> None:
+    mixer = {name: rounded(group, partial(read_as, call)) for name, group in mixers().items()}
     found = explained(stages_of(RETENTION, mixer=mixer), shown=("output",))
     assert found.cause is not None, found
-    read = f"{kind}({', '.join(['weight', *scales])})"
-    assert (found.cause.after, found.cause.only) == (f"return x @ {read} + bias", "mixer")
+    assert (found.cause.after, found.cause.only) == (f"return x @ {call} + bias", "mixer")
+
+
+@pytest.mark.parametrize("call", [each for each in READ if not each.startswith(("int8(", "uint8("))])
+def test_the_format_of_a_weight_is_named(call: str) -> None:
+    own = np.random.default_rng(0).normal(size=(24, 20)).astype(np.float32)
+    found = format_of(read_as(call, own).astype(np.float32), own)
+    np.testing.assert_array_equal(read_as(found, own), read_as(call, own))
+
+
+def test_a_weight_in_no_known_format_is_not_named() -> None:
+    own = np.random.default_rng(0).normal(size=(24, 20)).astype(np.float32)
+    assert format_of(own + np.float32(0.01), own) == ""
+
+
+def test_groups_read_with_the_next_scale_keep_their_steps() -> None:
+    """With equal scales, the scale of another group changes nothing."""
+    x = np.tile(np.random.default_rng(0).normal(size=(8, 3)), (4, 1))
+    made, other = (FUNCTIONS["int4_groups"](x, size=8, scale_of=shift) for shift in (0, 1))
+    np.testing.assert_allclose(made, other, rtol=1e-15)  # the steps are divided and multiplied once more
+
+
+@pytest.mark.parametrize("order", ["interleaved", "halved"])
+def test_orders_of_nibbles_are_inverse(order: str) -> None:
+    x = np.arange(64 * 3).reshape(64, 3)
+    other = {"interleaved": "halved", "halved": "interleaved"}[order]
+    assert np.array_equal(FUNCTIONS[f"nibbles_{other}"](FUNCTIONS[f"nibbles_{order}"](x)), x)
+    assert np.array_equal(FUNCTIONS["nibbles_swapped"](x)[:4, 0], [3, 0, 9, 6])
 
 
 def test_a_function_in_half_precision_is_named() -> None:
@@ -269,6 +303,24 @@ def test_the_difference_of_a_models_page(family: str, old: str, new: str, page: 
     assert line in found.cause.before
 
 
+def test_weights_of_another_layer_for_two_groups_are_shown() -> None:
+    """Layer 1 projects the table of distances with layer 0's query and key, but its rows with its own."""
+    model, reference = recorded("deberta-v2")
+    layers = "{name: layers[0]['attention'][name] for name in ('query', 'key')}"
+    plant = edited(
+        ('relative_projections.get("distance_query", query)', "FIRST.get('query', query)"),
+        ('relative_projections.get("distance_key", key)', "FIRST.get('key', key)"),
+        ("    for layer in layers:\n        x = deberta_layer(", f"    FIRST.update({layers})\n    for layer in layers:\n        x = deberta_layer("),
+        added="FIRST = {}",
+    )  # fmt: skip
+    found = golden.diagnose(reference, run(model, reference, plant, padded=False), model)
+    assert found.edits is not None
+    both = [each for cause in found.edits.causes for each in (cause, *cause.second)]
+    assert {"query", "key"} <= {
+        name for name in ("query", "key") for each in both if f"layers[0]['attention']['{name}']" in each.after
+    }
+
+
 def test_weights_of_another_layer_are_shown() -> None:
     model, reference = recorded("distilbert")
     arrays = run(model, reference, taken(("layers.1.ffn.hidden.", "layers.0.ffn.hidden.")), padded=False)
@@ -308,6 +360,10 @@ def in_layers(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Any], Any
 OF_A_CACHE: dict[str, tuple[Plant, Callable[[Any], Any], str]] = {
     "int8": (Plant(), in_layers(int8), "before_start(int8_rows(each), each)"),
     "bfloat16": (Plant(), in_layers(partial(half, "bfloat16")), "before_start(bfloat16(each), each)"),
+    "the last slot not written": (
+        edited(("past[1], value_heads]", "past[1], value_heads * (past[1].shape[-2] == 0)]")),
+        lambda past: past, "unwritten(",
+    ),
     "a slot overwritten": (Plant(), in_layers(lambda x: x[..., :-1, :]), "!= start - 1"),
     "one layer's for all": (
         Plant(), lambda past: [past[0], past[0]], "for each in [before_start(split_heads(stages['layers.0."

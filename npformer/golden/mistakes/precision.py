@@ -63,13 +63,14 @@ def half_of(port: Port, budget: float, dtype: str) -> tuple[str, str] | None:
 
 def quantized(
     array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8,
-    stored: Callable[[np.ndarray], np.ndarray] | None = None,
+    stored: Callable[[np.ndarray], np.ndarray] | None = None, nearest: np.ufunc = np.rint, zero_point: bool = True,
 ) -> np.ndarray:  # fmt: skip
     """Rounds to the steps of an integer type, and converts back.
 
     axis: the axis that shares one scale, None for the whole array. symmetric: the step to which the largest absolute
     value maps, with 0 at step 0. If symmetric is 0, the steps range from the smallest to the largest value.
-    stored: rounds the scales, with which the steps are converted back
+    stored: rounds the scales, with which the steps are converted back. nearest: rounds to whole steps.
+    zero_point: False if the step of 0 is not subtracted before the steps are converted back
     """
     low, high = array.min(axis=axis, keepdims=True), array.max(axis=axis, keepdims=True)
     with np.errstate(all="ignore"):
@@ -80,11 +81,11 @@ def quantized(
             step, first = (np.maximum(high, 0) - low) / (2**bits - 1), 0
             zero = np.rint(-low / step)
         rounded = array / step  # in place from here on, because weights are large
-        np.rint(rounded, out=rounded)
+        nearest(rounded, out=rounded)
         if zero is not None:
             rounded += zero
         np.clip(rounded, first, first + 2**bits - 1, out=rounded)
-        if zero is not None:
+        if zero is not None and zero_point:
             rounded -= zero
         rounded *= stored(step) if stored else step
     np.copyto(rounded, 0, where=step == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from npformer.golden.page_edits.operators import Edit
 
 Arrays = Sequence[np.ndarray]  # a stage, one array for each text
 MOSTLY = 0.99  # an edit must explain this fraction of the error before its rounding error is measured
+FAR = 0.5  # relative error of a stage that no rounding explains; 4 bits for a whole array make about 0.15
 ROUNDED = 0.9  # the same for edits that round, because a number between two steps may be rounded to either
 
 
@@ -51,9 +53,9 @@ class Case:
         self.page, self.theirs, self.budgets, self.stage = page, theirs, budgets, stage
         self.right, self.exported = [each[stage] for each in right], frozenset(before)
         self.stages = [{name: each[name] for name in earlier if name in each} for each in right]
-        #: Number of stages that the other program did not export since the last one that it did.
+        #: Number of stages of a golden file that the other program did not export since the last one that it did.
         shown = max((order.index(each) for each in before), default=-1)
-        self.hidden = len(earlier) - shown - 1
+        self.hidden = sum(each in budgets for each in earlier[shown + 1 :])
         self.calls: list[list[Frame]] = []
         self.makers: list[Frame | None] = []
         for run in runs:
@@ -93,6 +95,15 @@ class Case:
         """The error of the shortest wrong text, flattened; None if the other program's array has another shape."""
         right, theirs = self.right[self.texts[0]], self.theirs[self.stage][self.texts[0]]
         return (theirs - right).ravel() if theirs.shape == right.shape else None
+
+    @functools.cached_property
+    def is_far(self) -> bool:
+        """Whether the stage is too far from the correct one for rounding, which changes values by a fraction."""
+        pairs = [
+            pair for pair in zip(self.theirs[self.stage], self.right, strict=True) if pair[0].shape == pair[1].shape
+        ]
+        error = sum(float(((theirs - right) ** 2).sum()) for theirs, right in pairs)
+        return error > FAR**2 * sum(float((right**2).sum()) for _, right in pairs) or not pairs
 
     def frames(self, level: int) -> list[Frame] | None:
         """The calls that compute the stage, one per text, or their callers `level` levels up."""
@@ -154,7 +165,8 @@ class Case:
 
     def _again(self, frame: Frame, i: int) -> dict[str, np.ndarray]:
         start = self.starts[i] if self.starts else 0
-        self.page.module.__dict__.update(start=start, stages=self.stages[i], before_start=partial(_before, start))
+        of_rows = {name: partial(function, start) for name, function in OF_ROWS.items()}
+        self.page.module.__dict__.update(of_rows, start=start, stages=self.stages[i])
         return self.page.again(frame, self.exported, self.stage)
 
     def _keeps(self, stages: Mapping[str, np.ndarray], i: int) -> bool:
@@ -275,9 +287,33 @@ def is_near(array: np.ndarray, other: np.ndarray, budget: float) -> bool:
     return array.shape == other.shape and bool(np.abs(array - other).max(initial=0) <= budget)
 
 
-def _before(start: int, early: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Joins the rows of `early` before `start` and the rows of `own` from `start` on."""
+def _before(start: int, early: Any, own: Any) -> Any:
+    """Joins the rows of `early` before `start` and the rows of `own` from `start` on, or those of arrays in tuples."""
+    if isinstance(own, tuple):
+        return tuple(_before(start, one, other) for one, other in zip(early, own, strict=True))
     return np.concatenate([early[..., :start, :], own[..., start:, :]], axis=-2)
+
+
+def _one_row_early(start: int, own: np.ndarray) -> np.ndarray:
+    """Writes row `start` over the row before it; later rows are 0, as in a cache whose own row is not written."""
+    made = _unwritten(start, own)
+    made[..., start - 1 : start, :] = own[..., start : start + 1, :] if start < own.shape[-2] else own[..., -1:, :]
+    return made
+
+
+def _unwritten(start: int, own: np.ndarray) -> np.ndarray:
+    """The rows before `start`, and rows of 0."""
+    made = own.copy()
+    made[..., start:, :] = 0
+    return made
+
+
+#: Names that edits call -> the functions, whose first argument is `start`.
+OF_ROWS: dict[str, Callable[..., Any]] = {
+    "before_start": _before,
+    "one_row_early": _one_row_early,
+    "unwritten": _unwritten,
+}
 
 
 def _is_within(frame: Frame, top: Frame) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from npformer.golden.page_edits import elsewhere
 from npformer.golden.page_edits.case import Case
 from npformer.golden.page_edits.operators import Edit, expressions
 
@@ -16,6 +17,9 @@ EARLIER = (
     "float16({own})", "bfloat16({own})", "float8({own})", "int8_rows({own})", "int8({own})", "int8_columns({own})",
     "q8_0({own}.mT).mT", "q4_0({own}.mT).mT",
 )  # fmt: skip
+#: Arrays of a program that writes a chunk's rows one row too early, or not at all.
+OF_CACHES = ("k", "v", "each")  # beginnings of the names of keys and values
+MISPLACED = ("one_row_early({own})", "unwritten({own})")
 #: The windows of a program whose steps see one token more or one fewer.
 REACHES = tuple(f"(reach {sign} (np.arange(len(positions)) >= start)[:, None])" for sign in "+-")
 #: Stages of other layers whose rows a program may have cached.
@@ -78,6 +82,10 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and _is_of_heads(kinds.get(own, "")):
             for early in (*EARLIER, *again, *of_layers):
                 yield Edit(node, f"before_start({early}, {{own}})".format(own=own), "in later rows")
+            if own.startswith(OF_CACHES):
+                yield from (Edit(node, text.format(own=own), "in later rows") for text in MISPLACED)
+        for other in elsewhere.of_other_layers(case, function, node):
+            yield Edit(node, f"before_start({own}, {other})", "in later rows")
 
 
 def _is_of_a_text(own: str) -> bool:

@@ -1,8 +1,9 @@
-"""Edits that read from elsewhere: the weights of another layer, or an earlier stage."""
+"""Edits that read from elsewhere: the weights or settings of another layer, or an earlier stage."""
 
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -33,6 +34,47 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
                 for name, other in case.stages[0].items()
                 if other.shape == array.shape and _is_hidden_state(name)
             )
+    for node in expressions(statements):
+        yield from (Edit(node, text, "from elsewhere") for text in of_other_layers(case, function, node))
+
+
+def of_other_layers(case: Case, function: str, node: ast.expr) -> Iterator[str]:
+    """The texts of a call that reads a setting of its layer, such as `reach`, with the settings of other layers.
+
+    A setting is a loop variable next to the layer, as in `for layer, reach in zip(layers, reaches)`.
+    """
+    frame = case.call_of(function)
+    if frame is None or not isinstance(node, ast.Call):
+        return
+    read = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    for name, values in _settings(case.page.functions[function]).items():
+        items = frame.arguments.get(values)
+        if name in read and "layer" not in read and isinstance(items, list | tuple):
+            for i in dict.fromkeys((0, 1, len(items) - 1)):
+                if i < len(items):
+                    yield ast.unparse(_Renamed(name, f"{values}[{i}]").visit(copy.deepcopy(node)))
+
+
+def _settings(function: ast.FunctionDef) -> dict[str, str]:
+    """Loop variable -> the list from which it comes, for loops over several lists."""
+    found: dict[str, str] = {}
+    for loop in (each for each in ast.walk(function) if isinstance(each, ast.For)):
+        calls = [each for each in ast.walk(loop.iter) if isinstance(each, ast.Call) and ast.unparse(each.func) == "zip"]
+        targets = [each for each in ast.walk(loop.target) if isinstance(each, ast.Tuple)]
+        if calls and targets:
+            pairs = zip(targets[-1].elts, calls[0].args, strict=False)
+            found |= {ast.unparse(name): ast.unparse(values) for name, values in pairs if ast.unparse(name) != "layer"}
+    return found
+
+
+class _Renamed(ast.NodeTransformer):
+    """Replaces a name by an expression."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.text = name, text
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.parse(self.text, mode="eval").body if node.id == self.name else node
 
 
 def _is_hidden_state(name: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.engine.runtime.threads import single_blas_thread
 from npformer.golden.mistakes.rows import rows_said
 from npformer.golden.page_edits import chunks, elsewhere, operators, roundings, solved
 from npformer.golden.page_edits.case import Arrays, Case, Outcome, Place, is_near
@@ -23,6 +24,7 @@ from npformer.golden.page_edits.operators import Edit
 SECONDS = 10.0
 FULL = 2.0  # with the stages around the wrong one shown; every hidden stage adds EACH
 EACH = 0.5
+FOR_PAIRS = 0.2  # the share of the time that is kept for pairs of edits
 KNOWN = 0.5  # the share of the time to search if a known mistake gives the values, too
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
 LINES = 4  # longer statements are shown without their unchanged lines
@@ -69,6 +71,18 @@ def explain(
     - y = x * 2
     + y = x + 2
     """
+    with (
+        single_blas_thread(),
+        warnings.catch_warnings(),
+    ):  # threads of BLAS would wait for one another in small products
+        warnings.simplefilter("ignore")  # SyntaxWarning: an edit may subscript a number
+        return _explained(source, runs, theirs, budgets, seconds, page_name, all_of_them, stage)
+
+
+def _explained(
+    source: str, runs: Sequence[Callable[[ModuleType], Any]], theirs: Mapping[str, Arrays],
+    budgets: Mapping[str, float], seconds: float, page_name: str, all_of_them: bool, stage: str,
+) -> Causes:  # fmt: skip
     page = Page(source)
     right: list[dict[str, np.ndarray]] = []
     for run in runs:
@@ -80,10 +94,8 @@ def explain(
     case = Case(page, runs, theirs, budgets, stage, right)
     if not any(each.any() for each in case.wrong):  # the page agrees with the other program
         return Causes("", [], 0, False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SyntaxWarning: an edit may subscript a number
-        seconds = min(seconds, FULL + EACH * case.hidden) * (1 if all_of_them else KNOWN)
-        return _Search(case, seconds, page_name, all_of_them).causes()
+    seconds = min(seconds, FULL + EACH * case.hidden) * (1 if all_of_them else KNOWN)
+    return _Search(case, seconds, page_name, all_of_them).causes()
 
 
 def first_wrong(
@@ -107,7 +119,7 @@ class _Search:
 
     def __init__(self, case: Case, seconds: float, name: str, all_of_them: bool) -> None:
         self.case, self.page, self.name, self.all_of_them = case, case.page, name, all_of_them
-        self.until = time.thread_time() + seconds
+        self.seconds, self.until = seconds, time.thread_time() + seconds
         self.seen = set[tuple[str, int]]()
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
         self.restricted: list[Try] = []  # edits of a function in some of its calls
@@ -118,6 +130,11 @@ class _Search:
     def cut(self) -> bool:
         return time.thread_time() > self.until
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the time that is left is for pairs."""
+        return time.thread_time() > self.until - FOR_PAIRS * self.seconds
+
     def causes(self) -> Causes:
         """The edits of the calls that make the stage, and then of the calls above them."""
         tries = self._tries()
@@ -126,16 +143,16 @@ class _Search:
                 while self.rounded and not self.cut:
                     self._try(*self.rounded.pop(0))
             found = any(not cause.rows for cause, _ in self.found)
-            if self.cut or (found and (not self.all_of_them or place.edit.kind == "rounded")):
+            if self.is_late or (found and (not self.all_of_them or place.edit.kind == "rounded")):
                 break
             self._try([place], frames)
         if not any(not cause.rows for cause, _ in self.found):
             for place, frames in self.restricted:
-                if self.cut:
+                if self.is_late:
                     break
                 self._try([place], frames)
             for place, frames in _expressions(tries):
-                if self.cut:
+                if self.is_late:
                     break
                 if (factor := solved.factor(self.case, place, frames)) is not None:
                     self._try([factor], frames)
@@ -144,19 +161,20 @@ class _Search:
         return Causes(self.case.stage, self._apart(), self.case.tried, self.cut)
 
     def _tries(self) -> list[Try]:
-        """The edits, each with the calls to run again: the most common mistakes, and those nearest the stage, first.
+        """The edits, each with the calls to run again.
 
-        A program often reads texts in chunks if each is wrong from its third row or a later one on. Edits of later rows
-        then come first.
+        Likely edits come first and roundings last; among these, the calls nearest to the stage, which take the least
+        time. A program that is wrong from the third row or a later one on often reads texts in chunks: then edits of
+        later rows come before all others.
         """
-        found, level = list[Try](), 0
+        found, level = list[tuple[int, Place, list[Frame]]](), 0
         while (frames := self.case.frames(level)) is not None:
             for name, statements in self.case.functions(level):
                 fresh = [each for each in statements if (name, each.lineno) not in self.seen]
                 self.seen |= {(name, each.lineno) for each in fresh}
                 own = [Place(name, edit) for edit in self._edits(name, fresh)]
-                found += [(place, frames) for place in own]
-                for each in roundings.of_all_values(fresh):
+                found += [(level, place, frames) for place in own]
+                for each in roundings.of_all_values(fresh) if not self.case.is_far else ():
                     self.rounded.append(([Place(name, edit) for edit in each], frames))
                 for part in self.case.parts(level, name):
                     some = [Place(name, place.edit._replace(only=part)) for place in own]
@@ -164,13 +182,20 @@ class _Search:
             level += 1
         self.restricted.sort(key=lambda each: each[0].edit.rank)
         first = "in later rows" if min(self.case.starts, default=0) > 1 else ""
-        return sorted(found, key=lambda each: (each[0].edit.kind != first, each[0].edit.rank))
+
+        def order(one: tuple[int, Place, list[Frame]]) -> tuple[bool, bool, bool, int, int]:
+            level, (_, edit), _ = one
+            return edit.kind != first, edit.kind == "rounded", edit.kind not in operators.LIKELY, level, edit.rank
+
+        return [(place, frames) for _, place, frames in sorted(found, key=order)]
 
     def _edits(self, name: str, statements: list[ast.stmt]) -> Iterator[Edit]:
         function = self.page.functions[name]
         kinds = self.page.kinds.get(name, {})
         yield from operators.edits(function, statements, self.page.functions, kinds)
-        yield from roundings.edits(statements, kinds)
+        if not self.case.is_far:
+            yield from roundings.edits(statements, kinds)
+        yield from roundings.misreadings(statements)
         yield from elsewhere.edits(self.case, name, statements)
         if self.case.starts:
             yield from chunks.edits(self.case, name, statements)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from npformer.golden.mistakes.parts.ffn import sigmoid
+from npformer.golden.page_edits.number_formats import FUNCTIONS
 from npformer.golden.page_edits.operators import common_kind, kind_of
-from npformer.golden.page_edits.roundings import FUNCTIONS
 from npformer.golden.page_edits.stages import Recorder, Stages
 from npformer.plain import formulas
 from npformer.plain.gemma import gemma_norm

@@ -18,7 +18,7 @@ KINDS = (
 #: Kinds of edits that are tried in pairs; pairs of other kinds would fit by chance.
 LIKELY = (
     "left out", "another size", "another name", "exchanged", "another function", "another operation", "off by one",
-    "another order", "another value", "another layout",
+    "another order", "another value", "another layout", "from elsewhere",
 )  # fmt: skip
 #: Functions that ports confuse.
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "np.tanh", "sigmoid")
@@ -313,6 +313,8 @@ def _of_method(node: ast.Call, name: str, arguments: list[str], keywords: list[s
             ends = ", ".join([*map(ast.unparse, shape[:-2]), ast.unparse(shape[-1]), ast.unparse(shape[-2])])
             base = ast.unparse(node.func.value.func)
             yield "another layout", f"np.moveaxis({base}({ends}), -1, -3)"  # neighbouring columns to different heads
+    if name == "np.moveaxis":
+        yield "another layout", f"({arguments[0]}).reshape({name}({rest}).shape)"
     if name == "np.split":
         yield "another layout", f"({arguments[0]}[..., ::2], {arguments[0]}[..., 1::2])"
 

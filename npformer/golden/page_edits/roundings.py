@@ -3,111 +3,80 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from functools import partial
-from typing import Any
 
 import numpy as np
 
-from npformer.common.halves import HALVES, half
-from npformer.golden.mistakes.precision import quantized, tf32
+from npformer.common.halves import HALVES
+from npformer.golden.page_edits.number_formats import FUNCTIONS
 from npformer.golden.page_edits.operators import Edit, expressions, is_float_array, is_of_module
 
-
-def _of_floats(kind: str) -> Callable[[Any], np.ndarray]:
-    return lambda x: half(kind, np.asarray(x, np.float32)).astype(np.float64)
-
-
-_float16 = _of_floats("float16")
-
-
-def float8(x: np.ndarray, largest: float = 448.0, fraction: int = 3, least: int = -6) -> np.ndarray:
-    """Rounds to a sign, four bits of exponent and three of fraction, and converts back."""
-    exponent = np.floor(np.log2(np.maximum(np.abs(x), 2.0**least)))
-    step = 2.0 ** (exponent - fraction)
-    return np.clip(np.rint(x / step) * step, -largest, largest)
-
-
-def in_groups(x: np.ndarray, quantise: Callable[[np.ndarray], np.ndarray], size: int = 32) -> np.ndarray:
-    """Rounds groups of consecutive numbers of each column, which a linear layer reads as one row of torch's weight."""
-    columns = x.mT if x.ndim > 1 else x
-    groups = [columns[..., at : at + size] for at in range(0, columns.shape[-1], size)]
-    made = np.concatenate([quantise(each) for each in groups], axis=-1)
-    return made.mT if x.ndim > 1 else made
-
-
-def _steps(x: np.ndarray, step: np.ndarray) -> np.ndarray:
-    return np.divide(x, step, out=np.zeros_like(x), where=step != 0)
-
-
-def q8_0(group: np.ndarray) -> np.ndarray:
-    """ggml's format of 8 bits: the largest absolute value is step 127. Scales are stored in float16."""
-    scale = np.abs(group).max(axis=-1, keepdims=True) / 127
-    return np.rint(_steps(group, scale)) * _float16(scale)
-
-
-def q4_0(group: np.ndarray) -> np.ndarray:
-    """ggml's format of 4 bits: the number of largest absolute value is step -8. Scales are stored in float16."""
-    at = np.abs(group).argmax(axis=-1)[..., None]
-    scale = np.take_along_axis(group, at, axis=-1) / -8
-    return (np.clip(np.floor(_steps(group, scale) + 8.5), 0, 15) - 8) * _float16(scale)
-
-
-def q4_1(group: np.ndarray) -> np.ndarray:
-    """ggml's format of 4 bits with a minimum. Scales and minima are stored in float16."""
-    low = group.min(axis=-1, keepdims=True)
-    scale = (group.max(axis=-1, keepdims=True) - low) / 15
-    return np.clip(np.floor(_steps(group - low, scale) + 0.5), 0, 15) * _float16(scale) + _float16(low)
-
-
-#: The levels of bitsandbytes' NF4: quantiles of a normal distribution. Dettmers et al., 2023, QLoRA, appendix E.
-NF4 = np.array(
-    [
-        -1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0, 0.0795803, 0.1609302,
-        0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
-    ]
-)  # fmt: skip
-
-
-def nf4(group: np.ndarray) -> np.ndarray:
-    """The nearest of 16 levels, times the largest absolute value."""
-    scale = np.abs(group).max(axis=-1, keepdims=True)
-    return NF4[np.abs(_steps(group, scale)[..., None] - NF4).argmin(-1)] * scale
-
-
-def sums_in_float16(x: np.ndarray) -> np.ndarray:
-    """Converts an array so that NumPy computes its sums in float16."""
-    return np.asarray(x, np.float16)
-
-
-#: Names that edits call -> the functions. int8 has one scale for an array, and the others have one for each row,
-#: column or group of 32 numbers.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "float16": _float16,
-    "bfloat16": _of_floats("bfloat16"),
-    "tf32": tf32,
-    "float8": float8,
-    "int8": lambda x, stored=None: quantized(x, stored=stored),
-    "int8_rows": lambda x: quantized(x, -1),
-    "int8_columns": lambda x, stored=None: quantized(x, -2, stored=stored),
-    "uint8": lambda x: quantized(x, None, 0),
-    "uint8_columns": lambda x: quantized(x, -2, 0),
-    "int4_columns": lambda x, stored=None: quantized(x, -2, 7, 4, stored),
-    "q8_0": partial(in_groups, quantise=q8_0),
-    "q4_0": partial(in_groups, quantise=q4_0),
-    "q4_1": partial(in_groups, quantise=q4_1),
-    "int8_groups": lambda x, stored=None, size=32: in_groups(x, lambda x: quantized(x, -1, stored=stored), size),
-    "int4_groups": lambda x, stored=None, size=32: in_groups(x, lambda x: quantized(x, -1, 7, 4, stored), size),
-    "nf4": partial(in_groups, quantise=nf4, size=64),
-    "sums_in_float16": sums_in_float16,
-}
 SUMS = ("mean", "sum", "var")
+WEIGHTS = ("weight", "table")
 OF_VALUES = ("float16", "bfloat16", "float8", "int8", "int8_rows")
-OF_WEIGHTS = tuple(name for name in FUNCTIONS if name != "sums_in_float16")
-#: Types with groups of several sizes, and types whose scales ports store in 16 bits.
-WITH_GROUPS = ("int8_groups", "int4_groups")
-WITH_SCALES = ("int8", "int8_columns", "int4_columns", *WITH_GROUPS)
+WHOLE = ("int8", "int8_rows", "int8_columns", "int4_columns")
+UNSIGNED = ("uint8", "uint8_columns")
+BLOCKS_OF_4_BITS = ("q4_0", "q4_1", "nf4")
+#: Columns that show the format of a weight, and the formats in which they do not.
+COLUMNS = 8
+NEARLY = 0.95  # share of numbers that must agree, because a number between two steps may be rounded to either
+OF_ALL_COLUMNS = ("int8(", "int8_rows(", "uint8(", "tf32(")
+#: Numbers in a group of weights.
+SIZES = (8, 16, 32, 64, 128)
+
+
+def _rounded_weight(own: str) -> Iterator[str]:
+    """The roundings of a weight, the commonest first."""
+    floats = ("float16", "bfloat16", "tf32", "float8", "float8_e5m2")
+    scaled = [*(f"{kind}({own}" for kind in WHOLE), *_groups(own)]
+    yield from (f"{kind}({own})" for kind in (*floats, *WHOLE, *UNSIGNED, "q8_0", *BLOCKS_OF_4_BITS))
+    yield from (f"{each})" for each in _groups(own))
+    yield from (f"{each}, stored={kind})" for each in scaled for kind in HALVES)
+    yield from (f"{each}, toward_zero=True)" for each in (f"bfloat16({own}", *scaled))
+
+
+def _misread_weight(own: str) -> Iterator[str]:
+    """The mistakes in converting a rounded weight back."""
+    groups = _groups(own)
+    yield from (f"{kind}({own}, zero_point=False)" for kind in UNSIGNED)
+    yield from (f"{each}, scale_of={other})" for each in groups for other in (1, -1))
+    yield from (f"{one}_read_as_{other}({own})" for one, other in (HALVES, HALVES[::-1]))
+    of_4_bits = [f"{each})" for each in (f"int4_columns({own}", *groups) if "int4" in each]
+    in_4_bits = [*of_4_bits, *_calls(BLOCKS_OF_4_BITS, own)]
+    yield from (f"nibbles_{order}({each})" for each in in_4_bits for order in ("swapped", "interleaved", "halved"))
+
+
+def format_of(theirs: np.ndarray, own: np.ndarray) -> str:
+    """The rounding or misreading of a weight (in, out) that gives another program's weight, as a call; "" if none does.
+
+    Only formats of single numbers, columns and groups of rows are tried, on a few columns.
+    """
+    some = np.linspace(0, own.shape[1] - 1, min(COLUMNS, own.shape[1])).astype(int)
+    names = {**FUNCTIONS, "weight": own[:, some].astype(np.float64), "__builtins__": {}}
+    for text in (*_rounded_weight("weight"), *_misread_weight("weight")):
+        if not text.startswith(OF_ALL_COLUMNS):
+            made = eval(text, names)
+            near = np.abs(theirs[:, some] - made) <= 1e-5 * np.abs(made).max()
+            if near.mean() >= NEARLY:
+                return text
+    return ""
+
+
+def _groups(own: str) -> list[str]:
+    """The beginnings of calls that round groups of a weight."""
+    return [f"{kind}_groups({own}, size={size}" for size in SIZES for kind in ("int8", "int4")]
+
+
+def _calls(functions: Iterable[str], own: str) -> list[str]:
+    return [f"{each}({own})" for each in functions]
+
+
+def misreadings(statements: Iterable[ast.stmt]) -> Iterator[Edit]:
+    """Yields the edits of some statements that convert a rounded weight back wrongly."""
+    for node in expressions(statements):
+        if isinstance(node, ast.Name) and node.id in WEIGHTS and isinstance(node.ctx, ast.Load):
+            yield from (Edit(node, text, "rounded") for text in _misread_weight(node.id))
 
 
 def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[Edit]:
@@ -118,18 +87,12 @@ def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             if not is_float_array(kinds.get(node.id, "")):
                 continue
-            types = OF_WEIGHTS if node.id in ("weight", "table") else OF_VALUES
+            texts = _rounded_weight(node.id) if node.id in WEIGHTS else _calls(OF_VALUES, node.id)
         elif isinstance(node, ast.BinOp | ast.Call):
-            types = ("float16", "bfloat16")
+            texts = _calls(HALVES, ast.unparse(node))
         else:
             continue
-        text = ast.unparse(node)
-        yield from (Edit(node, f"{kind}({text})", "rounded") for kind in types)
-        if types is OF_WEIGHTS:
-            for rest in (", float16", ", bfloat16"):
-                yield from (Edit(node, f"{kind}({text}{rest})", "rounded") for kind in WITH_SCALES)
-            for size in (64, 128):
-                yield from (Edit(node, f"{kind}({text}, size={size})", "rounded") for kind in WITH_GROUPS)
+        yield from (Edit(node, text, "rounded") for text in texts)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SUMS:
             narrow = ast.Call(ast.Name("sums_in_float16"), [node.func.value], [])
             called = ast.Call(ast.Attribute(narrow, node.func.attr), node.args, node.keywords)

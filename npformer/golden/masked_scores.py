@@ -1,0 +1,61 @@
+"""Recognizes scores in a form other than q k^T / sqrt(K), such as scores with the mask added.
+
+A program may export its scores after it has masked them, or with a term that the softmax cancels, such as ALiBi by key
+positions. Such scores say nothing about the program that the attention weights do not, and the program may be correct.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npformer.golden.format import Golden
+from npformer.golden.names import Theirs
+
+MOST = 0.5  # share of the hidden keys' scores that must be low
+LOW = -5e3  # masked scores of programs are at most -1e4 plus a score, or not finite
+
+
+def without_masked_scores(golden: Golden, theirs: Theirs, ratio: float) -> Theirs:
+    """Returns the port's arrays without scores that are masked, or that differ by a constant for each query.
+
+    ratio: the port's budgets divided by the float32 budgets
+    """
+    left_out = []
+    for scores in [name for name in theirs.stages if name.endswith("attention.scores")]:
+        weights = golden.truth.get(f"{scores.removesuffix('scores')}weights")
+        right, given, budget = golden.truth[scores], theirs.stages[scores], golden.budgets[scores] * ratio
+        if weights is None or max(map(_largest, right, given)) <= budget:
+            continue
+        seen = [each > 0 for each in weights]
+        if any((np.isnan(each[own]) | np.isposinf(each[own])).any() for each, own in zip(given, seen, strict=True)):
+            continue  # the report names the stage that is not finite
+        if _are_masked(given, seen) or all(map(_is_shifted, given, right, seen, [budget] * len(seen))):
+            left_out.append(scores)
+    if not left_out:
+        return theirs
+    more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+    said = f"{left_out[0]}{more}: not compared, because your scores include the mask or another term"
+    kept = {name: arrays for name, arrays in theirs.stages.items() if name not in left_out}
+    return replace(theirs, stages=kept, notes=[*theirs.notes, said])
+
+
+def _largest(right: np.ndarray, given: np.ndarray) -> float:
+    with np.errstate(invalid="ignore"):
+        error = float(np.abs(given - right).max(initial=0))
+    return error if np.isfinite(error) else np.inf
+
+
+def _are_masked(given: list[np.ndarray], seen: list[np.ndarray]) -> bool:
+    """Whether most scores of keys that the model hides are low or not a number. A wrong mask may show some keys."""
+    hidden = np.concatenate([each[~own] for each, own in zip(given, seen, strict=True)])
+    return bool(hidden.size) and float((~(hidden > LOW)).mean()) >= MOST
+
+
+def _is_shifted(given: np.ndarray, right: np.ndarray, seen: np.ndarray, budget: float) -> bool:
+    """Whether a constant is added to all scores of a query that count. The softmax cancels it."""
+    added = np.where(seen, given, right) - right  # no difference of infinite numbers
+    least, most = np.where(seen, added, np.inf).min(axis=-1), np.where(seen, added, -np.inf).max(axis=-1)
+    with np.errstate(invalid="ignore"):  # a wrong mask may hide all keys of a query
+        return bool((most - least <= 2 * budget).all())
