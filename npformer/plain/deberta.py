@@ -41,7 +41,7 @@ def own_buckets(distances, n_buckets, max_distance):
 def log_buckets(distances, n_buckets, max_distance):
     """d up to m = n_buckets / 2, and sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))) beyond.
 
-    Far distances share buckets. From the published code of version 2, which computes in float32.
+    Large distances share buckets. Source: the published code of version 2, which computes in float32.
     >>> log_buckets(np.array([-3, 0, 4, 5, 100, 511]), 8, 512).tolist()
     [-3, 0, 4, 5, 6, 7]
     """
@@ -112,7 +112,7 @@ def convolve(x, text_positions, mask, activation, weight, bias):
     """act(b + sum_s x_(i + s) W_s), s = -(n - 1) / 2 ... (n - 1) / 2. (..., L, D), weight (n D, D) -> (..., L, D).
 
     For each s, a matrix of 0 and 1 picks row i + s, or zeros for padding and outside the text. combine_heads joins the
-    n rows of a token in the same way as heads. The code of version 2 calls this nGram induced input encoding.
+    n rows of a token as it joins heads. The code of version 2 calls this nGram induced input encoding.
     """
     n = len(weight) // x.shape[-1]
     steps = np.arange(n)[:, None, None] - n // 2
@@ -123,7 +123,7 @@ def convolve(x, text_positions, mask, activation, weight, bias):
 
 
 def unchanged(table, eps):
-    """The table of distances itself, in models that do not normalize it."""
+    """The table of distances itself, for models that do not normalize the table."""
     return table
 
 

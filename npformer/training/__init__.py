@@ -1,4 +1,4 @@
-"""Training in NumPy: gradients of the forward pass that inference runs, Adam, and a loop that can be resumed.
+"""Training in NumPy: gradients of the same forward pass as in inference, Adam, and a loop that can be resumed.
 
 Backward functions are below their forward functions, in `engine/functions.py` and the modules that build on it.
 `losses.py` has the objectives, `batch_gradients.py` the gradients of a batch, `optimizer.py` and `schedule.py` the

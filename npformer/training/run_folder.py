@@ -1,4 +1,4 @@
-"""The state of a training run, and the folder with checkpoints to resume from and to choose the best weights from.
+"""The state of a training run, and the folder with its checkpoints, for resuming and for choosing the best weights.
 
 `trainer.py` writes the checkpoints. Every file is written atomically.
 """
