@@ -109,7 +109,7 @@ class Source(NamedTuple):
         return self.apart + (self.names if self.part is None else ())
 
     def to_linear(self, array: Any) -> Any:
-        """Converts a linear weight from a file to (in, out), and a convolution to W_1, ..., W_K stacked vertically."""
+        """Converts a linear weight from a file to (in, out), and a convolution to the stacked W_1, ..., W_K."""
         if self.in_out:
             return array
         if self.kernel and array.ndim == 3 and array.shape[-1] == self.kernel:
