@@ -156,8 +156,7 @@ class Config(Answering):
     norm_first : norms are before the blocks (pre-norm), not after the blocks
     parallel : the blocks of a layer read the same rows, and their outputs are added together
     final_norm : an additional norm after the last layer
-    bias : linear layers and norms have a bias; in Llama and similar families, only the linear layers of attention have
-        one
+    bias : linear layers and norms have a bias; in Llama and similar families, this applies only to attention
     causal : a token attends only to itself and to earlier tokens
     pooling : the row that a head for whole texts reads: the first row, the last row that is not padding, or the mean of
         all rows

@@ -35,7 +35,7 @@ def within(
 ) -> list[Stage]:
     """Prefixes the names of a part's stages with a scope. given: the stages for INPUT, SOURCE and EMBEDDED.
 
-    hooks: prefix of the hooks, None for a part without hooks. x: the letter of the part's input in formulas.
+    hooks: prefix of the hooks, or None for a part without hooks. x: the letter of the part's input in formulas.
     """
     prefix = f"{scope}." if scope else ""
     return [

@@ -16,7 +16,7 @@ class Group(NamedTuple):
     shape: tuple[int, ...]  # shape of the weight
     bias: int | None = None  # length of the bias; None means no bias
     kind: str = "table"  # "table", "norm", or "linear": a weight (in, out), stored as (out, in) in torch's files
-    joined: int = 0  # number of projections of attention that torch initializes as one matrix; 0 outside attention
+    joined: int = 0  # number of attention projections that torch initializes as one matrix; 0 outside attention
     start: float = 1.0  # initial weight of a norm
 
 
