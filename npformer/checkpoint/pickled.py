@@ -95,7 +95,7 @@ def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     """Yields the name and the argument of each instruction.
 
     Arguments that end with a newline belong to protocol 0 and are rejected, except the two arguments of GLOBAL. This
-    function reads these two itself, because pickletools would decode their escapes and warn about invalid escapes.
+    function reads those two arguments itself, because pickletools would decode escapes and warn about invalid escapes.
     """
     while code := file.read(1):
         instruction = OPCODES.get(code.decode("latin-1"))

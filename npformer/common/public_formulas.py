@@ -1,4 +1,4 @@
-"""Makes the public functions of `npformer` from the formulas of its pages. They take array-likes and explain errors.
+"""Makes public functions of `npformer` from the formulas of pages. The functions take array-likes and explain errors.
 
 A formula computes with arrays, and its docstring states their shapes. If the first argument is a float32 or float64
 array, the public form calls the formula directly. Otherwise, or if NumPy raises an error, the arguments are converted
@@ -35,7 +35,7 @@ REFUSALS = (
 PAGES = str(Path(__file__).parents[1] / "plain")
 FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 MASKS = frozenset({np.dtype(bool)})
-#: Parameters that are arrays of whole numbers, single whole numbers, and values that are not converted.
+#: Names of parameters that are arrays of whole numbers, that are whole numbers, or that are not converted.
 KEPT = ("ids", "positions")
 COUNTS = {"n_heads": 1, "n_queries": 0, "n_keys": 0, "length": 0, "width": 0, "d_head": 0}  # name -> lowest value
 NUMBERS = ("eps", "axis", "magnitude", "theta", "heads", "past", "angles")
@@ -217,7 +217,7 @@ def _explained(function: Callable[..., Any], values: Mapping[str, Any], error: E
 
 
 def _line(given: Mapping[str, Any]) -> str:
-    """A hint for a padding mask (B, L) or for shared heads of keys, given the arguments that failed; else ""."""
+    """A hint for a padding mask (B, L) or for shared heads of keys, given the arguments that failed, or ""."""
     scores, mask, q, k = (np.shape(given.get(name, 0.0)) for name in ("scores", "mask", "q", "k"))
     if len(scores) == 4 and mask == (scores[0], scores[-1]):
         return "; write mask[:, None, None, :] for a mask (B, L) of padding"

@@ -95,7 +95,7 @@ def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
         raise NpformerError(f"embedding: ids must be integers, got {ids.dtype}")
     if ids.size and not (ids.min() >= 0 and ids.max() < len(weight)):
         wrong = ids[(ids < 0) | (ids >= len(weight))].flat[0]
-        raise NpformerError(f"embedding: ids must lie in 0 ... {len(weight) - 1}, got {wrong}")
+        raise NpformerError(f"embedding: ids must be in 0 ... {len(weight) - 1}, got {wrong}")
     return weight[ids]
 
 
@@ -301,7 +301,7 @@ def cross_entropy(
     kept = targets != whole("cross_entropy: ignore_index", scalar(ignore_index), -(2**63), 2**63 - 1)
     if (outside := targets[kept & ((targets < 0) | (targets >= logits.shape[-1]))]).size:
         bounds = f"0 ... {logits.shape[-1] - 1} or be {ignore_index}"
-        raise NpformerError(f"cross_entropy: targets must lie in {bounds}, got {outside[0]}")
+        raise NpformerError(f"cross_entropy: targets must be in {bounds}, got {outside[0]}")
     log_probabilities = log_softmax(logits) if log_probabilities is None else log_probabilities
     if (shape := np.shape(log_probabilities)) != logits.shape:
         raise NpformerError(f"cross_entropy: log_probabilities: expected {logits.shape}, got {shape}")

@@ -1,4 +1,4 @@
-"""`Parts`: the parts of a whole model. A family builds them from a `Config`, and `transformer.py` calls them."""
+"""`Parts`: the parts of a whole model. A family builds the parts from a `Config`, and `transformer.py` runs them."""
 
 from __future__ import annotations
 

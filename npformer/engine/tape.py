@@ -1,4 +1,4 @@
-"""The stages of a forward pass, recorded for its backward pass. `Recording` stores stages, and `Stages` reads them.
+"""The stages of a forward pass, recorded for its backward pass. `Recording` stores the stages, and `Stages` reads them.
 
 Training thus differentiates the same forward pass that inference runs. An `Edit` changes a stage, for dropout or an
 ablation, and adds a pullback to the recording. The pullback maps the gradient after the change to the gradient before
@@ -20,7 +20,7 @@ from npformer.common.errors import NpformerError
 from npformer.engine.taps import listeners
 
 Pullback = Callable[[np.ndarray], np.ndarray]  # gradient after a change -> gradient before it
-Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> old array, pullback
+Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> (old array, pullback)s
 
 
 class UnknownDerivative(NpformerError):

@@ -260,7 +260,7 @@ class Family:
         return embeddings_of(config, self.norm(config), config.vocab_size)
 
     def stack(self, config: Config) -> Stack:
-        """The stack of an encoder or of a decoder-only model. By default, it has the layers of BERT."""
+        """The stack of an encoder or of a decoder-only model. By default, the stack has the layers of BERT."""
         return stack_of(config, self.norm(config))
 
     def head_groups(self, head: str) -> Collection[str]:

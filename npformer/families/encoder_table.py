@@ -72,7 +72,7 @@ class EncoderTable(Family):
     padding: str = ""  # field of config.json with the padding token, if positions begin after its id, else ""
     layer_groups: str = ""  # field of config.json with the number of groups that share weights; "" means no sharing
     group_layers: str = ""  # field of config.json with the layers per group; if set, module names have two `*`
-    always_projected: bool = False  # a projection follows the tables even if they are as wide as the layers
+    always_projected: bool = False  # a projection follows the tables even if the tables are as wide as the layers
     encoder: Mapping[str, str]  # group -> module
     heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; a head without a class cannot be written
     ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding

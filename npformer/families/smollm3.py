@@ -27,7 +27,7 @@ class SmolLM3(Llama):
     kinds: tuple[type[Mechanism], ...] = (Rotary, Window)
 
     def config(self, head: str, **fields: Any) -> Config:
-        """As in `Family`. By default, every fourth layer has no rotation. With fewer layers, this is the last one."""
+        """As in `Family`. By default, every fourth layer has no rotation, or the last layer if there are only a few."""
         count = fields["n_layers"]
         return super().config(head, **{"local": Local(every(min(4, count), count), ()), **fields})
 

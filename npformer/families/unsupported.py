@@ -54,7 +54,7 @@ FIELDS = {
     "rope_scaling": None,
     "rope_parameters": None,
 }
-#: Maps each field that describes quantized weights to the method, if the field does not name one.
+#: Maps each field that describes quantized weights to the default name of the method.
 QUANTIZATION = {"quantization_config": "bitsandbytes", "quantization": "MLX"}
 #: After fine-tuning with quantized weights (QLoRA), a folder with plain weights still has the settings of this method.
 MAY_BE_PLAIN = "bitsandbytes"

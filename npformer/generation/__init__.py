@@ -1,8 +1,8 @@
 """Generates targets for sources, or texts after prompts, with greedy search, sampling or beam search.
 
-This file has `generate`, `stream` and `generating`, a generator of steps between which other work can run (`steps.py`).
-`decoding.py` has the loops, `state.py` the state of a model, `logits.py` and `processors.py` the choice of tokens,
-`settings.py` the settings, and `kv_cache.py` the cached keys and values.
+This file has `generate`, `stream` and `generating`, which runs in steps so that other work can run between steps
+(`steps.py`). `decoding.py` has the loops, `state.py` the state of a model, `logits.py` and `processors.py` the choice
+of tokens, `settings.py` the settings, and `kv_cache.py` the cached keys and values.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
     """The k best tokens after the ids (R, L) of each row, with their log probabilities under the settings.
 
     As in beam search in Transformers, logits are normalized, then processed and, with renormalize_logits, normalized
-    again. Bans do not change the scores of other tokens. With only bans, the logits are therefore normalized only once,
-    before or after the bans.
+    again. Bans do not change the scores of other tokens. If the settings request only bans, the logits are therefore
+    normalized only once, before or after the bans.
     """
     s = processors.settings
 

@@ -29,7 +29,7 @@ from npformer.plain.formulas import (
 def no_past(n_layers, n_kv_heads, d_head, batch=()):
     """The cache before the first token: a pair of empty arrays (*batch, G, 0, K) for each layer.
 
-    The arrays are float16 because a concatenation with other floats then has the dtype of the other floats.
+    The arrays are float16, so a concatenation with other floats has the dtype of the other floats.
     """
     empty = np.zeros((*batch, n_kv_heads, 0, d_head), np.float16)
     return [(empty, empty)] * n_layers

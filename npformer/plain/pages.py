@@ -34,7 +34,7 @@ PAGES = {
 PACKAGE = "npformer.plain."
 #: Suffix of an edited page's name. Edited pages are for decoders used as encoders (`is_causal` false in config.json).
 AS_ENCODER = "_as_encoder"
-#: Maps the mask function of a decoder to the mask function of such a model.
+#: Maps the mask function of a decoder to the mask function of its edited page.
 UNORDERED = {"causal_mask": "full_mask", "causal_window_mask": "window_mask"}
 NOTE = "\n\nEdited for a model that attends to later tokens, too (`is_causal` false): its mask hides none."
 

@@ -76,7 +76,7 @@ def yarn_ramp(first, last, d_head):
     array([0. , 0. , 0.5, 1. , 1. ], dtype=float32)
     """
     first, last = max(first, 0), min(last, d_head - 1)
-    last = last + 0.001 * (first == last)  # if equal, a step instead of a division by 0
+    last = last + 0.001 * (first == last)  # equal ends give a step, not a division by 0
     pairs = np.arange(d_head // 2, dtype=np.float32)
     return np.clip((pairs - np.float32(first)) / np.float32(last - first), 0, 1)
 

@@ -1,4 +1,4 @@
-"""Returns the text of a page, either unchanged or as one file that contains everything it uses and needs only NumPy."""
+"""Returns the text of a page, either unchanged or as one file that needs only NumPy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def source(model: Any, standalone: bool = False) -> str:
     Parameters
     ----------
     model : the name of a family, such as "llama", or a loaded model
-    standalone : bool, return one file that contains everything that the page uses and needs only NumPy. For a loaded
+    standalone : bool, return one file with everything that the page uses, which then needs only NumPy. For a loaded
         model, the file ends with a `main` that prints answers. It reads the arrays that `standalone_model` also
         returns.
 

@@ -26,7 +26,7 @@ ASKING = {
 def template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
     """The post-processor that adds the family's special tokens to a text or a pair (Devlin et al., 2019, figure 2).
 
-    Byte-level pieces and MPNet's mask token include the preceding space. Their offsets are trimmed to begin after it.
+    Byte-level pieces and MPNet's mask token include the preceding space. Their offsets are trimmed to exclude it.
     """
     from tokenizers import pre_tokenizers, processors
 
@@ -99,7 +99,7 @@ def _forms(path: Path, settings: Mapping[str, Any], family: Family) -> tuple[str
 
     Without a tokenizer.json, a decoder's tokenizer also adds the start and end tokens that its settings request. OPT's
     published folders name GPT-2's tokenizer, with add_bos_token. A class without a family adds only the tokens that
-    tokenizer.json defines. For a tokenizer trained without a template, these are no tokens.
+    tokenizer.json defines. A tokenizer that was trained without a template therefore adds no tokens.
     """
     if path.name == FILE and class_of(path.parent, settings) in OF_NO_FAMILY:
         return "$A", "$A $B:1"

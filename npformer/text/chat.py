@@ -1,8 +1,8 @@
 """`Chat`: converts conversations to tokens with the chat template in the folder of a model.
 
 Only the template may add control tokens. If a message contains the text of a control token, such as "<|im_end|>", that
-text is tokenized as ordinary text. To distinguish it from the template's control tokens, a placeholder replaces it
-before the template is rendered.
+text is tokenized as ordinary text. To distinguish this text from the template's control tokens, a placeholder replaces
+it while the template is rendered.
 """
 
 from __future__ import annotations

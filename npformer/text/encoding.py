@@ -270,7 +270,7 @@ class Encoder:
         return with_special_tokens(self._frame(texts), kept)
 
     def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
-        """Splits a text into windows that share `stride` tokens. For a pair, splits one text and repeats the other.
+        """Splits a text into windows that share `stride` tokens. In a pair, only one text is split.
 
         The windows of a pair share fewer tokens if each window would otherwise advance by very few tokens. Long texts
         are tokenized in blocks if the tokenizer has safe split points.
@@ -292,7 +292,7 @@ class Encoder:
         stride = width // 4 if stride is None else stride
         if not 0 <= stride < room:
             raise NpformerError(f"stride: expected 0 to {room - 1} for windows of {room} tokens, got {stride}")
-        if others:  # a long other text makes windows narrow, and each token would be in many windows
+        if others:  # if the other text is long, windows are narrow, and each token would be in many windows
             stride = min(stride, width - -(-width // LEAST_STEP))
         count = 1 + -(-(lengths[moving] - width) // (width - stride))
         self.limits.check("windows", count * limit, "tokens in the windows of a text")

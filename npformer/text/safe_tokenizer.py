@@ -1,8 +1,8 @@
 """`SafeTokenizer`: a wrapper around a `tokenizers.Tokenizer` from an untrusted file.
 
 A file is checked before the library reads it (`tokenizer_checks.py`), and the tokenizer is tried on a few texts. Later
-failures of the library become NpformerErrors. This includes Rust panics, which are not Exceptions. Rust also prints a
-panic to stderr, which Python cannot prevent. Most panics occur while a model is loaded.
+failures of the library become NpformerErrors, including Rust panics, which are not Exceptions. Rust also prints a panic
+to stderr, which Python cannot prevent. Most panics occur while a model is loaded.
 
 This module does not limit time. A regular expression in a file can take time quadratic in the length of some texts, and
 neither a check of the file nor a trial reveals these texts. Read untrusted files in a process with a time limit, such

@@ -27,8 +27,7 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 GPT_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-#: Maps the class (without "Tokenizer") of a decoder's tokenizer to the special tokens for a folder that names none of
-#: them.
+#: Maps the class (without "Tokenizer") of a decoder's tokenizer to its default special tokens.
 USUAL: Mapping[str, Mapping[str, str]] = {
     "Llama": LLAMA_TOKENS,
     "CodeLlama": LLAMA_TOKENS,

@@ -90,7 +90,7 @@ def _highest_id(where: str, ids: Sequence[bytes], rows: int) -> int:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Creates a dict from a JSON object, for json.loads. Rejects duplicate keys, on which JSON readers differ.
 
-    The key "table" stands for a skipped table, so it may occur several times.
+    The key "table" replaces each skipped table, so this key may occur several times.
     """
     read = dict(pairs)
     if len(read) < len(pairs) and len(read) - ("table" in read) < sum(key != "table" for key, _ in pairs):

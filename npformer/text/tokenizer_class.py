@@ -58,7 +58,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def class_of(folder: Path, settings: Mapping[str, Any]) -> str:
     """The class that a folder names in tokenizer_config.json, or else in config.json, without "Fast".
 
-    Returns "" if no class is named. The names in `OF_NO_FAMILY` are complete.
+    Returns "" if no class is named. Names in `OF_NO_FAMILY` keep "Fast".
     """
     return _named(folder, settings)[1]
 

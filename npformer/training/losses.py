@@ -130,7 +130,7 @@ class HeadLoss:
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> ShardLoss:
         parts = parts_of(self.config)
         batch = packed(self.config, [text for example in examples for text in _texts(example)])
-        recording, whole = Recording(unread(tree, parts)), listening()  # other listeners need whole stages
+        recording, whole = Recording(unread(tree, parts)), listening()  # listeners need whole stages
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, parts, batch, whole)
         sizes = (

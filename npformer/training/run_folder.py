@@ -108,7 +108,7 @@ class Checkpoints:
             save_arrays(path, self.weights.flat, {"format": FORMAT, "step": str(step)})
 
     def remove(self) -> None:
-        """Removes the checkpoints, and the folder if nothing else is in it."""
+        """Removes the checkpoints, and also the folder if it contains nothing else."""
         if self.folder is not None:
             for path in self.folder.glob("*.safetensors"):
                 if path.name in (LAST, BEST) or path.match(STEP.format("*")):

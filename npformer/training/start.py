@@ -80,7 +80,7 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
-    """Returns the tokenizer files in a folder, by name. A `limit` below the tokenizer's maximum length replaces it.
+    """Returns the tokenizer files in a folder, by name. A `limit` replaces a longer maximum length of the tokenizer.
 
     For a model that generates text, the chat template and the generation settings are included.
     """

@@ -301,7 +301,7 @@ class Trainer(Generic[E]):
         return best
 
     def remove_checkpoints(self) -> None:
-        """Removes the checkpoints from the folder, after which the run cannot be resumed."""
+        """Removes the checkpoints from the folder. The run can then no longer be resumed."""
         self._checkpoints.remove()
 
 

@@ -18,8 +18,8 @@ MOST = 10**6  # maximum size of a vocabulary
 def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
     """Learns a byte-level BPE vocabulary that both languages share, and that can encode every character.
 
-    Returns a `tokenizers.Tokenizer` that appends `END`. The same texts give the same tokenizer. Raises NpformerError
-    for a size that is too small for all bytes or above MOST. Sennrich et al., 2016.
+    Returns a `tokenizers.Tokenizer` that appends `END`. The same texts give the same tokenizer. Raises NpformerError if
+    the size is above MOST or too small for a token for each byte. Sennrich et al., 2016.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 

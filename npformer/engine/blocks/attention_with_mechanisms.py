@@ -38,7 +38,7 @@ class AttentionWithMechanisms(PackedAttention):
     attending : slice or integer array, the rows that attend
     places : (T,) and (S,) integer arrays, the places of the queries and of the keys; None without a batch
     cache : OwnCache with keys and values of earlier rows, optional
-    sums : gradients of the mechanisms' arrays; the backward pass adds to these
+    sums : gradients of the mechanisms' arrays; the backward pass adds to these gradients
     """
 
     mechanisms: tuple[Mechanism, ...]

@@ -27,7 +27,7 @@ class Stage(NamedTuple):
     function: str  # module and name, relative to npformer.engine
     hook: str = ""  # the name of the hook in TransformerLens's HookedEncoder, if any
     parents: tuple[str, ...] = ()  # the stages from which this stage is computed, or INPUT, SOURCE, EMBEDDED
-    kept: bool = True  # whether a backward pass reads it
+    kept: bool = True  # whether a backward pass reads the stage
 
 
 def within(

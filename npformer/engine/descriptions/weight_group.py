@@ -1,7 +1,7 @@
 """`Group`: the shapes of a group of weights, such as the weight and bias of a linear layer.
 
-Each part of a model declares the groups of its weights by local names, and `within` adds the prefix of the part that
-contains it. `Parts.groups` collects the groups of a whole model.
+Each part of a model declares the groups of its weights by local names, and `within` adds the prefix of the enclosing
+part. `Parts.groups` collects the groups of a whole model.
 """
 
 from __future__ import annotations

@@ -32,14 +32,14 @@ from npformer.engine.taps import tap
 class Disentangled(Mechanism):
     """score_ij = (q_i . k_j + q_i . K_r(i, j) + k_j . Q_r(i, j)) / sqrt(3 K), where r is the distance. Section 3.1.
 
-    With only one of the two products that contain r, the divisor is sqrt(2 K). Without both, it is sqrt(K).
+    With only one of the two products that contain r, the divisor is sqrt(2 K). Without these products, it is sqrt(K).
 
     Parameters
     ----------
     n_rows : int, rows of the distance table
     max_distance : int, as in `log_buckets`; 0 means that each distance has its own row
     forms : the products with distances: "key" for content to distance, "query" for distance to content
-    own : bool, layers have separate weights to project the table; if False, the query and key weights project it
+    own : bool, layers have separate weights to project the table; if False, the weights of query and key are used
     norm : bool, the table has a norm
     eps : float, eps of that norm
     table : (R, D) array, the normalized rows of the table that the batch needs

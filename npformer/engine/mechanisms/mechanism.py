@@ -110,7 +110,7 @@ class Mechanism:
         return None
 
     def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
-        """Adds to the scores (N, H, L, S), and may overwrite them. Several heads of q may share one head of k."""
+        """Adds terms to the scores (N, H, L, S), possibly in place. Several heads of q may share one head of k."""
         return scores
 
     def add_backward(

@@ -139,7 +139,7 @@ def transform_backward(
 
 
 def transform_stages(x: str, activation: Activation, norm: Norm | None) -> list[Stage]:
-    """The stages of `transform` for the rows in stage x. A norm of None omits the last of these stages."""
+    """The stages of `transform` for the rows in stage x. Without a norm, the last stage is omitted."""
     function = f"activations.{activation.__name__}"
     found = [
         Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear", parents=(x,)),

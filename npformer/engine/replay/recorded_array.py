@@ -1,4 +1,4 @@
-"""`Recorded`: an array of a pass that is being recorded. NumPy reports each use of the array to it.
+"""`Recorded`: an array of a pass that is being recorded. NumPy calls its methods for each use of the array.
 
 An operation allocates or overwrites memory. A view does neither, so it is not recorded. A query of a value, such as
 `bool(x)`, is recorded, because the next steps of the pass depend on its result. A replay checks that the result is the

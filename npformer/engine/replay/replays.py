@@ -62,7 +62,7 @@ class _Shape:
         return None
 
     def _test(self, program: Program, each: Pass) -> None:
-        """Compares the program with the pass, on inputs that differ from the recorded ones."""
+        """Compares the program with the pass, on inputs that differ from the recorded inputs."""
         others = each.others(program.inputs)
         try:
             found, expected = program(others, each.caches), each(others)

@@ -16,7 +16,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.engine.runtime.narrow import NarrowWeight
 
-Weights = Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWeight  # a tree of weights, or a part of one
+Weights = Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWeight  # a tree of weights, or part of a tree
 
 
 class MappedFile(mmap.mmap):

@@ -110,7 +110,7 @@ class Batch:
         return replace(self, ids=ids)
 
     def last_of(self, token: int) -> np.ndarray:
-        """The row of the last occurrence of a token in each text, (B,). Raises NpformerError if a text lacks it."""
+        """The row of the last occurrence of a token in each text, (B,). Raises NpformerError if a text has none."""
         found = np.where(self.ids == token, np.arange(len(self.ids)), -1)
         last = np.maximum.accumulate(found)[np.cumsum(self.lengths) - 1]
         if (last < self.first).any():

@@ -1,7 +1,8 @@
 """Products with weights, shared between threads, with the same bits for any number of rows.
 
-`functions.linear` uses these products. They are fast even for few rows, because a weight that is used repeatedly is
-also stored in a second layout: as panels, which kernels for small products read in order, or as its edge columns.
+`functions.linear` uses these products. The products are fast even for few rows, because a weight that is used
+repeatedly is also stored in a second layout: as panels, which kernels for small products read in order, or as its edge
+columns.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def _columns_at_edges(
 
 @functools.lru_cache(maxsize=1000)
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
-    """The index of the weight, the columns to recompute, and their slice among the gathered columns, for each edge."""
+    """For each edge, the index of its weight, the columns to recompute, and their slice in the gathered columns."""
     places, end = [], 0
     for i, (start, stop) in enumerate(shares):
         for edge in k.edges((stop - start) // VECTOR * VECTOR):
