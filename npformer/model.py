@@ -167,7 +167,7 @@ class Model(GeneratingModel):
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif resumed or listening():
             answers = forward(self.weights, self.parts, batch, all_rows=True, resumed=resumed)
-        else:  # add the padding rows that products need once for the whole batch, not in each product
+        else:  # products need padding rows: add these rows once, not in each product
             filled = batch.filled(kernel(self.dtype).usable(len(batch.ids)))
             replayed = len(filled.ids) <= REPLAYED
             answers = dict(self._replayed(filled)) if replayed else forward(self.weights, self.parts, filled)

@@ -268,7 +268,7 @@ class EncoderTable(Family):
         return self.in_layer(self.modules[pattern], config, int(layer or 0)) if pattern in self.modules else ""
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
-        """Maps each group that a model with this head can have to its module."""
+        """Returns group -> module, for all groups that are possible with this head."""
         modules = {}
         for ours, theirs in {**self.encoder, **self.heads[head]}.items():
             for layer in range(config.n_layers) if "*" in ours else [0]:

@@ -161,7 +161,7 @@ def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
 
 
 def outside_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
-    """Masks all tokens except the fewest most likely tokens with a total probability of at least top_p.
+    """Masks all tokens except the smallest set of most likely tokens with a total probability of at least top_p.
 
     Holtzman et al., 2020: nucleus sampling.
     """

@@ -332,7 +332,7 @@ def _own_ends(config: Config) -> tuple[int, ...]:
 
 
 def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Updates values with the given values. A length has two names (`LENGTHS`), and a given length replaces both."""
+    """Overrides values with the given values. A length has two names (`LENGTHS`), and a given length replaces both."""
     replaced = {each for names in LENGTHS.items() if given.keys() & set(names) for each in names}
     return {**{name: value for name, value in values.items() if name not in replaced}, **given}
 

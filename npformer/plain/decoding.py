@@ -59,8 +59,8 @@ def cached_gpt2_layer(x, past, n_heads, activation, eps, attention, attention_no
 def gpt2_step(ids, past, n_heads, activation, eps, embeddings, layers, norm, head):
     """Logits of the token after a text, (V,), from its last hidden state, and the next `past`: a pair for each layer.
 
-    ids (L,): the new tokens, at positions P ... P + L - 1. Adds the rows of two tables, then applies the layers, each
-    with its pair in past, the last norm, and the head's output layer.
+    ids (L,): the new tokens, at positions P ... P + L - 1. Adds the rows of two tables, then applies the layers (each
+    with its pair in past), the last norm, and the output layer.
     """
     n_earlier = past[0][0].shape[-2]
     positions = np.arange(n_earlier, n_earlier + len(ids))

@@ -171,7 +171,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     [1]
     """
     if not all(each.strip() for each in labels):
-        raise NpformerError(f"{path}: labels: expected names, got an empty one in {','.join(labels)!r:.200}")
+        raise NpformerError(f"{path}: labels: expected names, got an empty name in {','.join(labels)!r:.200}")
     if len({each.lower() for each in labels}) < len(labels):
         raise NpformerError(f"{path}: labels: expected names that differ by more than case, got {listed(labels):.200}")
     known, ids = label_keys(labels), []

@@ -79,7 +79,7 @@ class _Shape:
         self.program, self.tested = program, False
 
     def drop(self) -> None:
-        """Drops the program. The next program is made after as many passes as the first program."""
+        """Drops the program. The number of passes until the next program is the same as for the first."""
         self.program, self.passes, self.needed = None, 0, PASSES
 
     def refuse(self) -> None:
