@@ -197,7 +197,7 @@ def read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array
 
 
 def shards(index: Path) -> list[str]:
-    """The files named in an index, without names that contain a path, which `load_folder` rejects."""
+    """The files that an index names. Omits names that contain a path, which `load_folder` rejects."""
     weight_map = read_json(index).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]

@@ -5,6 +5,6 @@ This overhead does not depend on the ids. The arrays of `recorded_array.py` repo
 are used. `recorder.py` lists the operations, `program.py` repeats the operations, and `replays.py` decides which passes
 of a model to record.
 
-Only two rules outside this folder exist for recording. The engine allocates arrays with `empty_like`, and `runtime/`
+Only two rules apply to code outside this folder. The engine allocates arrays with `empty_like`, and `runtime/`
 consults `recording.py` before it hands work to threads, runs a trial, or looks up a weight.
 """

@@ -238,7 +238,7 @@ class _Member:
     def __init__(self, index: int, barrier: threading.Barrier, slots: Sequence[list[Any]]) -> None:
         self.index = index
         self.barrier = barrier
-        self.slots = slots  # two slots in turn, so that no thread overwrites a slot that another thread may still read
+        self.slots = slots  # two slots, used in turn, so that no thread overwrites a slot that another may still read
         self.turn = 0
 
     def run(self, task: Callable[[], Any]) -> Any:
