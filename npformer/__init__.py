@@ -1,9 +1,9 @@
 """npformer: the Transformer in NumPy that you can read.
 
-The maths on readable pages: `plain`. Models and tasks: `load`, `pipeline`. Vectors: `search`. Looking inside: `trace`,
+The maths on readable pages: `plain`. Models and tasks: `load`, `pipeline`. Vectors: `search`. Inspection: `trace`,
 `edit`, `golden`, `view`. Training: `training`. A course in which you write your own Transformer: `learn`.
 
-Names are imported on first use, so that the command `npformer` can set up its process before NumPy is imported.
+Names are imported on first use, because the command `npformer` must set up its process before it imports NumPy.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ __all__ = [
     "view",
 ]
 
-#: Module -> the public names that it defines.
+#: Maps each module to the public names that it defines.
 _NAMES = {
     "plain.formulas": "causal_mask combine_heads embedding encoder encoder_layer feed_forward "
     "gated_feed_forward gelu gelu_tanh layer_norm linear multi_head_attention relu rms_norm rotary_angles rotate "
@@ -153,7 +153,7 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name or a module of the package when it is first used."""
+    """Imports a public name or a module of the package on first use."""
     from importlib import import_module
     from importlib.util import find_spec
 
@@ -174,7 +174,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"npformer.{name}")
     from npformer.common.other_libraries import MODULE
 
-    if name in MODULE:  # not an AttributeError, because `from npformer import` would replace the message
+    if name in MODULE:  # `from npformer import` would replace an AttributeError's message
         from npformer.common.errors import NpformerError
 
         raise NpformerError(f"npformer has no {name}: {MODULE[name]}")

@@ -6,7 +6,7 @@ from npformer.cli.process import ended, set_up
 
 
 def main() -> int:
-    """Runs the command and returns its exit code. Sets up the process first, before NumPy is imported."""
+    """Runs the command and returns its exit code. Sets up the process before NumPy is imported."""
     set_up()
     from npformer.cli.main import main as command
 

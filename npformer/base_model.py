@@ -1,6 +1,6 @@
 """`BaseModel`, the base class of all models: config, weights, threads and files, without a forward pass.
 
-`model.py` has the models; `generation/` generates text with them.
+`model.py` defines the models, and `generation/` generates text with models.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from npformer.families import parts_of
 def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
     """Raises NpformerError if an answer contains NaN or infinity.
 
-    While a trace records stages, no error is raised, so that the trace can show where the value comes from. of: the
-    kind of input, for the message.
+    Raises no error while a trace records stages, because the trace shows where the value comes from. of: the kind of
+    input, for the message.
     """
     if listening():
         return
@@ -103,9 +103,9 @@ class BaseModel(Runner, Answering):
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """As in `Runner`, but first checks that the weight files are unchanged, which takes microseconds.
+        """Does the same as in `Runner`, but first checks that the weight files are unchanged, which takes microseconds.
 
-        NumPy's floating-point warnings are turned off in the block, because `expect_finite` reports non-finite values.
+        Turns off NumPy's floating-point warnings in the block, because `expect_finite` reports non-finite values.
         """
         self._check_files()
         with np.errstate(all="ignore"), super().cores(threads):
@@ -116,12 +116,12 @@ class BaseModel(Runner, Answering):
             file.check()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for pickle and copy, with weights as arrays, after a check that the weight files are unchanged."""
+        """Checks that the weight files are unchanged. Returns the state for pickle and copy, with weights as arrays."""
         self._check_files()
         return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_replays")}
 
     def run(self, inputs: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        """The answers for each input, without padding. The bits of an answer do not depend on other inputs or threads.
+        """Returns the answers for each input, without padding. Their bits do not depend on other inputs or on threads.
 
         An input is a `Text` or, for a `Seq2Seq`, a pair of source and target.
         """
@@ -132,7 +132,7 @@ class BaseModel(Runner, Answering):
         raise NotImplementedError
 
     def backward(self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[Any]) -> dict[str, Any]:
-        """Backward of a recorded `run`: the gradients of the weights. grads: the gradients of the packed answers."""
+        """Computes the gradients of the weights for a recorded `run`. grads: the gradients of the packed answers."""
         raise NotImplementedError
 
     def _tokenizer_folder(self) -> Path:

@@ -22,25 +22,25 @@ ENCODER_HEADS = (
     "replaced-token",
 )
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # heads for whole texts
-REREADING_HEADS = ("sequence-classification", "question-answering")  # heads that can also be on a decoder, as in BART
-#: causal-lm predicts the next token at each position; translation is an encoder-decoder with vocabulary logits.
+REREADING_HEADS = ("sequence-classification", "question-answering")  # heads that a decoder can also have, as in BART
+#: "causal-lm" predicts the next token at each position. "translation" is an encoder-decoder with vocabulary logits.
 HEADS = (*ENCODER_HEADS, "causal-lm", "translation")
 LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
-#: Tables of positions. "sinusoidal" means the sinusoids of the 2017 paper, and "sinusoidal-halves" the sinusoids of
+#: Tables of positions. "sinusoidal" means the sinusoids of the 2017 paper. "sinusoidal-halves" means the sinusoids of
 #: Marian, with all sines before all cosines. "none" is for models in which only attention uses positions.
 TABLES = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
 POOLINGS = ("first", "mean", "last")
 
-#: dtype -> number of bits of the fraction.
+#: Maps each dtype to the number of bits in its fraction.
 ROUNDED = {"float32": 23, "float16": 10, "bfloat16": 7}
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
-MOST = 2**31 - 1  # maximum for any size, far above any real model; `limits.py` has the limits for files
+MOST = 2**31 - 1  # maximum of every size, far above real models; `limits.py` has the limits for files
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Decoder:
     n_layers: int = 0  # 0 means no decoder
     n_heads: int = 1
     d_ffn: int = 1
-    vocab_size: int = 0  # 0 means that there is no token table, and the input consists of vectors
+    vocab_size: int = 0  # 0 means that the input consists of vectors, without a token table
     start_id: int = 0  # the token before the first token of a target
     end_ids: tuple[int, ...] = ()  # the tokens that end a target
 
@@ -74,7 +74,7 @@ class Positions:
 
     table: str = "learned"  # one of TABLES
     first: int = 0  # row of the first token of a text
-    skips_padding: bool = False  # padding tokens are not counted, and use row `first - 1`
+    skips_padding: bool = False  # padding tokens are not counted, and they use row `first - 1`
     skips_masked: bool = False  # tokens that the attention mask hides are not counted
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class InputConvolution:
-    """A convolution of the embeddings, which is added to the output of the first layer."""
+    """A convolution of the embeddings. Its result is added to the output of the first layer."""
 
     width: int
     activation: str = "tanh"  # one of ACTIVATIONS
@@ -129,7 +129,7 @@ class Config(Answering):
     ----------
     model_type : name of the family
     head : one of HEADS
-    vocab_size : rows of the token table; 0 means no table, and the input is vectors
+    vocab_size : rows of the token table; 0 means that the input consists of vectors, without a table
     d_model : width of the layers
     n_heads : number of heads of the encoder, or of a model with one stack
     n_layers : number of layers of the encoder, or of a model with one stack
@@ -150,16 +150,16 @@ class Config(Answering):
     gated : the feed-forward networks are gated, computing act(gate) * up instead of act(hidden)
     scale_dtype : dtype to which sqrt(d_model) is rounded, one of ROUNDED; "" means no rounding
     activation : activation of the feed-forward network, one of ACTIVATIONS
-    head_activation : activation of the layer before the norm of a head; "" means the same as `activation`
+    head_activation : activation of the layer before the norm of a head; "" means `activation`
     logit_cap : soft cap of the logits over the vocabulary; 0 means no cap
     eps : eps of the layer norms
-    norm_first : norms before the blocks (pre-norm), not after them
+    norm_first : norms are before the blocks (pre-norm), not after the blocks
     parallel : the blocks of a layer read the same rows, and their outputs are added together
     final_norm : an additional norm after the last layer
-    bias : linear layers and norms have a bias; in Llama and similar families, only the linear layers of attention
+    bias : linear layers and norms have a bias; in Llama and similar families, this applies only to attention
     causal : a token attends only to itself and to earlier tokens
-    pooling : the row that a head on texts reads: the first row, the last row that is not padding, or the mean of all
-    rows
+    pooling : the row that a head for whole texts reads: the first row, the last row that is not padding, or the mean of
+        all rows
     pooler : activation of the pooler, the layer between the first row of a text and the head
     labels : names of the outputs of a classification head
     problem_type : one of PROBLEM_TYPES
@@ -317,7 +317,7 @@ class Config(Answering):
 
     @property
     def layer_kinds(self) -> list[tuple[Any, ...]]:
-        """The mechanisms of each kind of layer: `mechanisms`, and the mechanisms of local layers."""
+        """The mechanisms of each kind of layer: `mechanisms`, and the mechanisms of local layers, if any."""
         return [self.mechanisms, self.local.mechanisms] if self.local else [self.mechanisms]
 
     def mechanisms_of(self, layer: int) -> tuple[Any, ...]:
@@ -346,7 +346,7 @@ class Config(Answering):
         return round(root / unit) * unit
 
     def group_of(self, layer: int) -> tuple[int, int]:
-        """The group that has the weights of a layer, and the index of the layer in that group.
+        """Returns the group that contains the weights of a layer, and the index of the layer in that group.
 
         The layers form R = n_layers / sharing.layers runs. Run r uses group floor(r / (R / sharing.groups)). If R is
         not a multiple of sharing.groups, Transformers rounds in the same way. Lan et al., 2020, section 3.1.
@@ -357,7 +357,7 @@ class Config(Answering):
 
     @property
     def uncounted(self) -> int | None:
-        """The token that is skipped when positions are counted, if any, such as the padding token in RoBERTa."""
+        """The token without a position, such as the padding token in RoBERTa; None if every token has one."""
         return self.pad_id if self.positions.skips_padding else None
 
     @property

@@ -1,7 +1,7 @@
 """`GeneratingModel`, the base of `Model` and `Seq2Seq`: a model with the methods `generate` and `stream`.
 
-`generation` is imported on first use, because importing it takes a twentieth of the run time of a process that
-classifies one sentence.
+`generation` is imported on first use, because the import takes 5% of the run time of a process that classifies one
+sentence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GeneratingModel(BaseModel):
     """A model that generates texts if its head is "causal-lm" or "translation". Parameters as in `Model`."""
 
     def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
-        """Generates texts from the token ids of a source or prompt, or of several in a list or a padded array.
+        """Generates texts from the token ids of one source or prompt, or of several in a list or a padded array.
 
         `generation.generate` lists the settings.
         """

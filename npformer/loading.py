@@ -26,10 +26,10 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.engine.runtime.threads import num_threads, thread_count, wants_same_bits
 from npformer.model import Model, Seq2Seq
 
-#: The bundled models. A checkout has all models. An installed package has only the first model, or none if it was built
-#: with NPFORMER_DEMO=0.
+#: The bundled models. A checkout contains all models. An installed package contains only the first model, or no model
+#: if it was built with NPFORMER_DEMO=0.
 OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
-#: Suffix of a file for another engine, with different names of tensors -> name of the format.
+#: Maps the file suffixes of other engines, whose files name tensors differently, to the names of the formats.
 FOREIGN = {
     ".gguf": "GGUF",
     ".ggml": "GGML",
@@ -62,24 +62,25 @@ def load(
     name : str or Path, the name of a bundled model, a local folder, or a hub id such as "owner/model"
     revision : str, branch, tag or commit on the hub
     offline : bool, use only the cache, without the network
-    dtype : float32, or float64 to compute everything in double precision. "auto" means float32, whereas in
-        Transformers it means the stored dtype. float16 and bfloat16 mean float32 with a warning: `keep` sets the dtype
-        in memory. Transformers' older name, torch_dtype, is accepted too.
+    dtype : float32, or float64 to compute everything in double precision. "auto" means float32, whereas in Transformers
+        it means the stored dtype. float16 and bfloat16 mean float32, with a warning that `keep` sets the dtype in
+        memory. Transformers' older name, torch_dtype, is accepted too.
     threads, same_bits : as in `Model`
     head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json. Required
     if npformer does not know that class.
     limits : Limits on the size of files and texts
-    mapped : bool, the weights of a converted checkpoint stay memory-mapped, and processes share them. Do not write to
-    the file. The next call detects a change, but a write during a call can kill the process. False reads the
+    mapped : bool, keep the weights of a converted checkpoint memory-mapped, so that processes share them. Do not write
+        to the file: the next call detects a change, but a write during a call can kill the process. False reads the
         weights into memory. Weights stored in a different layout or dtype are always copied.
     allow_nonfinite : bool, load weights that are NaN or infinite, to study them with `trace`
     writable : bool, copy the weights so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
         call uses the change. By default weights are read-only, because the model also has copies in a different layout.
         A writable model has no such copies and is slower on short texts.
-    keep : dtype of the weights in memory. "bfloat16" and "float16" take half the memory of "float32"; "int8", with a
-    scale for each output, takes a quarter; "stored" means the stored dtype of each tensor. All computation is in
-    float32, with weights widened in parts when they are used. With "bfloat16", a bfloat16 checkpoint thus gives the
-    same bits as with "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
+    keep : dtype of the weights in memory. "bfloat16" and "float16" take half the memory of "float32". "int8", with a
+        scale for each output, takes a quarter. "stored" means the stored dtype of each tensor. All computation is in
+        float32, and weights are converted in parts when they are used. A bfloat16 checkpoint therefore gives the same
+        bits with "bfloat16" as with "float32". Norms, biases and small weights stay float32. A model loaded with `keep`
+        cannot be trained.
 
     Returns
     -------
@@ -116,7 +117,7 @@ def load(
             "its config and weights, for functions such as npformer.encoder and npformer.decoder"
         )
     if config.head == "translation":
-        # The annotation is Model, the usual case.
+        # The annotation says Model because most checkpoints load as a Model.
         return cast(Any, Seq2Seq(config, weights, folder, threads, same_bits, limits))
     return Model(config, weights, folder, threads, same_bits, limits)
 
@@ -170,8 +171,8 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 def bundled() -> dict[str, Path]:
     """The bundled models: name -> folder.
 
-    The models are in the package, in the checkout that contains the package, in a checkout with its root at the working
-    directory or at most two levels above (for work in docs/learn), or in a clone in the working directory.
+    Looks in the package, in the checkout that contains the package, in a checkout whose root is the working directory
+    or at most two levels above (for work in docs/learn), and in a clone in the working directory.
     """
     package = Path(__file__).parent
     places = [package / "_weights"]
@@ -183,7 +184,7 @@ def bundled() -> dict[str, Path]:
 
 
 def _not_installed(name: str) -> str:
-    """The error message for a bundled model that is not installed, which says where to get the model."""
+    """Returns the error message for a bundled model that is not installed. The message says where to get it."""
     path = Path("weights", name)
     folder = installed_from() / path
     if (folder / CONFIG).is_file():
@@ -194,9 +195,9 @@ def _not_installed(name: str) -> str:
 
 
 def installed_from() -> Path:
-    """The folder that was given to `pip install`, as recorded in the metadata of the package (PEP 610).
+    """Returns the folder that was given to `pip install`, as recorded in the metadata of the package (PEP 610).
 
-    An empty path if the package was installed from a package index.
+    Returns an empty path if the package was installed from a package index.
     """
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit
@@ -210,7 +211,7 @@ def installed_from() -> Path:
 
 
 def _no_folder(name: str | Path) -> str:
-    """The reason why a name is not a model folder, with a suggestion."""
+    """Returns the reason why a name is not a model folder, with a suggestion."""
     path = Path(os.path.expanduser(name))
     if os.path.isfile(path):
         return f"a file of this name; give the folder of the model, here {path.parent}"
@@ -222,7 +223,7 @@ def _no_folder(name: str | Path) -> str:
 
 
 def _known(name: str | Path) -> str:
-    """A list of the bundled models, with a suggestion."""
+    """Returns a list of the bundled models as text, with a suggestion."""
     names = sorted(bundled())
     near = nearest(str(name), names)
     return f"Bundled models: {', '.join(names) or 'none'}" + (f"; did you mean {near[0]}?" if near else "")

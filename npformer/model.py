@@ -35,7 +35,7 @@ from npformer.generating_model import GeneratingModel
 if TYPE_CHECKING:
     from npformer.text.translation_tokenizer import TranslationTokenizer
 
-REPLAYED = 128  # maximum rows of a pass that is replayed; with more rows, the interpreter takes little of the time
+REPLAYED = 128  # maximum rows of a replayed pass; with more rows, the interpreter takes only a small part of the time
 
 
 class Model(GeneratingModel):
@@ -47,7 +47,7 @@ class Model(GeneratingModel):
     weights : nested dict of arrays, as `load_folder` returns them
     folder : Path of the checkpoint, from which the tokenizer is read
     threads : int, number of cores to use; by default the environment variable NPFORMER_THREADS, or all available cores
-    same_bits : bool, a text gets answers with the same bits alone and in any batch; by default the environment
+    same_bits : bool, a text has the same bits in its answers alone and in any batch; by default the environment
         variable NPFORMER_SAME_BITS, or True. False saves time on CPUs where this guarantee needs extra work.
     limits : Limits on texts and on the files of the tokenizer
 
@@ -77,9 +77,9 @@ class Model(GeneratingModel):
         Parameters
         ----------
         input_ids : (L,) or (B, L) integers, or a ragged list of sequences; (B, N, L) for a multiple-choice head
-        attention_mask : of the same shape, 1 = token, 0 = padding. Padding is ignored, and answers for padding are
-        zeros.
-        token_type_ids : of the same shape, zeros unless given
+        attention_mask : integers of the same shape, 1 = token, 0 = padding. Padding is ignored, and answers for padding
+            are zeros.
+        token_type_ids : integers of the same shape, 0 by default
 
         Returns
         -------
@@ -116,7 +116,7 @@ class Model(GeneratingModel):
         return output
 
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
-        """The answers for each text, without padding.
+        """Returns the answers for each text, without padding.
 
         With same_bits, the bits of an answer do not depend on the other texts or the number of threads.
         """
@@ -128,7 +128,7 @@ class Model(GeneratingModel):
         return answers
 
     def run_in_steps(self, texts: Sequence[Text]) -> Steps[list[dict[str, np.ndarray]]]:
-        """The same as `run`, with a step for each layer, so that a caller can do other work between steps."""
+        """Computes the same as `run`, with a step for each layer, so that a caller can do other work between steps."""
         if listening() or sum(map(len, texts)) <= REPLAYED:
             return self.run(texts)
         self.check_inputs(texts)
@@ -159,7 +159,7 @@ class Model(GeneratingModel):
     def _forward(
         self, texts: Sequence[Text], threads: int = 1, resumed: tuple[int, np.ndarray] | None = None
     ) -> list[dict[str, np.ndarray]]:
-        """The answers for each text. For a long text, several threads share the rows."""
+        """Computes the answers for each text. Several threads share the rows of a long text."""
         batch = packed(self.config, texts)
         if threads > 1:
             pieces = batch.pieces(threads)
@@ -167,14 +167,14 @@ class Model(GeneratingModel):
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif resumed or listening():
             answers = forward(self.weights, self.parts, batch, all_rows=True, resumed=resumed)
-        else:  # add padding rows for products once for the whole batch, not in each product
+        else:  # products need padding rows: add these rows once, not in each product
             filled = batch.filled(kernel(self.dtype).usable(len(batch.ids)))
             replayed = len(filled.ids) <= REPLAYED
             answers = dict(self._replayed(filled)) if replayed else forward(self.weights, self.parts, filled)
         return self._split(batch, answers)
 
     def _replayed(self, batch: Batch) -> Arrays:
-        """The answers of `forward`, replayed if batches of this shape recur."""
+        """Returns the answers of `forward`, replayed if batches of this shape recur."""
         c, count = self.config, 2 if self.config.n_token_types > 1 else 1
         arrays = batch.lengths, batch.positions, batch.places, batch.read
         shape = (*[each.tobytes() for each in arrays], batch.farthest)
@@ -191,7 +191,7 @@ class Model(GeneratingModel):
         return self.replays.run(Pass(shape, work, self.weights, (batch.ids, batch.token_type_ids)[:count], others))
 
     def _split(self, batch: Batch, answers: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """The answers for each text of a batch."""
+        """Splits the packed answers of a batch into the answers for each text."""
         per_text = [batch.split(array) if self._per_token(name) else array for name, array in answers.items()]
         return [dict(zip(answers, arrays, strict=True)) for arrays in zip(*per_text, strict=True)]
 
@@ -280,7 +280,7 @@ class Seq2Seq(GeneratingModel):
         return Output({name: padded([answer[name] for answer in answers], where) for name, where in masks.items()})
 
     def _shifted(self, labels: Any) -> tuple[list[np.ndarray], None]:
-        """The decoder's input for each row of labels: the start token, then all labels except the last."""
+        """Returns the decoder's input for each row of labels: the start token, then all labels except the last."""
         several = isinstance(labels, list | tuple | np.ndarray) and len(labels) and np.ndim(labels[0])
         rows = []
         for row in map(np.asarray, labels if several else [labels]):
@@ -289,16 +289,16 @@ class Seq2Seq(GeneratingModel):
             count = int((row != IGNORE_INDEX).sum())
             if not count or (row[:count] == IGNORE_INDEX).any():
                 raise NpformerError("labels: expected at least one id in each row, and -100 only after the last id")
-            # All other labels become decoder input, which is checked later.
+            # Only the last label is checked here. The other labels become decoder input, which is checked later.
             if not 0 <= row[count - 1] < self.config.decoder.vocab_size:
                 raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.decoder.vocab_size - 1}")
             rows.append(shift_right(row[:count], self.config.decoder.start_id, 0)[0][:-1])
         return rows, None
 
     def run(self, pairs: Sequence[tuple[Text, Text]]) -> list[dict[str, np.ndarray]]:
-        """The answers for each pair, without padding: logits (L, V), encoder_last_hidden_state (S, D).
+        """Returns the answers for each pair, without padding: logits (L, V), encoder_last_hidden_state (S, D).
 
-        The bits do not depend on the other pairs or on threads, and are the same in the steps of `generate`.
+        The bits do not depend on the other pairs or on threads, and the steps of `generate` give the same bits.
         """
         self.check_inputs(pairs)
 
@@ -322,14 +322,14 @@ class Seq2Seq(GeneratingModel):
     def backward(
         self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[tuple[Text, Text]]
     ) -> dict[str, Any]:
-        """As in `BaseModel`. Raises NpformerError for a gradient of the encoder's output, which is not supported."""
+        """Does the same as in `BaseModel`. Raises NpformerError for a gradient of the encoder's output."""
         if np.any(grads["encoder_last_hidden_state"]):
             raise NpformerError("grads: expected a gradient of the logits only, got one of the encoder's output")
         source, target = (pack(texts) for texts in zip(*inputs, strict=True))
         return transformer_backward(grads, stages, self.weights, self.parts, source, target)
 
     def encode(self, sources: Sequence[Text]) -> list[np.ndarray]:
-        """The encoder's output (S, D) for each source. Its bits do not depend on the other sources."""
+        """Returns the encoder's output (S, D) for each source. The bits do not depend on the other sources."""
         from npformer.generation.state import read_sources
 
         return read_sources(self, sources)

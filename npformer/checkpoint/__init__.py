@@ -1,8 +1,8 @@
-"""Reads and writes the weights of a model as files, without torch and without executing their content.
+"""Reads and writes files with the weights of a model, without torch and without executing their content.
 
 `load_folder` reads a local folder, `convert` writes one, and `module_path` returns Hugging Face's name for a group of
-weights. The modules, in order from bytes to models: `storage`, `safetensors`, `pickled` and `torch_file`, `tree`,
-`read`, `convert`.
+weights. In order from bytes to models, the modules are `storage`, `safetensors`, `pickled` and `torch_file`, `tree`,
+`read`, and `convert`.
 """
 
 from npformer.checkpoint.convert import convert

@@ -29,12 +29,12 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Ma
 def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Reads the arrays and the metadata of a .safetensors file, or the arrays of an .npz file.
 
-    bfloat16 is widened to float32. Raises an NpformerError with the name of the file if the file is missing or
-    truncated, contains data other than arrays, or does not match its checksum.
+    bfloat16 is widened to float32. Raises an NpformerError that names the file if the file is missing or truncated,
+    contains data other than arrays, or does not match its checksum.
     """
     suffix, path = Path(path).suffix, as_given(path)
     if suffix != ".npz":
-        # There may be more arrays than in a checkpoint, so the larger limit of JSON files applies to the header.
+        # A trace can have more arrays than a checkpoint, so the larger limit of JSON files applies to the header.
         arrays, metadata = read_tensors(path, replace(limits, header=limits.json))
         check_sums(path, arrays, metadata)
         return {
@@ -52,7 +52,7 @@ def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np
 def load_npy_folder(folder: Path, limits: Limits = LIMITS) -> dict[str, np.ndarray]:
     """Reads the .npy files in a folder and its subfolders. The array in 0/logits.npy has the name 0/logits.
 
-    Raises an NpformerError with the name of the file if a file is damaged or contains data other than an array.
+    Raises an NpformerError that names the file if a file is damaged or contains data other than an array.
     """
     arrays, total = {}, 0
     for file in sorted(folder.rglob("*.npy")):
@@ -87,7 +87,7 @@ def _read_npz(opened: BinaryIO, limits: Limits) -> dict[str, np.ndarray]:
 
 
 def _read_npy(opened: Callable[[], Any], size: int) -> np.ndarray:
-    """Reads an array from `size` bytes, including the header, after checking that its shape needs no more bytes."""
+    """Checks that the shape in the header fits into `size` bytes, including the header, and reads the array."""
     from math import prod
 
     headers = (format.read_array_header_1_0, format.read_array_header_2_0)

@@ -22,8 +22,8 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.engine.runtime.narrow import NARROW
 from npformer.families import family_of
 
-#: Files that are copied unchanged: the tokenizer and the settings of sentence-transformers. Files of modules are copied
-#: too.
+#: Files that are copied unchanged: the tokenizer and the settings of sentence-transformers. The files of modules are
+#: also copied.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -69,10 +69,10 @@ def convert(
     src, dst : str or Path, the source folder and the new folder
     to : "npformer" for npformer's names and weights (in, out), which load without a copy, or "torch" for the names and
         layout of Hugging Face
-    dtype : stored dtype, "float16", "float32" or "float64"; unless given, the dtype of each tensor is unchanged
+    dtype : stored dtype, "float16", "float32" or "float64"; by default, the dtype of each tensor is unchanged
     limits : Limits on the size of src
-    keep : "bfloat16", "float16" or "int8", to store the weights in the same form as `load(..., keep=keep)` does in
-    memory, so that `load` can map the file. Only with to="npformer", and without dtype.
+    keep : "bfloat16", "float16" or "int8", to store the weights in the form in which `load(..., keep=keep)` keeps them
+        in memory, so that `load` can map the file. Only with to="npformer", and without dtype.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def convert(
     >>> sorted(path.name for path in npformer.checkpoint.convert(src, "converted").glob("*.safetensors"))
     ['npformer.safetensors']
     """
-    from shutil import copyfileobj  # imported late, because it is slow and loading imports this module
+    from shutil import copyfileobj  # imported here, because it is slow and `load` imports this module
 
     if to not in FILES:
         raise NpformerError(f"to: expected one of {', '.join(FILES)}, got {to!r:.80}")
@@ -100,7 +100,7 @@ def convert(
     src, dst = Path(src), Path(dst)
     with new_folder(dst) as folder:
         stored = read_folder(src, limits)
-        # Without keep, NaN and infinite numbers are copied too; `load` checks for them.
+        # Without keep, NaN and infinite numbers are also copied, because `load` checks for them.
         config, tree = read_tree(stored, None, allow_nonfinite=keep is None, keep=keep or "float32")
         if dtype is not None:
             tree = layout.unflatten({name: np.asarray(array) for name, array in layout.flatten(tree).items()})
@@ -108,7 +108,7 @@ def convert(
         name, form = FILES[to]
         write_tensors(folder / name, arrays, own_metadata(arrays) if to == "npformer" else {"format": form}, dtype)
         description = {**stored.config, "architectures": [family_of(config).architecture(config)]}
-        # Transformers computes in this dtype, and rounds Gemma's factor to this dtype; npformer rounds as in training.
+        # Transformers computes in this dtype and rounds Gemma's factor to it, whereas npformer rounds as in training.
         if dtype is not None and (to == "torch" or not config.scale_dtype):
             description["dtype"] = dtype
             description.pop("torch_dtype", None)  # older name of the same setting

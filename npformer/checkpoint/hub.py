@@ -18,13 +18,13 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import open_file, read_json
 from npformer.families import UnknownClass, named_family, read_config, text_config
 
-# Files to fetch besides config and weights; most repositories lack some of them.
+# Files to download in addition to the config and the weights. Most repositories lack some of these files.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 GENERATION = "generation_config.json"  # only for models that generate
 TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", GENERATION)
-# At least one of these is needed if there is no tokenizer.json.
+# At least one of these files is needed if there is no tokenizer.json.
 OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
-# Files of sentence-transformers, if modules.json exists, next to the encoder's files and next to modules.json.
+# Files of sentence-transformers if modules.json exists: next to the encoder's files, and next to modules.json.
 ENCODER_SETTINGS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 CHAT_TEMPLATE = "chat_template.jinja"  # only for rerankers that are causal language models
 
@@ -40,15 +40,15 @@ class UnknownModel(NpformerError):
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form `owner/model`, or `model` like some of the oldest models on the hub."""
+    """Whether a name has the form `owner/model`, or the form `model` of some of the oldest models on the hub."""
     return bool(_ID.fullmatch(name))
 
 
 def download(name: str, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
     """Downloads the missing files of a hub model. Returns the folder in the cache shared by all Hugging Face tools.
 
-    A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without checking the
-    hub for updates. To get a newer version, name a commit, or delete the model from the cache. Only files that npformer
+    A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without asking the
+    hub for updates. For a newer version, name a commit, or delete the model from the cache. Only files that npformer
     reads are downloaded. Without `weights`, these are config.json, modules.json and the tokenizer's settings.
     `offline`, or the environment variable HF_HUB_OFFLINE, forbids network access.
 
@@ -56,7 +56,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     or the weights are missing.
     """
     try:
-        from huggingface_hub import constants  # importing the client takes ten times as long
+        from huggingface_hub import constants  # importing the client of huggingface_hub takes ten times as long
     except ValueError as error:
         raise NpformerError(f"{name}: HF_ENDPOINT: not a valid address ({error}); correct or unset it") from error
 
@@ -79,7 +79,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     except NpformerError:
         if missing:
             raise
-        return _model(cached.folder)  # only small files may be missing, which other tools did not request
+        return _model(cached.folder)  # only small files can be missing here, if other tools did not request them
 
 
 class _Cached:
@@ -113,7 +113,7 @@ def is_known_absent(snapshot: Path, file: str) -> bool:
 
 
 def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> str:
-    """Calls `has` for each file that a model needs. Returns the name of a missing file, or "".
+    """Calls `has` for each file that a model needs. Returns the name of a missing file, or "" if no file is missing.
 
     Only one format of the weights is needed, so formats already in `folder` are tried first.
     """
@@ -155,7 +155,7 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
 
 
 def _inside(folder: Path) -> str:
-    """The prefix of the model's file names: the encoder's subfolder in modules.json, or "" without a subfolder."""
+    """The prefix of the model's file names: the encoder's subfolder in modules.json, or "" if there is no subfolder."""
     encoder = encoder_folder(folder)
     return "" if encoder == folder else f"{encoder.name}/"
 
@@ -197,7 +197,7 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
         read_config(read_json(folder / start / CONFIG))
     except UnknownClass:
         pass  # the caller may name the head
-    except NpformerError as error:  # raised early, so that the weights of an unsupported model are not downloaded
+    except NpformerError as error:  # raised before the weights of an unsupported model are downloaded
         raise NpformerError(f"{name}: {error}") from None
     missing = _collect(folder, has, weights)
     if missing == "weights":
@@ -208,7 +208,7 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
 
 
 def _probe(name: str, revision: str, file: str) -> bool:
-    """Whether a file exists on the hub. Makes only one request, without retries, so that a wrong name fails quickly."""
+    """Whether a file exists on the hub. Sends only one request, without retries, so that a wrong name fails quickly."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -228,7 +228,7 @@ def _probe(name: str, revision: str, file: str) -> bool:
 def _explained(name: str, revision: str, file: str = "") -> Iterator[None]:
     """Converts errors of huggingface_hub and of its HTTP library to an NpformerError.
 
-    The HTTP library raises errors of many types for unusable settings, such as a malformed proxy address.
+    The HTTP library raises many types of errors for unusable settings, such as a malformed proxy address.
     """
     try:
         yield
@@ -260,7 +260,7 @@ def _settings_error(error: BaseException, text: str) -> str:
 
 
 def _is_local(error: OSError) -> bool:
-    """Whether an error, such as a missing file, comes from this machine and not from the connection."""
+    """Whether an error, such as a missing file, is local and not an error of the connection."""
     return (error.errno or 0) > 0 and not isinstance(error, ConnectionError | TimeoutError)
 
 

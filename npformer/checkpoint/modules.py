@@ -20,7 +20,7 @@ from npformer.common.limits import LIMITS, Limits
 MODULES = "modules.json"
 ENCODERS = ("Transformer", "MLMTransformer")  # kinds of modules that are encoders
 WITH_WEIGHTS = ("Dense", "LayerNorm")
-#: Linear layers in files next to BGE-M3's encoder, for token weights and for token vectors as in ColBERT.
+#: Linear layers in files next to BGE-M3's encoder: for token weights, and for token vectors as in ColBERT.
 TOKEN_WEIGHTS, TOKEN_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in order of precedence
 
@@ -33,7 +33,7 @@ class Module(NamedTuple):
 
 
 def read_modules(folder: Path) -> list[Module]:
-    """The modules of a folder, in the order of computation, or [] without modules.json.
+    """The modules of a folder, in the order of computation, or [] if there is no modules.json.
 
     Raises NpformerError for an invalid modules.json or a module outside the folder.
     """
@@ -65,7 +65,7 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def home(folder: Path) -> Path:
-    """The sentence-transformers folder that contains the folder of an encoder, or `folder` itself if there is none."""
+    """The sentence-transformers folder that contains an encoder's folder; `folder` itself if there is none."""
     inside = not (folder / MODULES).exists() and (folder.parent / MODULES).exists()
     return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
 
@@ -84,7 +84,7 @@ def flattened(folder: Path) -> str:
 
 
 def module_files(folder: Path) -> list[tuple[str, ...]]:
-    """The files of the modules after the encoder, relative to the folder. At most one file of each tuple is needed."""
+    """The files of the modules after the encoder, relative to the folder. Only one file of each tuple is needed."""
     found: list[tuple[str, ...]] = []
     for kind, path in read_modules(folder)[1:]:
         if path:

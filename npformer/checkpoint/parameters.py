@@ -25,7 +25,7 @@ class Parameter(NamedTuple):
 
 
 def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
-    """npformer's flat name for each array of a model -> its `Parameter`, in the order of the forward pass.
+    """Maps npformer's flat name of each array of a model to its `Parameter`, in the order of the forward pass.
 
     head: a head to use instead of the config's.
     """

@@ -1,9 +1,9 @@
 """Reads the pickle in a torch checkpoint without executing it.
 
-A pickle is a program for a stack machine. Python's machine can call any function, but the machine here calls no
-function. It supports the instructions that torch.save writes for a dictionary of tensors. It recognizes the names of
-functions that rebuild a tensor, and creates a record (`Tensor`) instead of calling the function. Everything else is an
-error. `torch_file.py` finds the bytes that the records describe.
+A pickle is a program for a stack machine. Python's machine can call any function, but this machine calls no function.
+It supports the instructions that torch.save writes for a dictionary of tensors. For a function that rebuilds a tensor,
+it creates a record (`Tensor`) instead of calling the function. Everything else is an error. `torch_file.py` finds the
+bytes that the records describe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_AXES = 32  # maximum number of axes of a tensor
 
 @dataclass(frozen=True)
 class Storage:
-    """A range of elements in the file. `view`: (first element, number of elements) in use, or None for all."""
+    """A range of elements in the file. `view`: (first element, number of elements) in use, or None for all elements."""
 
     dtype: str  # torch's name, such as "FloatStorage"
     key: str
@@ -58,7 +58,7 @@ PARAMETER = "torch._utils._rebuild_parameter"
 ORDERED_DICT = "collections.OrderedDict"
 ADMITTED = {*STORAGES, *REBUILD, PARAMETER, ORDERED_DICT}
 
-# Instructions that push their argument, except those of protocol 0, which read it from a line of text.
+# Instructions that push their argument, except those of protocol 0, whose argument is a line of text.
 _LITERALS = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT",
     "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING",
@@ -69,12 +69,12 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
 def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
-    """Reads the object of the pickle that starts at the current position, and no bytes after the pickle.
+    """Reads the object of the pickle that starts at the current position. Reads no bytes after the pickle.
 
     The object consists of None, numbers, strings, tuples, lists, dicts (OrderedDict becomes dict) and records such as
     `Tensor`. The time and memory of an instruction do not depend on the size of existing values, so the limit on the
-    number of instructions bounds both. Tuples, lists and dicts are never compared, hashed or printed, because with
-    nested references to the same object this could take exponential time and memory.
+    number of instructions bounds both. Tuples, lists and dicts are never compared, hashed or printed, which could take
+    exponential time and memory for nested references to the same object.
     """
     machine = _Machine()
     try:
@@ -94,8 +94,8 @@ def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
 def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     """Yields the name and the argument of each instruction.
 
-    Arguments that end with a newline belong to protocol 0 and are rejected, except the two arguments of GLOBAL. These
-    are read here, because pickletools would decode escapes in them and warn about invalid escapes.
+    Arguments that end with a newline belong to protocol 0 and are rejected, except the two arguments of GLOBAL. This
+    function reads those two arguments itself, because pickletools would decode escapes and warn about invalid escapes.
     """
     while code := file.read(1):
         instruction = OPCODES.get(code.decode("latin-1"))
@@ -179,7 +179,7 @@ class _Machine:
                 arguments, function = self.pop(), self.pop()
                 push(_rebuild(_expect(Name, function).name, _expect(tuple, arguments)))
             case "BUILD":
-                self.pop()  # a state dict's attribute _metadata
+                self.pop()  # discards a state dict's attribute _metadata
                 _expect(dict, self.stack[-1])
             case _:
                 raise NpformerError(f"the pickle contains the instruction {instruction}, which is not allowed")
@@ -192,7 +192,7 @@ def _expect(kind: type[Any], value: Any) -> Any:
 
 
 def _small(literal: Any) -> Any:
-    """Rejects huge integers. In a checkpoint, integers have at most 64 bits, and the magic number has 80 bits."""
+    """Rejects huge integers. In a checkpoint, integers have at most 64 bits, except the magic number, which has 80."""
     if isinstance(literal, int) and literal.bit_length() > 80:
         raise NpformerError("the pickle contains an integer that is too large for a checkpoint")
     return literal
@@ -209,7 +209,7 @@ def _name(module: str, name: str) -> Name:
     full = f"{module}.{name}"
     if full not in ADMITTED:
         remedy = "save only the model's state_dict()"
-        if module == "torch._utils":  # a function that rebuilds tensors of an unsupported kind, such as float8
+        if module == "torch._utils":  # a function for tensors of an unsupported kind, such as float8
             remedy = "save plain tensors in float32, float16 or bfloat16"
         raise NpformerError(f"the pickle refers to {full!r:.200}, which is not allowed; nothing was executed; {remedy}")
     return Name(full)

@@ -1,4 +1,4 @@
-"""Reads a local model folder: config.json, and the weights, from the first existing file of several possible files.
+"""Reads a local model folder: config.json, and the weights from the first of several possible files that exists.
 
 `safetensors.py` and `torch_file.py` read the file formats, and `families/` defines the names of tensors.
 """
@@ -68,7 +68,7 @@ def load_folder(
     """Reads the config and the weights of a local folder.
 
     Weights in half precision are widened, unless `keep` stores them in fewer bytes. With mapped=True, arrays of a
-    converted checkpoint that already have the dtype stay mapped. All other arrays are copies.
+    converted checkpoint stay mapped if they already have this dtype. All other arrays are copies.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def read_tree(
     allow_nonfinite: bool = False,
     keep: str = "float32",
 ) -> tuple[Config, Tree]:
-    """Converts the content of a folder to a config and weights. dtype None leaves the dtype of each array unchanged."""
+    """Converts the content of a folder to a config and weights. With dtype None, arrays keep their dtypes."""
     config = config_of(stored.folder, stored.config, head, stored.limits)
     if note := unread_code(stored.config, config):
         warn(f"{stored.folder / CONFIG}: {note}")
@@ -167,7 +167,7 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
         raise NpformerError(f"{folder}: no weights; looked for {', '.join(WEIGHTS)}; found {found}")
     config = read_description(folder, limits)
     try:
-        refuse_quantized(config)  # a better error than for the dtypes
+        refuse_quantized(config)  # this error is clearer than an error about dtypes
     except NpformerError as error:
         raise NpformerError(f"{folder / CONFIG}: {error}") from None
     if ADAPTER in there:
@@ -181,7 +181,7 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
 
 
 def own_metadata(arrays: Mapping[str, Array]) -> dict[str, str]:
-    """The metadata of a file in npformer's layout. With `FINITE`, no later check for non-finite numbers is needed."""
+    """The metadata of a file in npformer's layout. `FINITE` makes a later check for non-finite numbers unnecessary."""
     finite = all(first_nonfinite(array) is None for array in arrays.values())
     return {"format": "npformer"} | ({FINITE: "true"} if finite else {})
 
@@ -190,21 +190,21 @@ def read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array
     """Reads the tensors in a file, and the metadata of a safetensors file."""
     if path.suffix == ".safetensors":
         return read_tensors(path, limits, mapped)
-    # Imported here, because importing zipfile and pickletools takes longer than loading a converted model.
+    # Imported here, because the import of zipfile and pickletools takes longer than loading a converted model.
     from npformer.checkpoint.torch_file import read_torch
 
     return read_torch(path, limits, mapped), {}
 
 
 def shards(index: Path) -> list[str]:
-    """The files named in an index, without names that contain a path, which `load_folder` rejects."""
+    """The files that an index names. Omits names that contain a path, which `load_folder` rejects."""
     weight_map = read_json(index).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]
 
 
 def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) -> tuple[dict[str, Array], str]:
-    """Reads the tensors of all shards. Also returns a description of an entry in the index without a tensor, or "".
+    """Reads the tensors of all shards. Also returns a description of an index entry without a tensor, or "".
 
     Every tensor must be in the shard that the index names.
     """
@@ -239,5 +239,5 @@ def _suffix(index: Path) -> str:
 
 
 def _is_plain(index: Path, shard: str) -> bool:
-    """Whether the name of a shard is a plain file name. A path could lead out of the folder."""
+    """Whether the name of a shard is a plain file name. A path could point outside the folder."""
     return bool(re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(_suffix(index))}", shard))

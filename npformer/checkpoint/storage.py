@@ -24,7 +24,7 @@ from npformer.engine.runtime.threads import run_tasks, threads_for_parts
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LINE = 64  # bytes of a cache line; copies are aligned to it
-_BLOCK = 64  # rows per block of a transposing copy; source and target then fit in the cache, which is ten times as fast
+_BLOCK = 64  # rows per block of a transposing copy, which is ten times as fast because a block fits in the cache
 _PIECE = 1 << 20  # elements per copy by a thread
 
 
@@ -118,8 +118,8 @@ def converted(array: Array, dtype: np.dtype[Any] | None) -> Array:
 def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = False) -> list[Array]:
     """`converted` for several arrays, with all copies in one block of memory.
 
-    This is faster, because the system allocates a single block in large pages. The block exists as long as any of the
-    arrays. copy: copy all arrays, so that the results do not depend on a file.
+    One block is faster, because the system allocates it in large pages. The block exists as long as any of the arrays.
+    copy: copy all arrays, so that the results do not depend on a file.
     """
     kinds = [np.dtype(dtype or array.dtype.newbyteorder("=")) for array in arrays]
     copied = [
@@ -165,7 +165,7 @@ def _copy(source: Array, target: Array) -> None:
             widen(rows, copied)
         else:
             copied[...] = rows if rows.dtype == copied.dtype else widened(rows)
-    release(source)  # otherwise the file would take memory in addition to the copy
+    release(source)  # otherwise both the file and the copy would take memory
 
 
 def first_nonfinite(array: Array) -> tuple[int, ...] | None:
@@ -198,8 +198,8 @@ def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
 def check_storage(arrays: Mapping[str, Array | NarrowWeight]) -> None:
     """Checks that the total size of arrays does not exceed the size of the files and arrays that they are views of.
 
-    Otherwise a file of a few bytes could describe many large arrays, with strides of 0 or overlapping bytes. An array
-    that occurs several times, even transposed, is counted once.
+    Without this check, a file of a few bytes could describe many large arrays, with strides of 0 or overlapping bytes.
+    An array that occurs several times, even transposed, is counted once.
     """
     views = {}
     stored = {name: parts(array)[0] for name, array in arrays.items()}

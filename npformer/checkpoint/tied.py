@@ -14,7 +14,7 @@ TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
 
 
 def ties(config: Config) -> dict[str, str]:
-    """The tied arrays, which are stored only once: name -> name of the array that this array is tied to."""
+    """Maps each tied array, which is stored only once, to the name of the array that it is tied to."""
     tied = _shared_layers(config)
     if config.head in ("masked-lm", "causal-lm") and config.tied:
         tied[PROJECTION] = TOKENS
@@ -26,7 +26,7 @@ def ties(config: Config) -> dict[str, str]:
 
 
 def _shared_layers(config: Config) -> dict[str, str]:
-    """Each array of a layer that shares weights with an earlier layer -> the array of the earlier layer."""
+    """Maps each array of a layer that shares weights with an earlier layer to the array of the earlier layer."""
     first, tied = dict[tuple[int, int, str], str](), dict[str, str]()
     for name in parameters(config) if config.sharing else []:
         if name.startswith("layers."):
@@ -38,7 +38,7 @@ def _shared_layers(config: Config) -> dict[str, str]:
 
 
 def drawn(config: Config) -> dict[str, Parameter]:
-    """The parameters that training initializes, which are all except tied arrays and tables of sinusoids."""
+    """The parameters that training initializes: all except tied arrays and tables of sinusoids."""
     tied = ties(config)
     return {name: each for name, each in parameters(config).items() if name not in tied and not computed(name, config)}
 

@@ -1,7 +1,7 @@
 """Reads files written by torch.save, in the zip format and in the format of torch < 1.6, without torch.
 
-Both formats contain a pickle (read by `pickled.py`) that describes tensors, and the bytes of storages. Each tensor is
-returned as a view, because tensors may share a storage, use only parts of a storage, or be transposed.
+Both formats contain a pickle that describes tensors (`pickled.py` reads it), and the bytes of storages. Each tensor is
+returned as a view, because tensors may share a storage, use only part of a storage, or be transposed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _file(buffer: Buffer) -> Any:
 
 
 class _Archive:
-    """A file object for zipfile with a maximum size of reads, because zipfile reads the list of entries at once."""
+    """A file object for zipfile that limits the size of reads, because zipfile reads the list of entries at once."""
 
     def __init__(self, buffer: Buffer, limits: Limits) -> None:
         self.file, self.limits = _file(buffer), limits
@@ -159,7 +159,7 @@ def _zip_entries(buffer: Buffer, limits: Limits) -> Spans:
 def _read_legacy(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]:
     """Reads the older format: five pickles (magic number, protocol, system, object, storage keys) and the storages.
 
-    A storage consists of its number of elements (8 bytes) and the elements. Storages are in the order of the keys.
+    A storage consists of its number of elements (8 bytes) and its elements. Storages are in the order of the keys.
     """
     if buffer[:1] != b"\x80":  # the first instruction of a pickle
         raise NpformerError(f"not in a format of torch.save; it begins with {bytes(buffer[:16])!r}")

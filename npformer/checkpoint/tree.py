@@ -37,7 +37,7 @@ PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np
 HALVES = ("float16", "bfloat16")
 _MOST_LISTED = 12
 
-SCALE = "_scale"  # suffix of the name of an int8 tensor's scale, after the name of the tensor
+SCALE = "_scale"  # suffix that turns the name of an int8 tensor into the name of its scale
 SMALL = 2**12  # weights with fewer numbers are always stored in float32
 
 
@@ -123,7 +123,7 @@ def check_scales(flat: Mapping[str, Array]) -> None:
 
 
 def sources(config: Config, head: str | None = None) -> dict[str, Source]:
-    """npformer's flat name for every array of the model with this head -> its source in a file."""
+    """Maps npformer's flat name of each array of a model with this head to its source in a file."""
     head = head or config.head
     arrays = {ours: (each.group, each.name) for ours, each in parameters(config, head).items()}
     return family_of(config).sources(config, arrays, head)
@@ -132,7 +132,7 @@ def sources(config: Config, head: str | None = None) -> dict[str, Source]:
 _recent_sources = lru_cache(maxsize=4)(sources)  # for `module_path`, which is called for each group
 
 
-@lru_cache(maxsize=8)  # folders are often loaded again, and each head takes a pass over all layers
+@lru_cache(maxsize=8)  # cached, because folders are often loaded again, and each head requires a pass over all layers
 def _known(config: Config) -> frozenset[str]:
     """All possible tensor names in a checkpoint of this family and depth, with any head."""
     family = family_of(config)
@@ -142,7 +142,7 @@ def _known(config: Config) -> frozenset[str]:
 
 
 def _wrapper(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
-    """The prefix of all names, such as "model.", without which a name is known; "" if there is no such prefix."""
+    """The prefix of all names, such as "model.", if names without it are known; "" if there is no such prefix."""
     for name in names:
         parts = name.split(".")
         for depth in range(1, min(len(parts), 4)):
@@ -153,7 +153,7 @@ def _wrapper(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
 
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
-    """A view of the part of a tensor that a source describes, without any leading axis of 1."""
+    """A view of the part of a tensor that a source describes, without leading axes of size 1."""
     outputs = -1 if source.in_out else 0  # the output axis
     if source.part and array.ndim and source.part.fits(array.shape[outputs]):
         array = source.part.of(array, outputs)
@@ -175,7 +175,8 @@ def _build(
     """Builds the nested dict from arrays with npformer's names. Ties arrays and computes sinusoids.
 
     A single error lists all missing names and wrong shapes. `unknown` names cause a warning, as in Transformers, or an
-    error in a strict family, which is that of torch's own modules. titles: npformer's name -> the name in the file.
+    error in a strict family. Only the family of torch's own modules is strict. titles: npformer's name -> the name in
+    the file.
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})
@@ -214,7 +215,7 @@ def _loaded(
     allow_nonfinite: bool,
     keep: str,
 ) -> dict[str, Array]:
-    """The arrays in the form in which the model stores them. An array with two names is loaded once."""
+    """Converts arrays to the form in which the model stores them. An array with two names is loaded once."""
     names = {place(found[name]): name for name in reversed(list(needed))}
     loaded: dict[tuple[Any, ...], Any] = {}
     for where, name in names.items():
@@ -229,7 +230,7 @@ def _loaded(
             except NpformerError as error:
                 raise NpformerError(f"{named[name]}: {error}") from None
     whole = {where: np.asarray(found[name]) for where, name in names.items() if where not in loaded}
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite and NaN values are reported by name below
+    with np.errstate(over="ignore", invalid="ignore"):  # the code below reports infinite and NaN values by name
         converted = dict(zip(whole, converted_all(list(whole.values()), dtype, copy), strict=True))
     for where, array in () if allow_nonfinite else converted.items():
         _check_finite(named[names[where]], array)
@@ -249,7 +250,7 @@ def _narrow_dtype(array: Array, parameter: Parameter, keep: str) -> str | None:
 
 
 def may_be_narrow(parameter: Parameter, shape: Sequence[int]) -> bool:
-    """Whether `keep` applies to an array, which must be a large matrix, and not the weight of a norm."""
+    """Whether `keep` applies to an array: only to large matrices, and not to the weights of norms."""
     return parameter.name == "weight" and parameter.kind != "norm" and len(shape) == 2 and prod(shape) >= SMALL
 
 
@@ -292,7 +293,7 @@ def _sinusoids(config: Config, dtype: Any) -> Array:
 
 
 def stored(tree: Tree, config: Config) -> dict[str, Array]:
-    """The flat arrays of a file in npformer's format, which are all except tied arrays and tables of sinusoids."""
+    """The flat arrays of a file in npformer's format: all except tied arrays and tables of sinusoids."""
     flat = flatten(tree)
     tied = {name for name, table in ties(config).items() if is_table(flat, name, table)}
     return {name: array for name, array in flat.items() if name not in tied and not computed(name, config)}
@@ -324,7 +325,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
 
 
 def module_path(config: Config, group: str) -> str | None:
-    """The name of the module in the checkpoint with a group of weights, or None if the model has no such group.
+    """The name of the module that contains a group of weights in the checkpoint; None if the model has no such group.
 
     >>> module_path(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'

@@ -1,7 +1,7 @@
-"""Verifies checksums of the files in a folder for `npformer info --verify`, and when a bundled model is first loaded.
+"""Verifies the checksums of files, for `npformer info --verify` and when a bundled model is first loaded.
 
-The checksum of a safetensors file written by npformer is in its metadata (`safetensors.checksum`). In the Hugging Face
-cache, a file is a link to a file that is named by its checksum.
+A safetensors file written by npformer has its checksum in the metadata (`safetensors.checksum`). In the Hugging Face
+cache, each file is a link to a file whose name is its checksum.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Verified(NamedTuple):
 
 
 def verify(folder: Path) -> Iterator[Verified]:
-    """Verifies the stored checksum of each file in the folder of a model and in its subfolders.
+    """Verifies the stored checksum of each file in a model's folder and in its subfolders.
 
-    A shard that is in the index of the weights but missing in the folder counts as damaged.
+    A shard that the index of the weights names but that is missing from the folder counts as damaged.
     """
     files = [path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern)) if not path.is_dir()]
     for path in files:
@@ -48,7 +48,7 @@ def verify(folder: Path) -> Iterator[Verified]:
 
 
 def _missing(folder: Path) -> Iterator[Verified]:
-    """The shards that are in the index of the weights but missing in the folder."""
+    """The shards that the index of the weights names but that are missing from the folder."""
     weights = next((name for name in WEIGHTS if (folder / name).exists()), "")
     try:
         for shard in shards(folder / weights) if weights.endswith(".index.json") else []:
@@ -98,7 +98,7 @@ def verify_once(path: Path) -> None:
     """
     try:
         found = os.stat(path)
-    except OSError:  # reading the folder reports the error
+    except OSError:  # the code that reads the folder reports the error
         return
     mark = f"{path.parent.name}-{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
     cache = os.path.expanduser(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "npformer", "checked"))
@@ -106,7 +106,7 @@ def verify_once(path: Path) -> None:
         return
     check_sums(path, *read_tensors(path))
     _checked.add(mark)
-    if os.path.isabs(cache):  # not absolute for a user without a home directory
+    if os.path.isabs(cache):  # the path is relative for a user without a home directory
         with contextlib.suppress(OSError):
             os.makedirs(cache, exist_ok=True)
             Path(cache, mark).touch()

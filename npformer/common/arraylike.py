@@ -1,7 +1,7 @@
 """Lets public functions take array-likes, as in NumPy: lists, tuples, scalars, and arrays of integers or booleans.
 
 float16 arrays are computed in float32, because sums and squares of float16 numbers overflow at 65504.
-`npformer/__init__.py` wraps exported functions. Calls inside the package are not wrapped, and thus have no overhead.
+`npformer/__init__.py` wraps exported functions. Calls inside the package are not wrapped, so they have no overhead.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from npformer.common.errors import NpformerError
 
 Convert = Callable[[Any], Any]
 
-#: Arguments that are not converted to a floating-point dtype: whole numbers and the array of `tap`.
+#: Arguments that are not converted to a floating-point dtype: whole numbers, and the array of `tap`.
 _KEPT = frozenset({"ids", "targets", "array"})
-#: Function and argument -> minimum number of axes.
+#: Maps function and argument to the minimum number of axes.
 _AXES = {("log_softmax", "x"): 1, ("cross_entropy", "logits"): 1}
 
 
@@ -30,10 +30,10 @@ def scalar(value: Any) -> Any:
 
 
 def takes_array_likes(function: Any) -> Any:
-    """Wraps a function to convert its array arguments with np.asarray, and integers and booleans to float64.
+    """Wraps a function so that array arguments are converted with np.asarray, and integers and booleans to float64.
 
-    Annotations determine which arguments are arrays; `_KEPT` lists arguments that are not converted to float64. A
-    class, or a function without array arguments, is returned unchanged.
+    Annotations determine which arguments are arrays. `_KEPT` lists arguments that are not converted to float64. Returns
+    a class, or a function without array arguments, unchanged.
     """
     parameters = inspect.signature(function).parameters if isinstance(function, FunctionType) else {}
     found = {name: _converter(function.__name__, name, str(each.annotation)) for name, each in parameters.items()}
@@ -55,9 +55,9 @@ def takes_array_likes(function: Any) -> Any:
 
 
 def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function to compute in float32 if an array is float16. If all arrays are float16, so is the result.
+    """Wraps a function so that float16 arrays are computed in float32. If all arrays are float16, so is the result.
 
-    Masks are not counted as arrays. `out` may be float16 too. Numbers above 65504 become infinite, as in any conversion
+    Masks do not count as arrays. `out` may also be float16. Numbers above 65504 become infinite, as in any conversion
     to float16.
     """
     names = tuple(inspect.signature(function).parameters)
@@ -103,7 +103,7 @@ def _narrowed(value: Any) -> Any:
 
 
 def _converter(function: str, name: str, annotation: str) -> Convert | None:
-    """The function that checks and converts an argument, or None for arguments of other types."""
+    """Returns the function that checks and converts an argument, or None if the argument needs no conversion."""
     where = f"{function}: {name}"
     convert: Convert
     if name == "lengths":

@@ -1,4 +1,4 @@
-"""Checks of user input. A check returns the value, or raises an NpformerError with the argument's name."""
+"""Checks of user input. A check returns the value, or raises an NpformerError that names the argument."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
 
 
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> NpformerError:
-    """The error for an unknown name, with a suggestion, and with the `hint` or all known names."""
+    """The error for an unknown name, with a suggestion, and with either the `hint` or all known names."""
     known = list(known)
     meant = _meant(name, known) or "."
     return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or f'Known: {listed(known)}'}")
 
 
 def listed(names: Iterable[object]) -> str:
-    """Joins names into one line of an error message. Names from files, such as labels, may have line breaks."""
+    """Joins names into one line of an error message. Names from files, such as labels, may contain line breaks."""
     return ", ".join(map(str, names)).replace("\n", "\\n")
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Up to `count` known names that are similar to `name`, with the most similar first."""
+    """Returns up to `count` known names that are similar to `name`, the most similar first."""
     from difflib import get_close_matches
 
     return get_close_matches(name, list(known), n=count, cutoff=0.6)
@@ -87,7 +87,7 @@ def shown(value: object) -> str:
 
 
 def brief(settings: Any) -> str:
-    """The repr of a dataclass without fields at their default values. Evaluating it returns an equal object."""
+    """The repr of a dataclass, without fields that have default values. Evaluating the repr returns an equal object."""
     given = {each.name: getattr(settings, each.name) for each in fields(settings)}
     changed = [f"{each.name}={given[each.name]!r}" for each in fields(settings) if given[each.name] != each.default]
     return f"{type(settings).__name__}({', '.join(changed)})"

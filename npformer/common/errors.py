@@ -1,4 +1,4 @@
-"""`NpformerError`, for errors that users can correct in a file, a setting or an argument, and `NpformerWarning`.
+"""`NpformerError`, for mistakes in a file, a setting or an argument that users can correct, and `NpformerWarning`.
 
 A message says where the error is, what was expected, what was found, and what to do. It may contain names and values
 from untrusted files, so its length is limited and control characters are escaped.
@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 
-_LINES, _WIDTH = 100, 1000  # maximum lines of a message and characters of a line; names from files may be longer
+_LINES, _WIDTH = 100, 1000  # maximum lines, and characters of a line, because names from files may be long
 
 
 #: Characters that move a terminal's cursor, change its state or reorder nearby text, except tab and line feed.
@@ -24,7 +24,7 @@ def escaped(text: str) -> str:
 
 
 def bounded(message: str) -> str:
-    """Escapes a message, shortens long lines in the middle, and drops lines at the end if there are too many."""
+    """Escapes a message, shortens long lines in the middle, and drops the last lines of a message with too many."""
     message = escaped(message)
     if len(message) <= _WIDTH:
         return message

@@ -26,10 +26,10 @@ LINE = 2**24  # maximum bytes of a line, such as a text or a row of a table
 def open_file(path: str | Path) -> BinaryIO:
     """Opens a file in the folder of a model in binary mode.
 
-    Raises an NpformerError with the name of the file if the file cannot be opened, is not a regular file, is a link to
-    a file outside the folder, or is only a pointer, as in a clone without Git LFS. Reading from a pipe could block
-    forever, and reading from a device never ends. A link in an untrusted folder could expose any of your files in a
-    message or a converted model.
+    Raises an NpformerError that names the file if the file cannot be opened, is not a regular file, is a link to a file
+    outside the folder, or is only a pointer, as in a clone without Git LFS. Reading from a pipe could block forever,
+    and reading from a device never ends. A link in an untrusted folder could expose the content of any of your files in
+    a message or in a converted model.
     """
     if os.path.islink(path):
         _check_link(Path(path))
@@ -38,7 +38,7 @@ def open_file(path: str | Path) -> BinaryIO:
     except (OSError, ValueError) as error:
         what = None if getattr(error, "errno", None) == errno.ENXIO else getattr(error, "strerror", None) or error
         raise NpformerError(f"{path}: {what or 'not a regular file'}") from None  # ENXIO: a socket
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # not the path, which could change meanwhile
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # checks the open file, because the path could change meanwhile
         os.close(descriptor)
         raise NpformerError(f"{path}: not a regular file")
     with named(path):
@@ -56,7 +56,7 @@ def as_given(path: str | Path) -> Path:
 
 
 def _check_link(path: Path) -> None:
-    """Checks that a link points into its own folder, or stays within the cache shared by all Hugging Face tools.
+    """Checks that a link points into its own folder, or stays within the cache that all Hugging Face tools share.
 
     In that cache, the files of a snapshot are links into the folder `blobs` of the model or of all models.
     """
@@ -74,7 +74,7 @@ def _check_link(path: Path) -> None:
 
 
 def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
-    """Reads a whole file if its size is within the limit with the given name."""
+    """Reads a whole file whose size is within the limit with the given name."""
     with open_file(path) as file:
         limits.check(limit, os.fstat(file.fileno()).st_size, path)
         with named(path):
@@ -91,7 +91,7 @@ def named(path: object) -> Iterator[None]:
 
 
 def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and content of each line of an open file. Raises an error for a line above LINE bytes."""
+    """Yields the number and content of each line of an open file. Raises an error for lines of more than LINE bytes."""
     for number in itertools.count(1):
         line = file.readline(LINE + 1)
         if len(line) > LINE:
@@ -106,8 +106,8 @@ def csv_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yields (number, row) for each row of a CSV file, starting with the column names.
 
-    number: the last line of the row in the file. A blank line is a row if the file has only one column, and is skipped
-    otherwise. longest: maximum characters of a cell.
+    number: the number of the row's last line in the file. A blank line is a row if the file has only one column, and is
+    otherwise skipped. longest: maximum characters of a cell.
     """
     import csv  # slow to import
 
@@ -116,7 +116,7 @@ def csv_rows(
     try:
         while True:
             first = reader.line_num + 1
-            limit = csv.field_size_limit(longest)  # a global limit, restored after each row
+            limit = csv.field_size_limit(longest)  # this limit is global, so it is restored after each row
             try:
                 values = next(reader, None)
             finally:
@@ -142,7 +142,7 @@ def csv_rows(
 
 
 def read_text(path: Path, limits: Limits = LIMITS, limit: str = "json") -> str:
-    """Reads a UTF-8 file if its size is within the limit with the given name."""
+    """Reads a UTF-8 file whose size is within the limit with the given name."""
     try:
         return read_bytes(path, limit, limits).decode()
     except UnicodeDecodeError as error:
@@ -150,7 +150,7 @@ def read_text(path: Path, limits: Limits = LIMITS, limit: str = "json") -> str:
 
 
 def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[str, Any]:
-    """Reads a JSON file that contains an object, if its size is within the limit with the given name."""
+    """Reads a JSON file that contains an object, and whose size is within the limit with the given name."""
     try:
         data = json.loads(text := read_bytes(path, limit, limits).decode("utf-8"))
         if re.search(r"\\u[dD][89a-fA-F]", text):
@@ -169,9 +169,9 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields the path of a temporary file, which is moved to `path` only if the block succeeds.
 
     A regular file is written in a temporary folder next to `path` and then renamed. A file that replaces another file
-    has the same mode and owner, and symbolic links to it stay valid. For a pipe or a device (a FIFO, /dev/stdout), the
-    whole content is written at the end. Raises an NpformerError that names `path` if `path` is a folder, a socket or a
-    disk, or cannot be written.
+    keeps the mode and owner, and symbolic links to it stay valid. For a stream (a FIFO, /dev/stdout), the whole content
+    is written at the end. Raises an NpformerError that names `path` if `path` is a folder, a socket or a disk, or
+    cannot be written.
     """
     path = Path(path)
     if not path.name:
@@ -186,7 +186,8 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 def place_in_folder(path: Path) -> Path:
     """Returns the path of a file to write in a folder, for a file name that the user did not choose.
 
-    Raises NpformerError if the path exists and is not a regular file, because only users may choose pipes and devices.
+    Raises NpformerError if the path exists and is not a regular file, because only a user may choose a pipe or a
+    device.
     """
     if path.exists() and not path.is_file():
         raise NpformerError(f"{path}: cannot be written: not a regular file; remove it")
@@ -203,8 +204,8 @@ def _written_beside(path: Path) -> Iterator[Path]:
     if old and not os.access(target.parent, os.W_OK):
         reason = "is not writable, but the new file must be written there before it replaces the old one"
         raise PermissionError(f"its folder {target.parent} {reason}")
-    # The file has the same name in a temporary folder, because some writers depend on the suffix, and some write
-    # several files.
+    # The temporary file has the same name in its own folder, because some writers depend on the suffix, and others
+    # write several files.
     with partial_folder(target) as folder:
         partial = folder / path.name
         yield partial
@@ -219,7 +220,7 @@ def _written_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _written_to_stream(path: Path) -> Iterator[Path]:
-    from shutil import copyfileobj  # both are slow to import
+    from shutil import copyfileobj  # slow to import
     from tempfile import gettempdir
 
     with partial_folder(Path(gettempdir(), f"npformer-{path.name}")) as folder:
@@ -232,7 +233,7 @@ def _written_to_stream(path: Path) -> Iterator[Path]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is a stream: a pipe, a device or an open descriptor, which is written to and not replaced.
+    """Whether a path is a stream (a pipe, a device or an open descriptor), which is written to instead of replaced.
 
     Raises NpformerError if the path exists but is neither a stream nor a regular file.
     """
@@ -242,7 +243,7 @@ def is_stream(path: Path) -> bool:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         return False
-    except ValueError as error:  # null character in the name
+    except ValueError as error:  # the name contains a null character
         raise NpformerError(f"{path!s:.200}: cannot be written: {error}") from None
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         return True
@@ -254,7 +255,7 @@ def is_stream(path: Path) -> bool:
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """The open descriptor of this process to which a path such as /dev/stdout or /dev/fd/3 refers, if any."""
+    """The open descriptor of this process to which a path such as /dev/stdout or /dev/fd/3 refers, or None."""
     for _ in range(40):
         folder = os.path.realpath(path.parent)
         if re.fullmatch(rf"/dev/fd|/proc/{os.getpid()}(/task/\d+)?/fd", folder) and path.name.isdecimal():
@@ -266,7 +267,7 @@ def _own_descriptor(path: Path) -> int | None:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Flushes a file to disk, because some file systems report a full disk only then."""
+    """Flushes a file to disk, because some file systems report a full disk only at that time."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 

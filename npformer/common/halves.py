@@ -1,10 +1,10 @@
-"""Rounding to 16-bit and other narrow floating-point formats, for ports that round more often than the model."""
+"""Rounds to 16-bit and other narrow floating-point formats, for ports that round more often than the model."""
 
 from __future__ import annotations
 
 import numpy as np
 
-HALVES = ("bfloat16", "float16")  # tried in this order, because most bfloat16 numbers are also exact in float16
+HALVES = ("bfloat16", "float16")  # bfloat16 is tried first, because most bfloat16 numbers are also exact in float16
 
 
 def half(kind: str, array: np.ndarray) -> np.ndarray:
@@ -16,7 +16,7 @@ def half(kind: str, array: np.ndarray) -> np.ndarray:
 
 
 def cut_bits(array: np.ndarray, bits: int) -> np.ndarray:
-    """Rounds to float32 without its last `bits` bits, to nearest with ties to even, and converts back."""
+    """Rounds to float32 without the last `bits` bits, to nearest with ties to even, and converts back."""
     number = array.astype(np.float32).view(np.uint32)
     kept = (number + (((1 << bits - 1) - 1) + (number >> bits & 1))) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
     return kept.view(np.float32).astype(array.dtype)

@@ -1,4 +1,4 @@
-"""`Limits`: limits on files and texts, which are checked before memory or time is spent.
+"""`Limits`: limits on files and texts, checked before memory or time is spent.
 
 `MOST` in `config.py` is the limit for each size of a model.
 """
@@ -28,17 +28,17 @@ class Limits:
     config : int, bytes of config.json
         The largest files, with labels for 21,000 classes, take 1 MB.
     header : int, bytes of the header of a safetensors file
-        A BERT of 48 layers has a header of 80 kB. (For traces and golden files, which have more arrays, `json` is the
-        limit.)
+        A BERT of 48 layers has a header of 80 kB. For traces and golden files, which have more arrays, the limit is
+        `json`.
     pickle : int, instructions of the pickle in a file of torch.save
         A checkpoint of a thousand tensors has about forty thousand instructions.
     directory : int, bytes of the list of entries in a zip file of torch.save
-        A thousand tensors take about 100 kB.
+        The list for a thousand tensors takes about 100 kB.
     layers : int, total number of layers of encoder and decoder
         The deepest published encoders have 48 layers.
     labels : int, labels of a classification head
         The largest known heads have 21,000 labels.
-    positions : int, numbers in a table of sinusoidal positions, which is computed instead of stored in files
+    positions : int, numbers in a table of sinusoidal positions, which is computed and not stored in files
         The default allows 32,768 positions of width 1,024. Marian's models have 512 positions of width 512.
     cache : int, bytes of the keys and values that are cached while one text is generated
         GPT-2 XL takes 0.6 GB for a beam of 1,024 tokens.
@@ -47,9 +47,9 @@ class Limits:
     tokenizer : int, bytes of a tokenizer.json without its vocabulary
     vocabulary : int, bytes of vocab.txt, merges.txt or of a SentencePiece model
         A file with 250,000 pieces takes 5 MB.
-    parts : int, parts of a tokenizer.json: normalizers, splits, processors, decoders, the tokens around a text
+    parts : int, parts of a tokenizer.json: normalizers, splits, processors, decoders, and the tokens around a text
     piece : int, characters of a piece, pattern or replacement in a tokenizer, and of a word that is split into pieces
-    growth : int, maximum factor by which a tokenizer may lengthen a text, in the worst case of its parts
+    growth : int, maximum factor by which a tokenizer may lengthen a text in the worst case
         SentencePiece tokenizers have factors of up to 72, because a rare Arabic character becomes eighteen characters.
         The normalized length of a long text is also measured. A text with more than 8 times `characters` is rejected.
     characters : int, characters of a text
@@ -57,7 +57,7 @@ class Limits:
         longer texts into blocks. Truncating such a text then needs memory for one block, and reading it in windows
         needs 100 MB.
     windows : int, tokens in all windows of a text
-        Windows repeat shared tokens and the other text of a pair. Four million tokens take 300 MB.
+        Windows repeat the tokens that they share, and the other text of a pair. Four million tokens take 300 MB.
 
     Examples
     --------

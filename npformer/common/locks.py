@@ -1,9 +1,9 @@
-"""Locks that show whether another run is alive: on a folder in use, and on files that are being written.
+"""Locks that show whether another run is alive, for folders in use and for files that are being written.
 
 The operating system releases these locks when the process that holds them ends. A file with a process id would not
 suffice, because ids are reused and have no meaning on another host or in another container. The locks work between
-hosts on NFS, because the files are open for writing. On a file system without locks, nothing is locked, because
-allowing two runs at once is better than blocking all runs after one has died.
+hosts on NFS, because the files are open for writing. On a file system without locks, nothing is locked: two runs at
+once are better than a folder that stays blocked after a run has died.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from npformer.common.errors import NpformerError
 
 LOCK = ".in-use"
-#: A lock is never a link, because writing the owner's name to it would replace the content of the linked file.
+#: A lock is never a link, because writing the owner's name would then replace the content of the linked file.
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -43,7 +43,7 @@ def in_use(folder: Path) -> Iterator[None]:
         raise NpformerError(f"{folder}: cannot be used: {error.strerror or error}") from None
     owner = f"process {os.getpid()} on {_host()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
     try:
-        with contextlib.suppress(OSError):  # if the disk is full, the owner is not recorded
+        with contextlib.suppress(OSError):  # on a full disk, the owner is not recorded
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 1, os.SEEK_SET)  # on Windows no other process can read the locked first byte
             os.write(descriptor, owner.encode())
@@ -54,12 +54,12 @@ def in_use(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yields a temporary folder next to `target`, for writing `target`, after removing the folders of dead runs.
+    """Yields a temporary folder next to `target`, for writing `target`. First removes the folders of dead runs.
 
     Only the user can read the temporary folder, because it may be in the temporary folder of the system.
 
-    A lock file next to the folder is created before the folder and removed after it. If the process is killed, the
-    system releases the lock.
+    A lock file is created before the folder and removed after the folder. If the process is killed, the system releases
+    the lock.
     """
     from shutil import rmtree  # slow to import
 
@@ -81,7 +81,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
 def clear_partial(folder: Path, name: str | None = None) -> None:
     """Removes the temporary folders of dead runs for the file `name`, or by default for any file."""
     pattern = re.compile(rf"\.{'.+' if name is None else re.escape(_short(name))}\.[0-9a-f]{{8}}\.lock", re.DOTALL)
-    with contextlib.suppress(OSError):  # the write that follows reports the error
+    with contextlib.suppress(OSError):  # the next write reports the error
         for each in filter(pattern.fullmatch, os.listdir(folder)):
             with contextlib.suppress(OSError):  # the run is alive, or the file system has no locks
                 _clear(folder / each)
@@ -97,7 +97,7 @@ def _clear(lock: Path) -> None:
     except OSError:
         os.close(descriptor)
         raise
-    if not current:  # another run removed this file after it was opened here, and a new file has the same name
+    if not current:  # another run removed this file after it was opened here, and created a new file with the same name
         os.close(descriptor)
         return
     rmtree(lock.with_suffix(".partial"), ignore_errors=True)
@@ -105,7 +105,7 @@ def _clear(lock: Path) -> None:
 
 
 def _short(name: str) -> str:
-    """The beginning of a file name, short enough for the 255 bytes that file systems allow, including a suffix."""
+    """The beginning of a file name, so short that it and a suffix fit in the 255 bytes that file systems allow."""
     return name[:50]
 
 
@@ -135,7 +135,7 @@ def _take(path: Path) -> int:
 
 
 def _release(path: Path, descriptor: int) -> None:
-    """Removes a locked file before unlocking it, so that no other run locks a file that is about to be removed."""
+    """Removes a locked file and then unlocks it, so that no other run locks a file that is about to be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
     os.close(descriptor)

@@ -1,7 +1,6 @@
 """Replacements for names and arguments of transformers and sentence-transformers that npformer does not have.
 
-There is a table for each kind of object. `tasks/ignored_keywords.py` has the keywords of tasks, most of which are
-accepted.
+Each kind of object has a table. `tasks/ignored_keywords.py` has the keywords of tasks, most of which are accepted.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from npformer.common.errors import NpformerError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: The page about differences between versions 4 and 5 of Transformers, and npformer's choices.
+#: The page about the differences between versions 4 and 5 of Transformers, and about npformer's choices.
 TRANSFORMERS_VERSIONS = "https://github.com/npformer/npformer/blob/main/docs/reference/transformers-versions.md"
 
 _CPU = "everything runs on the CPU; leave it out"
@@ -148,7 +147,7 @@ RENAMED: dict[str, Mapping[str, str]] = {"load": {"torch_dtype": "dtype"}}
 
 
 class _AnsweringClass(type):
-    """The class of `Answering`, for names of class methods in other libraries, such as `Model.from_pretrained`."""
+    """The metaclass of `Answering`, for names of class methods in other libraries, such as `Model.from_pretrained`."""
 
     lines: Mapping[str, str]
 
@@ -160,17 +159,17 @@ class _AnsweringClass(type):
 
 
 class Answering(metaclass=_AnsweringClass):
-    """A base class with helpful errors. The error for a name from another library shows the entry in `lines`."""
+    """A base class with helpful errors: for a name from another library, the error shows the entry in `lines`."""
 
     lines: ClassVar[Mapping[str, str]] = {}
 
-    if not TYPE_CHECKING:  # otherwise a type checker would accept every name
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept every name
 
         def __getattr__(self, name: str) -> Any:
             raise missing(self, name, self.lines)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Raises an error when a name from another library is set, because that would have no effect."""
+            """Raises an error for a name from another library, because setting it would have no effect."""
             if name in self.lines and not hasattr(type(self), name) and name not in self.__dict__:
                 raise missing(self, name, self.lines)
             object.__setattr__(self, name, value)

@@ -1,7 +1,7 @@
 """Progress on stderr: a line that is updated while a command runs, and a summary line after a long run.
 
-`bar` counts finished items, and `status` shows the current step. Other messages are written inside `hidden()`, so that
-they are on separate lines.
+`bar` counts finished items, and `status` shows the current step. Other messages are written inside `hidden()`, which
+puts them on separate lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WIDTH = 20  # characters of the bar
 
 _lock = RLock()
 _written: list[Line] = []  # the line currently on the terminal, if any
-_waiting: list[Event] = []  # one event per running command, set when the command has printed something
+_waiting: list[Event] = []  # one event per running command, set once the command has printed something
 _before_each: ContextVar[Callable[[], None]] = ContextVar("before_each", default=lambda: None)
 
 
@@ -181,7 +181,7 @@ def bar(
 
 
 class Count:
-    """The items of a bar: finished items, and the work done for later items, measured in items.
+    """The count of a bar: the finished items, and the work done for later items, measured in items.
 
     work : the sum of both, which never decreases
     at : seconds from the beginning to the last change of `work`
@@ -206,7 +206,7 @@ class Count:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Counts work in the block, as reported by `part`s, as work for the items that finish next."""
+        """Counts the work that `part`s report in the block as work for the items that finish next."""
         reporting = _report.set(self._ahead)
         try:
             yield
@@ -224,7 +224,7 @@ class Count:
             self.at, self.pause = now, now - self.at
 
 
-#: Function that counts finished units of the surrounding work; None without a bar.
+#: The function that counts finished units of the surrounding work; None without a bar.
 _report: ContextVar[Callable[[float], object] | None] = ContextVar("report", default=None)
 
 
@@ -260,9 +260,9 @@ def part(size: float, units: float) -> Iterator[None]:
 
 
 def steps_of(texts: int, most: int) -> Callable[[int], object]:
-    """Returns a function to call with the number of texts in each step of work on `texts`, for at most `most` steps.
+    """Returns a function to call at each step with the number of texts still running, for at most `most` steps.
 
-    The total is `texts` * `most` units. A text that has ended counts as if it had been in all steps.
+    The total is `texts` * `most` units. A text that has ended counts as if it had run in all steps.
     """
     report, before, left = reporter(), texts, most
 
@@ -282,7 +282,7 @@ def with_bar(items: Iterable[Any], total: int | None, unit: str = "texts", **how
 
 @contextmanager
 def before_each(check: Callable[[], None]) -> Iterator[None]:
-    """Calls `check` before each item that a bar counts in the `with` block. It may raise to end the work."""
+    """Calls `check` before each item that a bar counts in the block. `check` may raise an error to end the work."""
     token = _before_each.set(check)
     try:
         yield
@@ -295,7 +295,7 @@ def counted(items: Iterable[Any], count: Count) -> Iterator[Any]:
     iterator, end, check = iter(items), object(), _before_each.get()
     while True:
         check()
-        with count.working():  # does not include the caller's work on an item, which may run a model too
+        with count.working():  # excludes the caller's work on an item, which may also run a model
             item = next(iterator, end)
         if item is end:
             return
@@ -308,8 +308,8 @@ def picture(
 ) -> str:
     """The line of a bar, with progress, count, elapsed time, items per second, and time left.
 
-    at : seconds at which the count was reached, by default now. Until the count changes again, the time left decreases,
-    by at most the `pause` between two changes, and never increases.
+    at : seconds at which the count was reached, by default now. Until the count changes again, the time left decreases
+        by at most the `pause` between two changes. It never increases.
     """
     at = seconds if at is None else at
     rate = (count - done) / at if at else 0

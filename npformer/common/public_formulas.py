@@ -1,10 +1,10 @@
-"""Public functions of `npformer`, made from the formulas of its pages, that take array-likes and explain errors.
+"""Makes public functions of `npformer` from the formulas of pages. The functions take array-likes and explain errors.
 
 A formula computes with arrays, and its docstring states their shapes. If the first argument is a float32 or float64
 array, the public form calls the formula directly. Otherwise, or if NumPy raises an error, the arguments are converted
-first: lists and whole numbers to float64, and float16 to float32 and back. If NumPy raises an error again, the message
-shows the shapes of the arguments, the calls down to the formula that failed, and the given and documented shapes of
-that formula.
+first: lists and whole numbers to float64, and float16 to float32 and back. If NumPy then raises an error again, the
+message shows the shapes of the arguments, the calls that led to the formula that failed, and the given and documented
+shapes of that formula.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ REFUSALS = (
 PAGES = str(Path(__file__).parents[1] / "plain")
 FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 MASKS = frozenset({np.dtype(bool)})
-#: Parameters that are arrays of whole numbers, single whole numbers, and values that are not converted.
+#: Names of parameters that are arrays of whole numbers, that are whole numbers, or that are not converted.
 KEPT = ("ids", "positions")
 COUNTS = {"n_heads": 1, "n_queries": 0, "n_keys": 0, "length": 0, "width": 0, "d_head": 0}  # name -> lowest value
 NUMBERS = ("eps", "axis", "magnitude", "theta", "heads", "past", "angles")
 #: Formulas that only rearrange numbers, of any dtype.
 REARRANGE = ("split_heads", "combine_heads", "embedding")
-#: Argument that the formulas of pages do not have -> the line to write instead.
+#: Argument that is missing in the formulas of pages -> the line to write instead.
 INSTEAD = {
     "layers": 'these are the weights of a model; write **model.weights["layers"][0] for one layer',
     "lengths": "x is one text (L, D), or a padded batch (B, L, D) with mask=npformer.padding_mask(lengths)",
@@ -60,10 +60,10 @@ INSTEAD = {
 
 
 def public(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The public form of a formula. Its source, signature and docstring are those of the formula.
+    """The public form of a formula, with the same source, signature and docstring as the formula.
 
-    A debugger that steps into the public form shows the formula, because the code of the public form has the line
-    number of the formula's first line. The debugger's next step enters the formula.
+    A debugger that steps into the public form shows the formula's first line, because the code of the public form has
+    that line number. The debugger's next step enters the formula.
     """
     code, parameters = inspect.unwrap(function).__code__, [*inspect.signature(function).parameters]
     masked = "mask" in parameters
@@ -115,7 +115,7 @@ def converted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     values = {}
     for argument, value in given.items():
         if value is None and signature.parameters[argument].default is not inspect.Parameter.empty:
-            continue  # a linear layer without a bias
+            continue  # this linear layer has no bias
         values[argument] = _value(name, argument, value)
     try:
         return in_float32(function)(**values)
@@ -164,7 +164,7 @@ def _function(where: str, value: Any) -> Any:
 
 
 def _tree(where: str, value: Any, keeps: bool = False) -> Any:
-    """The array, or the nested dict of weights with every array converted. Omits a missing bias."""
+    """Converts an array, or every array in a nested dict of weights. Omits a missing bias."""
     if isinstance(value, Mapping):
         return {key: _tree(f"{where}.{key}", each) for key, each in value.items() if each is not None}
     if value is None:
@@ -188,14 +188,14 @@ def _mask(where: str, value: Any) -> Any:
 
 
 def _ids(where: str, ids: np.ndarray) -> np.ndarray:
-    """The ids. Raises an error for a negative id, for which NumPy would count rows from the end of the table."""
+    """Returns the ids. Raises an error for a negative id, which NumPy would count from the end of the table."""
     if ids.dtype.kind == "i" and ids.size and ids.min() < 0:
         raise NpformerError(f"{where}: expected ids of at least 0, got {ids.min()}")
     return ids
 
 
 def _is_of_a_caller(error: Exception) -> bool:
-    """Whether the error was raised in a function of the caller. The original traceback is then more helpful."""
+    """Whether the error comes from a function of the caller. If so, the original traceback is more helpful."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__", "").partition(".")[0] not in ("npformer", "numpy")
 
@@ -217,7 +217,7 @@ def _explained(function: Callable[..., Any], values: Mapping[str, Any], error: E
 
 
 def _line(given: Mapping[str, Any]) -> str:
-    """The line to write for a padding mask (B, L), or for shared heads of keys, given the arguments that failed."""
+    """A hint for a padding mask (B, L) or for shared heads of keys, given the arguments that failed, or ""."""
     scores, mask, q, k = (np.shape(given.get(name, 0.0)) for name in ("scores", "mask", "q", "k"))
     if len(scores) == 4 and mask == (scores[0], scores[-1]):
         return "; write mask[:, None, None, :] for a mask (B, L) of padding"
@@ -227,12 +227,12 @@ def _line(given: Mapping[str, Any]) -> str:
 
 
 def _is_formula(frame: FrameType) -> bool:
-    """Whether a frame belongs to a function of a page, not to a comprehension or lambda inside such a function."""
+    """Whether a frame belongs to a function of a page, and not to a comprehension or lambda in such a function."""
     return frame.f_globals.get("__name__", "").startswith("npformer.plain.") and frame.f_code.co_name.isidentifier()
 
 
 def _calls(error: Exception) -> list[str]:
-    """The calls in pages that led to an error, from first to last, as written in the source lines."""
+    """The source lines of the calls in pages that led to an error, from first to last."""
     calls = []
     for place in extract_tb(error.__traceback__):
         if place.filename.startswith(PAGES) and place.lineno == place.end_lineno:
@@ -242,7 +242,7 @@ def _calls(error: Exception) -> list[str]:
 
 
 def _given(values: Mapping[str, Any]) -> str:
-    """The arguments with the shapes of arrays, without functions, and without masks that hide no key."""
+    """The arguments as text, with the shapes of arrays, and without functions or masks that hide no key."""
     shown_values = {name: value for name, value in values.items() if not callable(value) and value is not True}
     return ", ".join(f"{name} {_shape(value)}" for name, value in shown_values.items())
 

@@ -1,4 +1,4 @@
-"""The engine: the mathematics of `npformer.plain`, made to run fast, be traced and be differentiated.
+"""The engine: the mathematics of `npformer.plain`, written for speed, traces and gradients.
 
 The functions and their backward passes are in `functions.py`, `activations.py` and `attention.py`. The parts of models
 combine these functions: `norms/`, `mechanisms/`, `blocks/`, `layers/`, `output_heads/`. `transformer.py` runs a whole

@@ -21,7 +21,7 @@ def relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 
 def relu_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Backward of `relu`: dx = grad where x > 0, else 0; at x = 0 the slope is 0, as in torch."""
+    """Backward of `relu`: dx = grad where x > 0, else 0. At x = 0, the slope is 0, as in torch."""
     return grad * (x > 0)
 
 
@@ -85,7 +85,7 @@ def _silu_slope(x: np.ndarray, y: np.ndarray) -> None:
 def gelu(x: np.ndarray, approximate: str = "none", out: np.ndarray | None = None) -> np.ndarray:
     """x Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2. Hendrycks and Gimpel, 2016, section 2.
 
-    With approximate="tanh", x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2. The absolute error is at most
+    With approximate="tanh": x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2. The absolute error is at most
     2 * 2^-23 |x| in float32 and 4 * 2^-52 |x| in float64. gelu(inf) is inf. gelu(-inf) is NaN, as in torch.
     """
     if approximate == "tanh":
@@ -98,7 +98,7 @@ def gelu(x: np.ndarray, approximate: str = "none", out: np.ndarray | None = None
 def gelu_backward(grad: np.ndarray, x: np.ndarray, approximate: str = "none") -> np.ndarray:
     """Backward of `gelu`: dx = grad (Phi(x) + x phi(x)), where phi is the normal density.
 
-    With approximate="tanh", grad times the derivative of the approximation.
+    With approximate="tanh", dx is grad times the derivative of the approximation.
     """
     slope = in_blocks(_gelu_tanh_slope if approximate == "tanh" else _gelu_slope, x)
     return np.multiply(grad, slope, out=slope)
@@ -176,7 +176,7 @@ def _gelu_tanh_slope(x: np.ndarray, y: np.ndarray) -> None:
 
 
 # Coefficients of log(erfc(z) e^(z^2) / t) as a polynomial in 2 t - 1, where t = 2 / (2 + z) and z >= 0. The polynomial
-# is a Chebyshev series without terms below 10^-17.
+# is a Chebyshev series without terms smaller than 10^-17.
 _LOG_ERFC = (
     -0.6717940840566923, 0.6726432239776567, 0.04734330684190441, -0.0468956102311753,
     -0.009872689366388684, 0.008824938557060623, 0.001758933557766382, -0.002345812500482853,

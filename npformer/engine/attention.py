@@ -20,11 +20,11 @@ from npformer.engine.runtime.tiles import in_place
 from npformer.engine.tape import Stages
 from npformer.engine.taps import listening, spare, tap
 
-Add = Callable[[np.ndarray], np.ndarray]  # adds to the scores; may overwrite its argument
-#: Backward of an `Add`: gradient of the new scores -> gradient of the old scores, and terms to add to dq and dk.
+Add = Callable[[np.ndarray], np.ndarray]  # adds terms to the scores, and may overwrite its argument
+#: Backward of an `Add`: gradient of the new scores -> gradient of the old scores, and the terms to add to dq and dk.
 AddBackward = Callable[[np.ndarray], tuple[np.ndarray, Any, Any]]
 
-QUERIES = 64  # queries per block: enough for a fast product, and few enough to skip most of the masked keys
+QUERIES = 64  # queries per block: enough for a fast product, but so few that most masked keys are skipped
 
 _softmax = partial(softmax, total=sum_in_order)
 
@@ -54,8 +54,8 @@ def scaled_dot_product_attention(
 ) -> np.ndarray:
     """softmax(add(q k^T * scale)) v over the keys that the mask allows. Shapes are not checked.
 
-    in_order: whether, with a mask, sums over keys have the fixed order of `masked_attention`. If in_order is False,
-    every query must have a key to which it may attend.
+    in_order: with a mask, add over keys in the fixed order of `masked_attention`. If in_order is False, every query
+    must have a key to which it may attend.
     """
     if mask is not None and in_order:
         return masked_attention(q * scale, k, v, mask, add=add)
@@ -113,8 +113,8 @@ def masked_attention(
 
     Masked keys do not change the bits of the result: their weight is exactly 0, and sums over keys have the fixed order
     of `runtime.sums.groups`. A decoder can therefore keep its keys in an array with free space, or the keys of several
-    beams in one array. If nothing is added to the scores, many queries are computed in blocks. A block omits the keys
-    before the first and after the last key to which any of its queries may attend.
+    beams in one array. If no terms are added to the scores, many queries are computed in blocks. A block reads only the
+    keys from the first to the last key to which any of its queries may attend.
     """
     square = mask.shape[-2:] == (q.shape[-2], k.shape[-2])
     if q.shape[-2] > QUERIES and square and add is None and not listening():
@@ -152,8 +152,8 @@ def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) ->
 def _by_group(product: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """product(a, b) of heads a (..., H, L, W) and b (..., G, S, W); H / G consecutive heads of a share a head of b.
 
-    The heads of a that share a head of b are multiplied as a single matrix. The bits of the result stay the same,
-    because each row of a product is independent of the other rows. Ainslie et al., 2023, GQA, section 2.2.
+    The heads of a that share a head of b are multiplied as a single matrix. This does not change the bits of the
+    result, because each row of a product is independent of the other rows. Ainslie et al., 2023, GQA, section 2.2.
     """
     if not is_grouped(a, b):
         return product(a, b)

@@ -1,4 +1,4 @@
-"""`Direction`: a logit as a linear function of one row. The parts of a model pull it back from output to input.
+"""`Direction`: a logit as a linear function of one row. The parts of a model pull a direction from output to input.
 
 Each part has a method `pull`, which replaces a direction in the part's output with the corresponding direction in its
 input, and returns the part's contributions to the logit. `interpret/direct_attribution.py` has the formulas and
@@ -17,7 +17,7 @@ import numpy as np
 class Direction:
     """logit = u . x + the recorded terms, where x is one row of the current stage of a text.
 
-    Norms and gates are treated as constant factors with their values for this text.
+    Norms and gates are treated as constant factors, with the values that they have for this text.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Direction:
         return array if array.ndim == 1 else array[self.row]
 
     def add_bias(self, name: str, layer: Mapping[str, np.ndarray]) -> float:
-        """Records and returns the contribution of the bias of a layer with stage `name`, or 0 without a bias."""
+        """Records and returns the contribution of the bias of a layer with stage `name`, or 0 if there is no bias."""
         self.biases[name] = float(self.u @ layer["bias"]) if "bias" in layer else 0.0
         return self.biases[name]
 

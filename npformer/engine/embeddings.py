@@ -1,4 +1,4 @@
-"""Embeddings, the input of the first layer: sums of rows of learned tables, sometimes with sinusoidal positions.
+"""Embeddings, the input of the first layer: sums of rows of learned tables, or of tables of sinusoidal positions.
 
 Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `blocks/`.
 """
@@ -33,7 +33,7 @@ from npformer.engine.taps import scope, spare, tap
 def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halves: bool = False) -> np.ndarray:
     """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / D)), (length, D).
 
-    halves: all sines come first and then all cosines, as in Marian. Vaswani et al., 2017, section 3.5.
+    halves: all sines come before all cosines, as in Marian. Vaswani et al., 2017, section 3.5.
     """
     angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
     if halves:

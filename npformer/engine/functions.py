@@ -1,8 +1,8 @@
-"""The functions of a Transformer, named as in torch.nn.functional. The backward function of each is below it.
+"""The functions of a Transformer, named as in torch.nn.functional. Each backward function is below its function.
 
-They take arrays with any leading axes, in float32 or float64, and return arrays of the same dtype. Only `linears` needs
-rows (T, in). Activations are in `activations.py`, attention in `attention.py`, layers in `layers/`,
-heads in `output_heads/`.
+Functions take arrays with any leading axes, in float32 or float64, and return arrays of the same dtype. Only `linears`
+needs rows (T, in). Activations are in `activations.py`, attention in `attention.py`, layers in `layers/`, heads in
+`output_heads/`.
 
 A backward function takes grad, the gradient of the loss with respect to the output, and returns the gradients dx, dW
 ... with respect to the inputs.
@@ -41,7 +41,7 @@ def constant_weights() -> Iterator[None]:
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """y = x W + b, (..., in) -> (..., out). weight (in, out) is the transpose of torch's.
+    """y = x W + b, (..., in) -> (..., out). weight (in, out) is the transpose of torch's weight.
 
     Inside a model, the bits of a row of y do not depend on the other rows of x.
     """
@@ -95,12 +95,12 @@ def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
         raise NpformerError(f"embedding: ids must be integers, got {ids.dtype}")
     if ids.size and not (ids.min() >= 0 and ids.max() < len(weight)):
         wrong = ids[(ids < 0) | (ids >= len(weight))].flat[0]
-        raise NpformerError(f"embedding: ids must lie in 0 ... {len(weight) - 1}, got {wrong}")
+        raise NpformerError(f"embedding: ids must be in 0 ... {len(weight) - 1}, got {wrong}")
     return weight[ids]
 
 
 class SparseRows(NamedTuple):
-    """The gradient of a table: values[i] (D,) for row ids[i], zeros for other rows. The ids are strictly increasing."""
+    """The gradient of a table: values[i] (D,) for row ids[i], and zeros for other rows. ids is strictly increasing."""
 
     ids: np.ndarray
     values: np.ndarray
@@ -209,10 +209,10 @@ def softmax(
 ) -> np.ndarray:
     """y_i = exp(x_i) / sum_j exp(x_j), computed from x - max(x) so that nothing overflows.
 
-    An element of -inf gives 0. As in torch, a slice with +inf, or with only -inf, gives NaN. total: function that sums
-    the exponentials, with the signature of numpy.sum.
+    An element of -inf gives 0. As in torch, a slice with +inf, or with only -inf, gives NaN. total: the function that
+    sums the exponentials, with the signature of numpy.sum.
     """
-    with np.errstate(all="ignore"):  # if the difference overflows to -inf, its exponential, 0, is still correct
+    with np.errstate(all="ignore"):  # a difference that overflows to -inf has the correct exponential, 0
         y = np.subtract(x, x.max(axis=axis, keepdims=True, initial=-np.inf), out=out)
         np.exp(y, out=y)
         y *= 1 / total(y, axis=axis, keepdims=True)
@@ -223,7 +223,7 @@ def softmax_backward(grad: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndar
     """Backward of `softmax`, from its output y: dx_i = y_i (grad_i - sum_j grad_j y_j)."""
     dx = grad * y
     np.subtract(grad, np.add.reduce(dx, axis=axis, keepdims=True), out=dx)
-    dx *= y  # fewer passes over memory than dx - y * sum
+    dx *= y  # this takes fewer passes over memory than dx - y * sum
     return dx
 
 
@@ -268,13 +268,13 @@ def cross_entropy(
     logits : (..., C) array
     targets : (...) integer array of classes 0 ... C - 1, or ignore_index
     ignore_index : int, the loss ignores targets with this value
-    label_smoothing : float e; the target gets probability 1 - e, and then every class gets e / C in addition
+    label_smoothing : float e; the target has probability 1 - e + e / C, and every other class has e / C
     reduction : "mean", "sum", or "none" for the loss of each target, which is 0 for ignored targets
-    log_probabilities : (..., C) array, optional, log_softmax(logits) if already computed
+    log_probabilities : (..., C) array, log_softmax(logits) if it is already computed, optional
 
     Returns
     -------
-    scalar, or (...) array for "none". If every target is ignored, the mean is NaN, as in torch.
+    scalar, or (...) array for "none". If all targets are ignored, the mean is NaN, as in torch.
 
     Raises
     ------
@@ -301,7 +301,7 @@ def cross_entropy(
     kept = targets != whole("cross_entropy: ignore_index", scalar(ignore_index), -(2**63), 2**63 - 1)
     if (outside := targets[kept & ((targets < 0) | (targets >= logits.shape[-1]))]).size:
         bounds = f"0 ... {logits.shape[-1] - 1} or be {ignore_index}"
-        raise NpformerError(f"cross_entropy: targets must lie in {bounds}, got {outside[0]}")
+        raise NpformerError(f"cross_entropy: targets must be in {bounds}, got {outside[0]}")
     log_probabilities = log_softmax(logits) if log_probabilities is None else log_probabilities
     if (shape := np.shape(log_probabilities)) != logits.shape:
         raise NpformerError(f"cross_entropy: log_probabilities: expected {logits.shape}, got {shape}")

@@ -1,4 +1,4 @@
-"""Masks, which are True for the keys that a query may attend to, and the softmax over those keys.
+"""Masks, which are True for the keys to which a query may attend, and the softmax over these keys.
 
 Attention Is All You Need (Vaswani et al., 2017), section 3.2.3. Next: `attention.py`.
 """
@@ -18,7 +18,7 @@ def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
     Parameters
     ----------
     lengths : (B,) integer array, number of tokens of each sequence
-    width : int, length of the padded sequences; max(lengths) unless given
+    width : int, length of the padded sequences, by default max(lengths)
 
     Examples
     --------

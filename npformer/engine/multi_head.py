@@ -41,7 +41,7 @@ def multi_head_attention_backward(
 ) -> tuple[np.ndarray, np.ndarray, dict[str, dict[str, np.ndarray]]]:
     """Backward of `multi_head_attention`: dx (T, D), dsource (S, D) and the gradients of the four linear layers.
 
-    In self-attention x and source are the same rows, and their gradient is dx + dsource.
+    In self-attention, x and source are the same rows, and the gradient of these rows is dx + dsource.
     """
     grad, d_output = linear_backward(stages.through_edit("output", grad), stages["combined"], **layers["output"])
     dq, dk, dv = attention.backward(stages.through_edit("combined", grad), stages)

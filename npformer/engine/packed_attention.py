@@ -35,7 +35,7 @@ class PackedAttention:
     """Concat(head_1, ..., head_H) of each text, (T, H K), (S, G K), (S, G K) -> (T, H K).
 
     Text i has lengths[i] queries, which attend to its source_lengths[i] keys. H / G query heads share each head of keys
-    and values; G = H except in grouped-query attention.
+    and values. G = H except in grouped-query attention.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class PackedAttention:
 
     def __call__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         n_keys, n_kv_heads = len(k), kv_heads(q, k, self.n_heads)
-        k, v = all_gather(k, v)  # threads may share a text, but each query attends to the whole text
+        k, v = all_gather(k, v)  # threads may share a text, but every query attends to the whole text
         source_lengths = self.source_lengths if len(k) == n_keys else np.array([len(k)])
         combined = np.empty_like(q)
         end = 0
@@ -62,7 +62,7 @@ class PackedAttention:
             context = _heads(combined[run.queries], run.n_texts, self.n_heads)  # a view of `combined`
             self._write(context, run, q_heads, k_heads, v_heads)
             end = run.queries.stop
-        if end < len(q):  # rows after the last text, added to speed up products
+        if end < len(q):  # rows after the last text, which were added to speed up products
             combined[end:] = 0
         return combined
 
@@ -85,7 +85,7 @@ class PackedAttention:
         return dq, dk, dv
 
     def _write(self, context: np.ndarray, run: Run, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
-        """Writes the heads of a run (N, H, L, K) to `context`, from its q (N, H, L, K), k and v (N, G, S, K)."""
+        """Computes the heads of a run from q (N, H, L, K), k and v (N, G, S, K). Writes to context (N, H, L, K)."""
         (_, n_heads, length, d_head), (n_texts, n_kv_heads, n_keys, _) = q.shape, k.shape
         formula, group = self.formula(run, self.scale_of(d_head)), n_heads // n_kv_heads
 

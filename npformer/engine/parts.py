@@ -1,4 +1,4 @@
-"""`Parts`: the parts of a whole model. A family builds them from a `Config`, and `transformer.py` calls them."""
+"""`Parts`: the parts of a whole model. A family builds the parts from a `Config`, and `transformer.py` runs them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from npformer.engine.output_heads.heads import Head, HiddenStates
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a model: embeddings, the layers that read them, and the head that reads the last layer.
+    """The parts of a model: the embeddings, the layers, and the head, which reads the output of the last layer.
 
     Parameters
     ----------
     embeddings : Embeddings
     stack : Stack, the layers of an encoder or of a decoder-only model
     head : Head or HiddenStates
-    decoder : Embeddings and Stack of the decoder of an encoder-decoder, optional; the head then reads its last layer
+    decoder : Embeddings and Stack of the decoder of an encoder-decoder, optional; the head then reads the decoder's
+        last layer
     start_id, end_id : int, the tokens with which a text of the decoder begins and ends, optional
     """
 

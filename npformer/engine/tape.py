@@ -1,8 +1,8 @@
-"""The stages of a forward pass, recorded for its backward pass. `Recording` stores stages, and `Stages` reads them.
+"""The stages of a forward pass, recorded for its backward pass. `Recording` stores the stages, and `Stages` reads them.
 
 Training thus differentiates the same forward pass that inference runs. An `Edit` changes a stage, for dropout or an
-ablation, and adds to the recording a pullback, which maps the gradient after the change to the gradient before it. A
-backward pass applies the pullbacks in `Stages.through_edit`.
+ablation, and adds a pullback to the recording. The pullback maps the gradient after the change to the gradient before
+the change. A backward pass applies the pullbacks in `Stages.through_edit`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from npformer.common.errors import NpformerError
 from npformer.engine.taps import listeners
 
 Pullback = Callable[[np.ndarray], np.ndarray]  # gradient after a change -> gradient before it
-Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> old array, pullback
+Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> (old array, pullback)s
 
 
 class UnknownDerivative(NpformerError):
-    """A gradient through a change is needed, but the derivative of the change is unknown."""
+    """Raised for a gradient through a change whose derivative is unknown."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Differentiable:
 class Edit(ABC):
     """A listener that changes stages and knows the derivative of each change. Open it before a `Recording`.
 
-    Several edits of one stage apply in the order in which they were opened, and their pullbacks in reverse order.
+    Several edits of one stage apply in the order in which they were opened. Their pullbacks apply in reverse order.
     """
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Stages:
     firing: int = 0
 
     def within(self, scope: str) -> Stages:
-        """The stages below a scope within this scope."""
+        """The stages below a scope that is inside this scope."""
         return replace(self, scope=f"{self.scope}{scope}.")
 
     def run(self, firing: int) -> Stages:
@@ -89,7 +89,7 @@ class Stages:
         return replace(self, firing=firing)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The array of a stage after all edits, which the later stages were computed from."""
+        """The array of a stage after all edits, from which later stages were computed."""
         return self.arrays[self.scope + name][self.firing]
 
     def made(self, name: str) -> np.ndarray:
@@ -98,7 +98,7 @@ class Stages:
         return changes[0][0] if changes else self[name]
 
     def through_edit(self, name: str, grad: np.ndarray) -> np.ndarray:
-        """Maps the gradient of a stage after its edits to the gradient before them.
+        """Maps the gradient of a stage after its edits to the gradient before its edits.
 
         Backward functions call this method for every stage.
         """
@@ -113,8 +113,8 @@ class Stages:
 class Recording:
     """A listener that records stages, and the changes made by edits, for backward passes.
 
-    unread: stages that are not recorded because no backward pass reads them; `transformer.unread` lists them.
-    keep_gradients: the backward pass stores the gradient of every stage in `gradients`, in the order of the pass.
+    unread: stages that are not recorded, because no backward pass reads them (`transformer.unread`). keep_gradients:
+    the backward pass stores the gradient of every stage in `gradients`, in the order of the pass.
     """
 
     unread: Container[str] = frozenset()

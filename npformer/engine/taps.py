@@ -1,6 +1,6 @@
-"""Named stages: `tap` names an array, `scope` prefixes names, `listen` observes arrays and may replace them.
+"""Named stages: `tap` names an array, `scope` prefixes names, and `listen` observes arrays and may replace them.
 
-Without a listener, a tap costs one lookup of a context variable and keeps no array alive. Traces
+Without a listener, a tap only looks up a context variable, and keeps no array alive. Traces
 (`interpret/traces.py`), edits (`interpret/edits.py`) and golden files (`golden/`) are listeners.
 """
 
@@ -31,7 +31,7 @@ def tap(name: str, array: np.ndarray) -> np.ndarray:
 
     Returns
     -------
-    array, unchanged without a listener
+    array, unchanged if there is no listener
 
     Examples
     --------
@@ -107,7 +107,7 @@ def listening() -> bool:
 
 
 def spare(array: np.ndarray) -> np.ndarray | None:
-    """Returns `array` if its memory may be reused for the next result, or None if a listener may have kept the array.
+    """Returns `array` if its memory may be reused for the next result, or None if a listener may have kept it.
 
     `softmax(scores, out=spare(scores))` saves an allocation. The caller must have created the array.
     """

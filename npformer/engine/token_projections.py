@@ -25,7 +25,7 @@ from npformer.engine.taps import scope, tap
 
 @dataclass(frozen=True)
 class ProjectedTokens(Embeddings):
-    """token + position, or with a projection token W + position, for rows of the tables.
+    """token + position, or token W + position with a projection, for rows of the tables.
 
     Parameters
     ----------

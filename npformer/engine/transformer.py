@@ -44,7 +44,7 @@ def forward(
 
 
 def forward_in_steps(weights: Mapping[str, Any], parts: Parts, batch: Batch) -> Steps[dict[str, np.ndarray]]:
-    """The same as `forward`, with a step for each layer. A model with a decoder takes one step."""
+    """Computes the same as `forward`, with a step for each layer. A model with a decoder takes one step."""
     if parts.decoder:
         return reread(weights, parts, batch)
     pooled_only = _reads_one_row(parts)
@@ -66,7 +66,7 @@ def _headed(
     head = parts.head
     read = tap("read", batch.read) if head.of_texts else batch.read
     if head.means:
-        [whole] = all_gather(x)  # threads may share the rows of a text; the first thread computes the answer
+        [whole] = all_gather(x)  # threads may share the rows of a text, and the first thread computes the answer
         lengths = batch.lengths if len(whole) == len(x) else np.array([len(whole)])
         return head(x, mean_rows(whole, lengths)[: len(read)], weights)
     return head(x, x if pooled_only else x[read], weights)
@@ -94,7 +94,7 @@ def backward(
 
 
 def _scattered(dx: np.ndarray | None, d_read: np.ndarray | None, x: np.ndarray, read: Any) -> np.ndarray:
-    """The gradient of all rows x: dx (None means zeros), with d_read added to the rows that the head reads."""
+    """The gradient of all rows x: dx (or zeros if it is None), with d_read added to the rows that the head reads."""
     if dx is None:
         dx = np.zeros_like(x)
         dx[read] = d_read
@@ -231,7 +231,7 @@ def _ends(parts: Parts, batch: Batch) -> np.ndarray:
 
 
 def _shifted(parts: Parts, batch: Batch) -> Batch:
-    """The texts that the decoder reads, with the start token added and the last token removed."""
+    """The texts that the decoder reads: the start token is added, and the last token is removed."""
     assert parts.start_id is not None
     return batch.shifted(parts.start_id)
 

@@ -59,7 +59,7 @@ class _Families(UserDict[str, Any]):
         return cast(Family, found)
 
 
-#: model_type -> "file.name" of the family, replaced by the family when it is first used.
+#: Maps each model_type to the "file.name" of its family, which the family replaces on first use.
 FAMILIES: MutableMapping[str, Family] = _Families(
     {
         "distilbert": "distilbert.DISTILBERT",
@@ -117,7 +117,7 @@ def has_base(model_type: str) -> bool:
 
 
 def names_head(data: Mapping[str, Any]) -> bool:
-    """Whether a config.json determines the head. Without a class in it, the family must have only a single class."""
+    """Whether a config.json determines the head. If it names no class, the family must have exactly one class."""
     family = named_family(data)
     if family is None:
         return True  # `read_config` rejects it
@@ -125,7 +125,7 @@ def names_head(data: Mapping[str, Any]) -> bool:
 
 
 def named_family(data: Mapping[str, Any]) -> Family | None:
-    """The family of a config.json, or None if npformer does not have this family."""
+    """The family of a config.json, or None for an unknown family."""
     name = data.get("model_type")
     return FAMILIES[name] if isinstance(name, str) and name in FAMILIES else None
 
@@ -166,7 +166,7 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
 
     head: the head to read, if a checkpoint has several. The default is the head of the class in `architectures`, or
     "base" without `architectures`. For example, BertForPreTraining has a masked-word head and a next-sentence head, and
-    is read with its masked-word head.
+    the masked-word head is read by default.
     """
     data = text_config(data)
     family = find_family(FAMILIES, data)
@@ -182,9 +182,9 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
 
 
 def unread_code(data: Mapping[str, Any], config: Config) -> str:
-    """A note for a checkpoint with its own model class, which may differ from npformer's; "" for other checkpoints.
+    """A note for a checkpoint with its own model class, which may compute differently; "" for other checkpoints.
 
-    Some checkpoints, such as Phi-3, were published with code before Transformers had the same model.
+    Some checkpoints, such as Phi-3, were published with their own code before Transformers had the same model.
     """
     code = own_code(data)
     if not code or CODE in family_of(config).reads:
@@ -195,5 +195,5 @@ def unread_code(data: Mapping[str, Any], config: Config) -> str:
 
 
 def write_config(config: Config) -> dict[str, Any]:
-    """The content of a Hugging Face config.json. Inverse of `read_config`."""
+    """Returns the content of a Hugging Face config.json. Inverse of `read_config`."""
     return family_of(config).write_config(config)

@@ -1,6 +1,6 @@
 """ALBERT (Lan et al., 2020): narrow tables with a projection, and layers that share their weights (section 3.1).
 
-Layers are numbered in the order of computation. One or more consecutive layers form a group with its own weights; in
+Layers are numbered in the order of computation. One or more consecutive layers form a group with its own weights. In
 the published models, a single layer runs twelve times or more. AlbertForPreTraining is read with its masked-word head.
 head="next-sentence" reads the sentence-order head (0: in order, 1: swapped), for which Transformers has no separate
 class.

@@ -1,8 +1,8 @@
 """BART (Lewis et al., 2020): Marian's layers, a norm after the embeddings, and learned positions that start at row 2.
 
-BartForConditionalGeneration, and BartModel with a tied table, generate text. For classification and question answering,
-the decoder reads the text again, shifted right, and the head reads the decoder's output. BartForCausalLM is only the
-decoder, a causal stack that does not use the cross-attention in the files.
+BartForConditionalGeneration generates text, and so does BartModel with a tied table. For classification and question
+answering, the decoder also reads the text, shifted right, and the head reads the decoder's output. BartForCausalLM is
+only the decoder, a causal stack that does not use the cross-attention weights in the files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOP = {
     "sequence-classification": {"pooler": "classification_head.dense", "head.output": "classification_head.out_proj"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: The head of a model with only a decoder, and the groups that are missing in the layers.
+#: The head of a model with only a decoder, and the groups that its layers lack.
 ALONE = "causal-lm"
 CROSSED = tuple(group for group in LAYER if group.startswith("cross_attention"))
 
@@ -117,7 +117,7 @@ BART = Bart(
         "BartForSequenceClassification": "sequence-classification",
         "BartForQuestionAnswering": "question-answering",
         "BartForCausalLM": ALONE,
-        "BartModel": "translation",  # as in facebook/bart-base, with the token table as projection to the vocabulary
+        "BartModel": "translation",  # as in facebook/bart-base, which projects with the token table
     },
     prefix="model.",
     special_tokens=SPECIAL_TOKENS,

@@ -21,7 +21,7 @@ from npformer.engine.norms.norm import Norm
 from npformer.engine.parts import Parts
 from npformer.families.building import embeddings_of, head_of, stack_of
 
-#: Hugging Face's name for an activation -> npformer's. If an activation has several names, the first name is written.
+#: Maps Hugging Face's names of activations to npformer's. If an activation has several names, the first is written.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -52,8 +52,8 @@ class UnknownClass(NpformerError):
 class TensorPart(NamedTuple):
     """The part of a tensor that stores one of several linear layers.
 
-    The tensor is divided into blocks along the axis of its outputs. Each block has some outputs of every layer, in
-    order.
+    The tensor is divided into blocks along the axis of its outputs. Each block contains some outputs of each layer in
+    turn.
     """
 
     number: int  # index of the layer
@@ -68,7 +68,7 @@ class TensorPart(NamedTuple):
         """Returns the outputs of this layer. With one block, the result is a view of the tensor."""
         rows = tensor.swapaxes(0, axis)
         unit, first = len(rows) // (self.blocks * sum(self.widths)), sum(self.widths[: self.number])
-        # Explicit sizes, because -1 is ambiguous for a tensor without columns.
+        # The sizes are explicit, because -1 is ambiguous for a tensor without columns.
         blocks = rows.reshape(self.blocks, len(rows) // self.blocks, *rows.shape[1:])
         own = blocks[:, first * unit : (first + self.widths[self.number]) * unit]
         return own.reshape(own.shape[0] * own.shape[1], *rows.shape[1:]).swapaxes(0, axis)
@@ -90,14 +90,14 @@ class TensorPart(NamedTuple):
 class Source(NamedTuple):
     """The location of an array in a file. Linear weights in files are (out, in), as in torch, unless `in_out`."""
 
-    names: tuple[str, ...]  # possible names of the tensor; the first name that is in the file is used
+    names: tuple[str, ...]  # possible names of the tensor; the first one in the file is used
     part: TensorPart | None = None  # the part of the tensor, if it stores several linear layers
     in_out: bool = False  # linear weights are (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # the tensor gets a leading axis of size 1 in a new file
     kernel: int = 0  # width of a convolution, whose tensor is (out, in, kernel); 0 means no convolution
     buffer: bool = False  # the tensor may have a leading axis of size 1, like a buffer of positions
-    apart: tuple[str, ...] = ()  # names of tensors with only this array, if tensors with a name in `names` have several
+    apart: tuple[str, ...] = ()  # names of tensors with only this array, if those in `names` have several
 
     @property
     def title(self) -> str:
@@ -109,7 +109,7 @@ class Source(NamedTuple):
         return self.apart + (self.names if self.part is None else ())
 
     def to_linear(self, array: Any) -> Any:
-        """Converts a linear weight from a file to (in, out), and a convolution to W_1, ..., W_K stacked vertically."""
+        """Converts a linear weight from a file to (in, out), and a convolution to the stacked W_1, ..., W_K."""
         if self.in_out:
             return array
         if self.kernel and array.ndim == 3 and array.shape[-1] == self.kernel:
@@ -123,7 +123,7 @@ class Source(NamedTuple):
         return array.reshape(self.kernel, -1, array.shape[1]).T if self.kernel else array.T
 
     def found_in(self, tensors: Container[str]) -> tuple[str, Source]:
-        """The name of the tensor with the array, and the source that locates the array in this tensor."""
+        """Returns the name of the tensor with the array, and the source that locates the array in this tensor."""
         for name in self.apart:
             if name in tensors:
                 return name, Source((name,))
@@ -131,16 +131,16 @@ class Source(NamedTuple):
 
 
 class PieceOrder(NamedTuple):
-    """Differences between the token ids of a family and the order of pieces in a SentencePiece file, as in fairseq."""
+    """Differences between token ids and the order of pieces in a SentencePiece file, as in fairseq."""
 
-    first: tuple[tuple[str, float], ...] = ()  # role or name, and score, of pieces before the pieces of the file
+    first: tuple[tuple[str, float], ...] = ()  # pieces before those of the file, as (role or name, score)
     dropped: int = 0  # number of pieces at the beginning of the file that are replaced by `first`
     last: tuple[str, ...] = ()  # pieces after the pieces of the file
-    sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>; their number may be configured
+    sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>; a config may change their number
 
 
 AS_IN_THE_FILE = PieceOrder()
-#: In `Family.stages`: the last stage of a layer. The config decides whether it is a sum or a norm.
+#: In `Family.stages`, the last stage of a layer. The config determines whether this stage is a sum or a norm.
 LAYER_OUTPUT = "layers.*"
 
 
@@ -149,11 +149,11 @@ class Family:
     """The properties of a family of checkpoints.
 
     A subclass reads and writes config.json, and locates each array. A subclass without new fields is not a dataclass,
-    because generating the methods of a dataclass adds a millisecond to every start.
+    because a dataclass adds a millisecond to every start.
     """
 
     model_type: str
-    architectures: Mapping[str, str]  # class -> npformer's head; if classes have the same head, the first is written
+    architectures: Mapping[str, str]  # class -> npformer's head; the first class with a head is written
     constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config that are the same for all checkpoints
     prefix: str = ""  # prefix of the encoder's tensor names; optional in a model without a head
     stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> output stage, or LAYER_OUTPUT
@@ -169,7 +169,7 @@ class Family:
     writes: str = "translation"  # task of encoder-decoder models
     tokenizer_pieces: bool = False  # the tokenizer is read from SentencePiece files, not from tokenizer.json
     scales_queries: bool = False  # Transformers scales queries before it calls its attention function
-    unheard: tuple[str, ...] = ()  # stages that differ in Transformers, although the attention weights are equal
+    unheard: tuple[str, ...] = ()  # stages that differ from Transformers, although the attention weights are equal
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Family:
         return first(self.architectures, config.head)
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
-        """The number of layers in a config.json, or 0 if it is unknown, for a check before memory is allocated."""
+        """The number of layers in a config.json, for a check before memory is allocated; 0 if the number is unknown."""
         return 0
 
     def head_of(self, data: Mapping[str, Any]) -> str:
@@ -221,7 +221,7 @@ class Family:
     def named_head(self, data: Mapping[str, Any]) -> str | None:
         """The head of the class in config.json, "base" if config.json names no class, or None for an unknown class.
 
-        The class may be from another framework, such as TFBertModel, because the weights have the same head.
+        The class may be from another framework, such as TFBertModel, because its weights have the same head.
         """
         architectures = data.get("architectures")
         if not architectures:
@@ -260,7 +260,7 @@ class Family:
         return embeddings_of(config, self.norm(config), config.vocab_size)
 
     def stack(self, config: Config) -> Stack:
-        """The stack of an encoder or of a decoder-only model. By default, it has the layers of BERT."""
+        """The stack of an encoder or of a decoder-only model. By default, the stack has the layers of BERT."""
         return stack_of(config, self.norm(config))
 
     def head_groups(self, head: str) -> Collection[str]:
@@ -270,7 +270,7 @@ class Family:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
-        """npformer's flat name of each array -> its source in a file. arrays: flat name -> (group, name)."""
+        """Returns the source of each array in a file, by npformer's flat name. arrays: flat name -> (group, name)."""
         raise NotImplementedError
 
     def part(self, config: Config, groups: Sequence[str], group: str) -> TensorPart:
@@ -300,12 +300,12 @@ class Family:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
-        """Stage or pattern that had dropout when the family was originally trained -> one of the given rates."""
+        """Returns one of the given rates for each stage or pattern that had dropout in the original training."""
         raise NotImplementedError
 
 
 def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Reads fields of config.json. fields: npformer's name -> name in config.json and default (... if required)."""
+    """Reads fields of config.json. fields: npformer's name -> name in config.json, and default (... if required)."""
     values = {}
     for ours, (theirs, default) in fields.items():
         if default is ... and theirs not in data:
@@ -359,7 +359,8 @@ def read_text_ids(data: Mapping[str, Any]) -> dict[str, Any]:
     """The start token, the end tokens of generated texts, and the padding token.
 
     Each of these tokens may be missing. An id without a row in the embedding table counts as missing. For example, a
-    small GPT2Config has the ids of the large vocabulary, and Llama's first checkpoints have a padding token of -1.
+    GPT2Config with a small vocabulary still has the ids of the large one, and Llama's first checkpoints have a padding
+    token of -1.
     """
     start = _tokens("bos_token_id", data)
     return {"start_id": next(iter(start), None), "end_ids": _tokens("eos_token_id", data), "pad_id": read_padding(data)}

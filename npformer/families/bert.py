@@ -38,7 +38,7 @@ def layers(prefix: str) -> dict[str, str]:
 
 
 def stages(prefix: str) -> dict[str, str]:
-    """Module without weights -> stage, for the modules of BERT's encoder under a prefix."""
+    """Module without weights -> stage, for BERT's encoder under a prefix."""
     return {
         f"{prefix}encoder.layer.*.attention.self": "layers.*.attention.combined",
         f"{prefix}encoder.layer.*.attention": "layers.*.attention_norm",

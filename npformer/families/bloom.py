@@ -1,6 +1,6 @@
 """BLOOM (BigScience Workshop, 2022): ALiBi, a norm after the embeddings, and query, key and value fused as in GPT-NeoX.
 
-BLOOM uses the tanh approximation of GELU. For BLOOM, Transformers rounds sqrt(2 / pi) in this formula to eight digits.
+BLOOM uses the tanh approximation of GELU, in which Transformers rounds sqrt(2 / pi) to eight digits.
 A head for whole texts reads the last token that is not padding.
 """
 
@@ -15,7 +15,7 @@ from npformer.engine.mechanisms import Alibi
 from npformer.families.encoder_table import DECODER_HEADS, decoder_classes
 from npformer.families.interleaved import Interleaved
 
-#: Older name of a field -> its current name.
+#: Maps older names of fields to current names.
 OLDER = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 
 

@@ -1,4 +1,4 @@
-"""Builders of the parts that most families share: embeddings, stacks and heads of a `Config`."""
+"""Builds the parts that most families share, from a `Config`: embeddings, stacks and heads."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def decoder_layer_of(
 
 
 def with_output_norms(stack: Stack, norm: Norm) -> Stack:
-    """The stack with a norm of each block's output."""
+    """Adds a norm of each block's output to a stack."""
     layers = [
         replace(layer, blocks=tuple((name, Normed(block, norm)) for name, block in layer.blocks))
         for layer in stack.layers
@@ -87,8 +87,8 @@ def decoder_stack_of(config: Config, norm: Norm) -> Stack:
 def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias: bool = True) -> Head | HiddenStates:
     """The head with this name.
 
-    groups: the groups of weights of the head, which determine whether it has a pooler or a transform. bias: whether the
-    last layer of the head has a bias.
+    groups: the groups of weights of the head, which determine whether the head has a pooler or a transform. bias:
+    whether its last layer has a bias.
     """
     of_texts = head in POOLED_HEADS
     pooler = Pooler(ACTIVATIONS[config.pooler]) if "pooler" in groups else None
@@ -108,5 +108,5 @@ def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias:
 
 
 def _width(config: Config, head: str) -> int:
-    """The input width of the head's linear layer: that of the token table if the head predicts tokens, else d_model."""
+    """The input width of the head's linear layer: the width of the token table if it predicts tokens, else d_model."""
     return config.table_width if head in ("masked-lm", "causal-lm") else config.d_model

@@ -1,7 +1,7 @@
 """DeBERTa-v2 and -v3 (He et al., 2021 and 2023): BERT's layers with disentangled attention.
 
-Distances between tokens have their own table, which every layer projects to keys, to queries, or to both. The published
-models have no position table and no token type table.
+Distances between tokens have a separate table, which every layer projects to keys, to queries, or to both. The
+published models have no position table and no token type table.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Deberta(EncoderTable):
 
 
 def _convolution(data: Mapping[str, Any]) -> InputConvolution | None:
-    """The convolution of the largest models."""
+    """The convolution, which only the largest models have; None for other models."""
     width = checks.whole("conv_kernel_size", data.get("conv_kernel_size", 0), 0, MOST)
     if not width:
         return None

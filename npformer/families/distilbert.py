@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., 2019): BERT without token types and, in the base model, without a pooler."""
+"""DistilBERT (Sanh et al., 2019): BERT without token types. The base model has no pooler."""
 
 from __future__ import annotations
 

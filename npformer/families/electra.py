@@ -1,7 +1,7 @@
 """ELECTRA (Clark et al., 2020): BERT without a pooler. In some sizes, the tables are narrower than the layers.
 
-The generator has the masked-word head. The discriminator has the replaced-token head, and is the base of the remaining
-heads.
+The generator has the masked-word head. The discriminator has the replaced-token head, and all other heads use the
+discriminator.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ SIZES = {
     "max_length": "max_position_embeddings",
 }
 
-#: Head -> stages that the head reads with dropout, for BERT and most of its successors.
+#: Head -> stages with dropout that the head reads, for BERT and most of its successors.
 READ = {
     "sequence-classification": "pooled",
     "multiple-choice": "pooled",
@@ -69,14 +69,14 @@ class EncoderTable(Family):
     usual_activation: str = "gelu"  # default of that field
     eps: str = ""  # field of config.json with the eps of norms; "" means always 1e-12
     token_types: str = ""  # field of config.json with the number of token types; "" means no token type table
-    padding: str = ""  # field of config.json with the padding token, if positions begin after its id; "" otherwise
+    padding: str = ""  # field of config.json with the padding token, if positions begin after its id, else ""
     layer_groups: str = ""  # field of config.json with the number of groups that share weights; "" means no sharing
-    group_layers: str = ""  # field of config.json with the number of layers per group; module names then have two `*`
-    always_projected: bool = False  # a projection follows the tables even if they are as wide as the layers
+    group_layers: str = ""  # field of config.json with the layers per group; if set, module names have two `*`
+    always_projected: bool = False  # a projection follows the tables even if the tables are as wide as the layers
     encoder: Mapping[str, str]  # group -> module
-    heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; heads without a class cannot be written
+    heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; a head without a class cannot be written
     ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding
-    usual: Mapping[str, Any] = field(default_factory=dict)  # required fields that files may omit -> value if missing
+    usual: Mapping[str, Any] = field(default_factory=dict)  # required field that files may omit -> value if missing
     in_out: tuple[str, ...] = ()  # suffixes of modules with weights (in, out)
     modules: Mapping[str, str] = field(default_factory=dict)  # group -> module in Transformers, if files differ
     settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED that are also written
@@ -109,9 +109,8 @@ class EncoderTable(Family):
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         """As in `Family`.
 
-        `tie_weights_` is ignored, because in Transformers only `tie_word_embeddings` has an effect.
-        `sinusoidal_pos_embds` is ignored, because a checkpoint stores sinusoidal positions in the same way as learned
-        positions.
+        `tie_weights_` is ignored, because only `tie_word_embeddings` has an effect in Transformers.
+        `sinusoidal_pos_embds` is ignored, because checkpoints store sinusoidal positions like learned positions.
         """
         head, data = head or self.head_of(data), {**self.usual, **data}
         reject_other(data, {**SUPPORTED, **self.settings, **self.supported.get(head, {})})
@@ -132,7 +131,7 @@ class EncoderTable(Family):
         if fields.get("d_embedding") == fields["d_model"] and not self.always_projected:
             fields["d_embedding"] = 0  # no projection
         if self.layer_groups:
-            runs = fields["n_layers"]  # in config.json, this is how many times a group runs
+            runs = fields["n_layers"]  # in config.json, n_layers is the number of times that a group runs
             groups = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
             layers = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
             fields |= {"n_layers": runs * layers, "sharing": Sharing(groups, layers)}
@@ -158,7 +157,7 @@ class EncoderTable(Family):
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
         """Whether attention is causal. In a family of encoders, a next-token head requires `is_decoder`.
 
-        With `is_causal` False, a decoder is used as an encoder, as in gte-Qwen2. Encoders ignore `is_causal`, as in
+        If `is_causal` is False, a decoder is used as an encoder, as in gte-Qwen2. Encoders ignore `is_causal`, as in
         Transformers.
         """
         given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
@@ -182,7 +181,7 @@ class EncoderTable(Family):
         return causal
 
     def named_head(self, data: Mapping[str, Any]) -> str | None:
-        """As in `Family`. A decoder with `is_causal` False predicts no next token, so its head is not read."""
+        """As in `Family`, but without the head of a decoder with `is_causal` False, which predicts no next token."""
         head = super().named_head(data)
         sees_later = "causal" in self.constants and data.get("is_causal") is False
         return "base" if sees_later and head == "causal-lm" else head
@@ -192,7 +191,7 @@ class EncoderTable(Family):
         return count if type(count) is int and count <= MOST else 0  # `read_config` rejects larger values
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
-        """Fields of `Config` that only this subclass reads, and that `write_config` of the subclass must write."""
+        """Fields of `Config` that only this subclass reads. Its `write_config` must write the same fields."""
         return {}
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -241,7 +240,7 @@ class EncoderTable(Family):
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         modules, sources, tensors = self._modules(config, head), {}, dict[tuple[str, str], list[str]]()
-        for group, module in modules.items():  # one tensor may have several groups of a layer
+        for group, module in modules.items():  # one tensor may contain several groups of a layer
             tensors.setdefault((_layer(group), module), []).append(group)
         for ours, (group, array) in arrays.items():
             if group not in modules:
@@ -269,7 +268,7 @@ class EncoderTable(Family):
         return self.in_layer(self.modules[pattern], config, int(layer or 0)) if pattern in self.modules else ""
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
-        """Each group that a model with this head can have -> its module."""
+        """Returns group -> module, for all groups that are possible with this head."""
         modules = {}
         for ours, theirs in {**self.encoder, **self.heads[head]}.items():
             for layer in range(config.n_layers) if "*" in ours else [0]:
@@ -325,10 +324,10 @@ def _has_window(own: Mapping[str, Any]) -> bool:
 
 
 def usual_length(positions: int) -> dict[str, int]:
-    """The longest text if config.json does not state it, as in Transformers. No table has this size."""
+    """The default length of the longest text, as in Transformers. No table has this size."""
     return {SIZES["max_length"]: positions}
 
 
 def _layer(group: str) -> str:
-    """The number of the layer with a group, or "" if the group is outside the layers."""
+    """The number of the layer that contains a group, or "" for a group outside the layers."""
     return group.split(".")[1] if group.startswith("layers.") else ""

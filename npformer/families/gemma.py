@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025): Llama's layers with different norms and scaled embeddings.
+"""Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025): Llama's layers with other norms and scaled embeddings.
 
 RMSNorm multiplies by 1 + weight. Token rows are multiplied by sqrt(D), rounded to the training dtype in config.json:
 for 3072 columns, 55.5 in bfloat16 instead of 55.43. Gemma 2 also normalizes the output of each block, applies soft caps
@@ -115,8 +115,8 @@ class Gemma2(Gemma):
 class Gemma3(Gemma2):
     """The family of Gemma 3 for text: head norms replace soft caps, and local layers have their own rotary base.
 
-    With `use_bidirectional_attention`, as in EmbeddingGemma, attention is not causal, and a token attends to half of
-    the window on either side.
+    With `use_bidirectional_attention`, as in EmbeddingGemma, attention is not causal, and half of the window is on
+    either side of a token.
     """
 
     kinds = (ZeroCentredHeadNorm, Rotary, Window)
@@ -203,7 +203,7 @@ GEMMA = kin_of_llama(
     Gemma, "gemma", decoder_classes("Gemma", answers=False), CONSTANTS, usual=usual_length(8192), **SHARED
 )
 ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
-#: Group -> module, for norms with a new name, or with a name that Llama uses for a different norm.
+#: Group -> module, for norms that Llama does not have, or whose names denote a different norm in Llama.
 NORMS = {
     "layers.*.attention.output_norm": "model.layers.*.post_attention_layernorm",
     "layers.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",

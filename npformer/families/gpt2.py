@@ -2,8 +2,8 @@
 
 The linear layers are Conv1D with weights (in, out), and query, key and value are stored in one tensor. A head for whole
 texts reads the last token that is not padding, which is the only token that attends to the whole text.
-GPT2DoubleHeadsModel is read with its next-token head; head="multiple-choice" reads its other head. If `mc_token_ids` is
-not given, Transformers computes the multiple-choice head from the last column, even if that is padding.
+GPT2DoubleHeadsModel is read with its next-token head, and head="multiple-choice" reads its other head. Without
+`mc_token_ids`, Transformers computes the multiple-choice head from the last column, even if it is padding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class Gpt2(EncoderTable):
-    """The family of GPT-2. Earlier versions of Transformers stored masks in each layer, which are ignored."""
+    """The family of GPT-2. The masks that earlier versions of Transformers stored in each layer are ignored."""
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         inner = data.get("n_inner")

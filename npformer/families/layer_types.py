@@ -22,7 +22,7 @@ def read_layer_types(kinds: Any, n_layers: int) -> tuple[int, ...]:
 
 def check_layer_types(data: Mapping[str, Any], config: Config) -> None:
     """Raises NpformerError if the layer types in a config.json do not match the model."""
-    from npformer.engine.mechanisms import Window  # imported late, because most models have no layer_types
+    from npformer.engine.mechanisms import Window  # imported here, because most models have no layer_types
 
     if (mlps := data.get("mlp_layer_types")) is not None and mlps != ["dense"] * config.n_layers:
         raise NpformerError(f"mlp_layer_types: expected 'dense' for each of {config.n_layers} layers, got {mlps!r:.80}")

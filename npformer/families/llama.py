@@ -109,12 +109,12 @@ class Llama(EncoderTable):
         )
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """The frequencies in files of earlier versions of Transformers, such as those of Llama 2."""
+        """The frequencies in files that earlier versions of Transformers wrote, such as the files of Llama 2."""
         return frozenset(f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.n_layers))
 
 
 class Mistral(Llama):
-    """Llama with a window in every layer, of a token itself and the `sliding_window` - 1 tokens before it."""
+    """Llama with a window in every layer: the token itself and the `sliding_window` - 1 tokens before it."""
 
     answering_prefix = "model."
     kinds: tuple[type[Mechanism], ...] = (Rotary, Window)
@@ -191,7 +191,7 @@ def window_size(mechanisms: tuple[Any, ...]) -> int | None:
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The layers with a window, if any: as listed in `layer_types`, or by default all from `max_window_layers` on."""
+    """The layers with a window: the layers listed in `layer_types`, or by default all from `max_window_layers` on."""
     if not checks.boolean("use_sliding_window", data.get("use_sliding_window", False)):
         return ()
     if data.get("sliding_window", 4096) is None:
@@ -232,7 +232,7 @@ def kin_of_llama(
 ) -> Llama:
     """Creates a family similar to Llama.
 
-    constants, encoder: the entries that differ from those of Llama. A group with module "" is removed.
+    constants, encoder: the entries that differ from Llama's. A group with module "" is removed.
     """
     settings: dict[str, Any] = {
         "activation": "hidden_act",

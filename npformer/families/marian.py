@@ -23,7 +23,7 @@ from npformer.families.base import (
 )
 from npformer.families.vaswani import Transformer
 
-#: npformer's field -> field of config.json and default (... if the field is required or `Marian.ids` has the default).
+#: npformer's field -> field of config.json, and default (... if the field is required or `Marian.ids` has its default).
 FIELDS = {
     "vocab_size": ("vocab_size", ...),
     "d_model": ("d_model", ...),
@@ -70,7 +70,7 @@ class Marian(Transformer):
     scales_outside: bool = False  # Transformers' embedding module does not multiply by sqrt(d_model)
 
     def completed(self, config: Config) -> tuple[str, ...]:
-        """The stages that Transformers completes outside a module, by scaling the module's output or adding a bias."""
+        """The stages that Transformers completes outside a module: it scales the module's output or adds a bias."""
         tokens = ("embeddings.token",) if self.scales_outside and config.scale_embedding else ()
         return (*tokens, "logits") if config.head == "translation" else tokens
 
@@ -123,7 +123,7 @@ class Marian(Transformer):
                     found[ours] = Source(("final_logits_bias",), leading=True)
             elif rest == "embeddings.token":
                 names = (f"model.{side}.embed_tokens.weight",)
-                # Transformers stores tied tables once, as "shared", and other tables separately.
+                # Transformers stores tied tables once, under the name "shared", and other tables separately.
                 both = shared + names if config.tied else names + shared
                 found[ours] = Source(both if side == "encoder" else names)
             elif rest == "embeddings.position":

@@ -91,7 +91,7 @@ def _theta(data: Mapping[str, Any], kind: str, old: str, default: float) -> floa
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The local layers: as listed in `layer_types`, or by default all except regularly spaced global layers."""
+    """The local layers: the layers listed in `layer_types`, or by default all except regularly spaced global layers."""
     every = checks.whole("global_attn_every_n_layers", data.get("global_attn_every_n_layers", 3), 1, MOST)
     kinds = data.get("layer_types")
     if kinds is None:
@@ -110,7 +110,7 @@ def _rotary(theta: float) -> tuple[Rotary, ...]:
 
 
 def _steps(local: tuple[int, ...], n_layers: int) -> dict[str, int]:
-    """The spacing of global layers, for versions of Transformers without layer_types; {} if it is irregular."""
+    """The spacing of global layers, for versions of Transformers without layer_types; {} for irregular spacing."""
     every = next((each for each in range(1, n_layers + 1) if except_first(each, n_layers) == local), None)
     return {} if every is None else {"global_attn_every_n_layers": every}
 

@@ -1,8 +1,7 @@
 """Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated feed-forward networks and no biases in layers.
 
-There are two formats of config.json and tensor names, used by checkpoints on the hub and by Transformers 5. In files
-written by Transformers 5, config.json is in the format of Transformers, but the tensors have the names used on the hub.
-Code from the hub is never run.
+Checkpoints on the hub and Transformers 5 use two different formats of config.json and of tensor names. Transformers 5
+writes config.json in its own format, but the tensors with the names used on the hub. Code from the hub is never run.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ HUB = {
     "max_position_embeddings": "n_positions",
     "layer_norm_eps": "layer_norm_epsilon",
 }
-#: Required values in the hub's format. The code on the hub has different defaults.
+#: Required values in the hub's format. The code on the hub has other defaults.
 EXPECTED = {
     "activation_function": "swiglu",
     "qkv_proj_bias": False,
@@ -37,8 +36,8 @@ EXPECTED = {
     "mlp_fc2_bias": False,
     "rotary_emb_fraction": 1.0,
 }
-#: Supported values of optional fields. Fields for experts come first, because models with experts also differ in other
-#: fields.
+#: Supported values of optional fields. Fields for experts are first, because models with experts also differ in other
+#: fields, and the error must name the experts.
 SUPPORTED = {
     "moe_every_n_layers": 0,
     "num_experts": 0,
@@ -106,7 +105,7 @@ def _as_transformers(data: Mapping[str, Any]) -> dict[str, Any]:
     renamed = {ours: data[theirs] for ours, theirs in HUB.items() if data.get(theirs) is not None}
     width, rows = checks.whole("n_embd", data["n_embd"], 1, MOST), data.get("vocab_size")
     multiple = checks.whole("pad_vocab_size_multiple", data.get("pad_vocab_size_multiple", 1), 1, MOST)
-    if rows is not None:  # the number of rows is rounded up to a multiple
+    if rows is not None:  # round the number of rows up to a multiple
         renamed["vocab_size"] = -(-checks.whole("vocab_size", rows, 1, MOST) // multiple) * multiple
     rope = {"rope_type": "default", "rope_theta": data.get("rotary_emb_base", 10_000.0)}
     defaults = {"pad_token_id": None, "layer_norm_eps": 1e-5, "intermediate_size": 4 * width}

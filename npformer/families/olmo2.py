@@ -1,4 +1,4 @@
-"""OLMo 2 (Team OLMo, 2024): Llama's layers with a norm after each block instead of before it.
+"""OLMo 2 (Team OLMo, 2024): Llama's layers, with a norm after each block instead of before each block.
 
 Y = X + Normalize(Attention(X)) and Z = Y + Normalize(FFN(Y)) (2 OLMo 2 Furious, equations 1 and 2). Queries and keys
 are normalized over all heads at once.

@@ -1,8 +1,7 @@
 """OPT (Zhang et al., 2022): causal stacks with positions that start at row 2, as in BART.
 
-Norms come before the blocks. The model with 350M parameters is an exception, with norms after the blocks, no final
-norm, and a token table that is narrower than the layers. A head for whole texts reads the last token that is not
-padding.
+Norms come before the blocks. Only the model with 350M parameters has norms after the blocks, no final norm, and a token
+table that is narrower than the layers. A head for whole texts reads the last token that is not padding.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Opt(EncoderTable):
             "final_norm": first and not removed,
             "bias": checks.boolean("enable_bias", data.get("enable_bias", True)),
             "padding_idx": read_padding({**self.ids, **data}),
-            "max_length": checks.whole(LENGTH, data[LENGTH], 1, MOST),  # without the two rows before position 0
+            "max_length": checks.whole(LENGTH, data[LENGTH], 1, MOST),  # does not count the two rows before position 0
         }
 
     def write_config(self, config: Config) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4 (Abdin et al., 2024): Llama's layers with fused weights. Some models rotate only part of each head.
 
 One tensor contains query, key and value in this order, and another tensor contains the gate projection and the up
-projection. Models for long texts change the rotary frequencies (`LongRope`; older files call it "su" or "yarn").
+projection. Models for long texts change the rotary frequencies (`LongRope`, which older files call "su" or "yarn").
 """
 
 from __future__ import annotations

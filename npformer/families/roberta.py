@@ -19,7 +19,8 @@ SPECIAL_TOKENS = {
     "mask_token": "<mask>",
 }
 
-#: After four special tokens, an id of XLM-RoBERTa is the index of the piece in the file plus 1. <mask> is the last id.
+#: After four special tokens, an id of XLM-RoBERTa is 1 more than the index of the piece in the file. <mask> is the last
+#: id.
 XLM_PIECES = PieceOrder(
     first=(("cls_token", 0.0), ("pad_token", 0.0), ("sep_token", 0.0), ("unk_token", 0.0)),
     dropped=3,

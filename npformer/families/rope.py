@@ -68,7 +68,7 @@ def write_partial_rotary(rotary: Rotary, d_head: int) -> dict[str, Any]:
 
 
 def longest(rotary: Rotary) -> dict[str, int]:
-    """The field `max_length` of `Config` for dynamic scaling, because config.json has the length before the scaling."""
+    """The field `max_length` of `Config` for dynamic scaling. config.json has only the length before the scaling."""
     return {"max_length": rotary.scaling.longest} if isinstance(rotary.scaling, Dynamic) else {}
 
 
@@ -137,7 +137,7 @@ _READERS: dict[Any, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Scalin
 }
 
 
-#: Scaling -> its rope_type, and field of config.json -> field of the scaling.
+#: Maps each scaling to its rope_type and to a mapping from fields of config.json to fields of the scaling.
 _WRITTEN: dict[type[Scaling], tuple[str, dict[str, str]]] = {
     Linear: ("linear", {"factor": "factor"}),
     Dynamic: ("dynamic", {"factor": "factor"}),
@@ -179,6 +179,6 @@ def _numbers(name: str, given: Mapping[str, Any], field: str) -> tuple[float, ..
 
 
 def _original(given: Mapping[str, Any], data: Mapping[str, Any]) -> int:
-    """The number of positions in training before the scaling, by default `max_position_embeddings`."""
+    """The number of positions in training, before the scaling. The default is `max_position_embeddings`."""
     value = given.get(ORIGINAL) or data.get(ORIGINAL) or data.get(LENGTH)
     return checks.whole(ORIGINAL, value, 1, MOST)

@@ -2,8 +2,8 @@
 
 These models are pre-norm stacks with RMSNorm, without biases or position tables. Each stack has a table of relative
 biases, which all its layers add to the scores. Scores are not divided by sqrt(K). T5 scales rows by 1 / sqrt(D) before
-the projection to the vocabulary; v1.1 and mT5 do not scale rows, and have gated feed-forward networks. The base model
-is only the encoder, as in sentence-t5 and GTR.
+the projection to the vocabulary. v1.1 and mT5 do not scale rows, and their feed-forward networks are gated. The base
+model is only the encoder, as in sentence-t5 and GTR.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TOP = {
     "token-classification": {"head.output": "classifier"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: Heads of classes with the model in a module "transformer".
+#: Heads of classes in which the model is in a module "transformer".
 WITHIN = ("sequence-classification", "token-classification")
 #: Block of a layer -> module.
 BLOCKS = {"attention": "SelfAttention", "cross_attention": "EncDecAttention", "ffn": "DenseReluDense"}
@@ -190,7 +190,7 @@ class T5Family(Transformer):
         return name.removeprefix(self.prefix)
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """As in `Family`: the relative biases of cross-attention, and `lm_head` and the decoder if unused."""
+        """As in `Family`: the relative biases of cross-attention, and `lm_head` and the decoder if they are unused."""
         unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
         return frozenset({unused, "lm_head.weight"} if config.decoder else {"decoder.*", "lm_head.weight"})
 
@@ -215,7 +215,7 @@ def _read_bias(data: Mapping[str, Any]) -> RelativeBias:
 def _modules(group: str, head: str, config: Config) -> list[str]:
     """The modules that may contain the weights of a group. The first module is written."""
     if group == "head.output" and head == "translation" and not config.tied:
-        return ["lm_head", "shared"]  # as in Transformers 5, the token table replaces a missing lm_head
+        return ["lm_head", "shared"]  # the token table replaces a missing lm_head, as in Transformers 5
     if group in TOP[head]:
         return [TOP[head][group]]
     side, _, rest = group.partition(".")

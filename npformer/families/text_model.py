@@ -1,7 +1,7 @@
 """The text model of a checkpoint for images and text: Gemma 3 with 4B or more parameters.
 
-Its config.json describes the text model in `text_config`, without fields that have default values. The tensors of the
-text model have a longer prefix. The files also contain a vision model, which npformer does not read.
+The config.json of such a checkpoint describes the text model in `text_config`, without fields that have default values.
+The tensors of the text model have a longer prefix. The files also contain a vision model, which npformer does not read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """State dicts of torch's nn.Transformer, its encoder, decoder and layers, and nn.MultiheadAttention.
 
-The state dict may be that of the torch module itself, or of your own model that contains the module, with embeddings
-and a head. A small config.json next to the state dict has the sizes that a state dict does not contain;
-`TorchModules.read_config` lists the fields. The field `modules` maps npformer's groups to the modules of your model.
+The state dict may be from the torch module itself, or from your own model that contains the module, with embeddings and
+a head. A small config.json next to the state dict gives the sizes that the state dict does not contain.
+`TorchModules.read_config` lists its fields. The field `modules` maps npformer's groups to the modules of your model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLASSES = (
     "nn.TransformerDecoderLayer",
     "nn.MultiheadAttention",
 )
-#: Torch classes that have the weights of a single layer at the top of the state dict, without embeddings.
+#: Torch classes whose state dict contains the weights of a single layer at the top level, without embeddings.
 ONE_LAYER = ("nn.TransformerEncoderLayer", "nn.TransformerDecoderLayer", "nn.MultiheadAttention")
 
 #: npformer's field -> field of config.json and its default (... if required).
@@ -67,7 +67,7 @@ OTHERS = (
     "dtype",
 )
 
-#: Last part of a group's name -> name in torch's enclosing module; "" means that the group is not a separate module.
+#: Last part of a group's name -> name in torch's enclosing module, or "" if the group is not a separate module.
 NAMES = {
     "attention": "self_attn",
     "attention_norm": "norm1",
@@ -176,7 +176,7 @@ def _decoder(fields: dict[str, Any], data: Mapping[str, Any], torch_class: objec
 
 
 def module(group: str, config: Config) -> str:
-    """The name in the state dict for a group of weights, or for a prefix of groups. `*` stands for any layer.
+    """The name in the state dict of a group of weights, or of a prefix of groups. `*` stands for any layer.
 
     >>> module("encoder.layers.*.attention", TORCH_MODULES.read_config({"d_model": 4, "n_heads": 2, "d_ffn": 8}, None))
     'encoder.layers.*.self_attn'

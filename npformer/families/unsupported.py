@@ -1,4 +1,4 @@
-"""Checks for unsupported features in config.json, before weights are read or downloaded.
+"""Rejects unsupported features in config.json, before weights are read or downloaded.
 
 A family that supports one of these features lists its field in `Family.reads`.
 """
@@ -47,16 +47,16 @@ MISSING = {
     "xlnet": "relative positions of Transformer-XL",
 }
 
-#: Field that can change the result -> the value that has no effect.
+#: Maps each field that can change the result to the value that has no effect.
 FIELDS = {
     "position_embedding_type": "absolute",
     "attention_type": "original_full",
     "rope_scaling": None,
     "rope_parameters": None,
 }
-#: Field that describes quantized weights -> the method, if the field does not name a method.
+#: Maps each field that describes quantized weights to the default name of the method.
 QUANTIZATION = {"quantization_config": "bitsandbytes", "quantization": "MLX"}
-#: After fine-tuning with quantized weights (QLoRA), folders with plain weights still have the settings of this method.
+#: After fine-tuning with quantized weights (QLoRA), a folder with plain weights still has the settings of this method.
 MAY_BE_PLAIN = "bitsandbytes"
 CODE = "auto_map"  # field that names the classes in the code of a checkpoint
 

@@ -43,7 +43,7 @@ class Transformer(Family):
         return None
 
     def weights(self, config: Config, head: str) -> dict[str, Group]:
-        """As in `Family`. The weights of a single layer or attention of torch are outside a stack."""
+        """As in `Family`. The weights of torch's single layers and single attentions are not in a stack."""
         if not config.torch_class.endswith(("Layer", "Attention")):
             return super().weights(config, head)
         parts = self.build(config if config.n_layers or config.decoder else replace(config, n_layers=1), head)
@@ -64,7 +64,7 @@ class Transformer(Family):
 
 
 def check_one_end(config: Config) -> None:
-    """Raises NpformerError for a classifier without a decoder, or with any number of end tokens other than 1."""
+    """Raises NpformerError for a classifier without a decoder, or without exactly one end token."""
     ends = config.decoder.end_ids
     if config.head == "sequence-classification" and not config.decoder:
         raise NpformerError(
@@ -78,5 +78,5 @@ def check_one_end(config: Config) -> None:
 
 
 def residual_rates(rate: float) -> dict[str, float]:
-    """Dropout rates as in the 2017 paper, section 5.4, for the output of each block and the sums of embeddings."""
+    """Dropout rates for the output of each block and for the sums of embeddings, as in the 2017 paper, section 5.4."""
     return {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.output": rate}

@@ -1,8 +1,8 @@
-"""Generation of targets for sources, or of texts after prompts: greedy search, sampling and beam search.
+"""Generates targets for sources, or texts after prompts, with greedy search, sampling or beam search.
 
-This file has `generate`, `stream`, and `generating`, which runs in steps between which other work can run (`steps.py`).
-The loops are in `decoding.py`, the state of a model in `state.py`, the choice of tokens in `logits.py` and
-`processors.py`, the settings in `settings.py`, and cached keys and values in `kv_cache.py`.
+This file has `generate`, `stream` and `generating`, which runs in steps so that other work can run between steps
+(`steps.py`). `decoding.py` has the loops, `state.py` the state of a model, `logits.py` and `processors.py` the choice
+of tokens, `settings.py` the settings, and `kv_cache.py` the cached keys and values.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from npformer.generation.state import PromptState, Seq2SeqState, State
 
 __all__ = ["Hypothesis", "Settings", "Stream", "cross_attentions", "generate", "padded_targets", "stream"]
 
-TOGETHER = 256  # maximum texts generated together: enough for fast products, with about 60 MB of logits
-KEPT = 1 << 30  # maximum bytes of cached keys and values of texts that are generated together
+TOGETHER = 256  # maximum number of texts generated together: enough for fast products, with about 60 MB of logits
+KEPT = 1 << 30  # maximum bytes of cached keys and values for the texts that are generated together
 STATES: dict[str, type[State]] = {"translation": Seq2SeqState, "causal-lm": PromptState}
 
 
@@ -45,8 +45,8 @@ def generate(
 
     Beam search returns the best text first, and sampling returns the texts in the order of their draws. The bits of a
     text do not depend on the other sources. A sampled text depends on the seed and on its index in the list. For
-    RoBERTa, positions are the same as in a forward pass; in Transformers 5, `generate` begins at row 0 of the position
-    table unless positions are given.
+    RoBERTa, positions are the same as in a forward pass, whereas in Transformers 5, `generate` begins at row 0 of the
+    position table unless positions are given.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ def generate(
         token
     output_scores : bool, return the log probabilities of tokens
     output_attentions : bool, return the cross-attention weights of each layer of a Seq2Seq
-    stopping : function from the tokens (R, L) so far, including prompts and padded with -1 on the left, to a mask (R,)
-        of the texts that end here
+    stopping : function from the tokens (R, L) so far, which include prompts and are padded with -1 on the left, to a
+        mask (R,) of the texts that end here
     settings : fields of `Settings`, with the names of Transformers; defaults come from generation_config.json
 
     Returns
@@ -89,7 +89,7 @@ def generating(
     stopping: Stopping | None = None,
     **settings: Any,
 ) -> Steps[list[list[Hypothesis]]]:
-    """`generate` in steps. A step reads some sources or prompts, or generates one more token of each text."""
+    """Runs `generate` in steps. A step reads some sources or prompts, or generates one more token of each text."""
     kind = _kind(model)
     if output_attentions and not model.config.decoder:
         raise NpformerError("output_attentions: only an encoder-decoder has cross-attention; use npformer.trace")
@@ -151,7 +151,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
 
 
 class Stream:
-    """A text that is generated token by token, which can be iterated over only once.
+    """A text that is generated token by token. It can be iterated over only once.
 
     Parameters
     ----------
@@ -160,8 +160,8 @@ class Stream:
     Attributes
     ----------
     ids : list of the tokens so far
-    likely : with the setting logprobs, list of `Best`, (1, 1 + logprobs) each: a token and the most likely tokens at
-    its position
+    likely : with the setting logprobs, a list of `Best` of shape (1, 1 + logprobs), each with a token and the most
+        likely tokens at its position
 
     Raises
     ------
@@ -189,7 +189,7 @@ class Stream:
 
 
 def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None = None) -> np.ndarray:
-    """Targets in the format of Transformers, (B, L), with the start token, padded on the right."""
+    """Returns targets in the format of Transformers, (B, L), with the start token and padding on the right."""
     width = max(len(each.ids) for each in hypotheses) + 1
     table = np.full((len(hypotheses), width), pad_id or 0)
     table[:, 0] = start_id
@@ -201,7 +201,7 @@ def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int 
 def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
     """The cross-attention weights (H, L, S) of each decoder layer, from target tokens `ids` (L,) to source tokens.
 
-    The weights are computed in one pass over the whole target, with the same bits as when computed token by token.
+    One pass over the whole target computes the weights, with the same bits as token by token.
     """
     heard = []
 
@@ -228,8 +228,8 @@ def _kind(model: BaseModel) -> type[State]:
 def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, Any]) -> dict[Settings, list[int]]:
     """Settings -> the indices of the texts with these settings.
 
-    Texts have different settings if their lengths depend on the number of tokens `before` the generated text. For
-    sampling without a seed, a random seed is drawn.
+    Texts have different settings if their maximum lengths depend on the number of tokens `before` the generated text.
+    For sampling without a seed, a random seed is drawn.
     """
     seed, found = int(np.random.SeedSequence().generate_state(1)[0]), dict[Settings, list[int]]()
     for count in dict.fromkeys(before):
@@ -244,7 +244,7 @@ def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, An
 
 
 def _together(model: BaseModel, settings: Settings, longest: int) -> int:
-    """The number of sources or prompts to process together."""
+    """Returns the number of sources or prompts to process together."""
     most = KEPT // _cached_bytes(model, settings, longest)
     return max(1, min(TOGETHER // settings.num_beams, most))
 
@@ -252,7 +252,7 @@ def _together(model: BaseModel, settings: Settings, longest: int) -> int:
 def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
     """Bytes of the cached keys and values of a text with max_new_tokens. before: number of tokens in its prompt.
 
-    Raises NpformerError if there are more bytes than the limit `cache` of the model.
+    Raises NpformerError if the bytes exceed the model's limit `cache`.
     """
     stack: Decoder | Config = model.config.decoder or model.config
     rows = before + settings.num_beams * settings.max_new_tokens
@@ -280,5 +280,5 @@ def _joined(steps: Iterator[Step], count: int) -> Steps[list[list[Hypothesis]]]:
 
 
 def joined(likely: Sequence[Best]) -> Best | None:
-    """Concatenates the most likely tokens of each step, (1, n), into (L, n). Returns None without steps."""
+    """Concatenates the most likely tokens of each step, (1, n), into (L, n). Returns None for no steps."""
     return Best(*map(np.concatenate, zip(*likely, strict=True))) if likely else None

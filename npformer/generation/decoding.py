@@ -24,12 +24,12 @@ Stopping = Callable[[np.ndarray], np.ndarray]  # tokens with prompts (R, L) -> w
 
 @dataclass
 class Hypothesis:
-    """A generated text: ids, with the end token but without the prompt or start token, and scores."""
+    """A generated text: its scores and its ids, which include the end token but not the prompt or start token."""
 
     ids: np.ndarray  # (L,)
     score: float | None = None  # beam search: log probability / length ** length_penalty
     token_scores: np.ndarray | None = None  # (L,) log probabilities of the tokens
-    likely: Best | None = None  # (L, 1 + logprobs) each token and the most likely tokens at its position, if requested
+    likely: Best | None = None  # (L, 1 + logprobs), each token and the most likely tokens at its position, if requested
     cross_attentions: list[np.ndarray] = field(default_factory=list)  # (H, L, S) for each layer, if requested
 
 
@@ -57,8 +57,8 @@ def greedy_or_sample(
 ) -> Iterator[Step]:
     """Greedy search or sampling, step by step.
 
-    group: for each text, a pair: the index of its source, and the text's number among those generated from that source.
-    Random draws depend on these indices. Texts that have ended are no longer computed.
+    group: a pair for each text: the index of its source, and its number among the texts generated from that source.
+    Random draws depend on these numbers. Texts that have ended are no longer computed.
     """
     ids, processors = run.prompts, Processors(settings, run.prompts.shape[1])
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
@@ -66,7 +66,7 @@ def greedy_or_sample(
     while True:
         logits = run.step(ids[:, -1])
         with run.model.cores():
-            table = None if settings.logprobs is None else log_softmax(logits)  # the settings change the logits below
+            table = None if settings.logprobs is None else log_softmax(logits)  # before the settings change the logits
             if settings.do_sample:
                 tokens, scores = _sample(logits, ids, processors, [draws[i] for i in alive])
             else:
@@ -84,7 +84,7 @@ def greedy_or_sample(
 
 
 def _likely(table: np.ndarray, tokens: np.ndarray, count: int) -> Best:
-    """The chosen tokens (R, 1) and the `count` most likely tokens, with their log probabilities from table (R, V)."""
+    """The chosen tokens (R, 1), then the `count` most likely tokens, with log probabilities from table (R, V)."""
     best_tokens, values = top(table, count) if count else (tokens[:, :0], table[:, :0])
     chosen = np.take_along_axis(table, tokens, axis=1)
     return Best(np.concatenate([tokens, best_tokens], axis=1), np.concatenate([chosen, values], axis=1))
@@ -101,7 +101,7 @@ def _ended(ids: np.ndarray, settings: Settings, stopping: Stopping | None) -> np
 def _sample(
     logits: np.ndarray, ids: np.ndarray, processors: Processors, draws: Sequence[np.random.Generator]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A sampled token for each row, (R, 1), with its log probability."""
+    """Samples a token for each row, (R, 1). Also returns its log probability."""
     processors(ids, logits)
     check_choice(logits.max(axis=1))
     narrow(logits, processors.settings)
@@ -125,15 +125,15 @@ class Beams:
     ids: np.ndarray  # (B, b, L), prompt or start token first
     scores: np.ndarray  # (B, b) log probabilities of the whole targets
     token_scores: np.ndarray  # (B, b, L) log probabilities of the new tokens
-    ended: list[list[Hypothesis]]  # the best b finished targets of each text, with the best first
+    ended: list[list[Hypothesis]]  # the best b finished targets of each text, best first
 
 
 def beam_search(run: State, settings: Settings, stopping: Stopping | None = None) -> Steps[list[list[Hypothesis]]]:
-    """The best b = num_beams texts of each source or prompt, with the best first, in steps of one token.
+    """Finds the best b = num_beams texts of each source or prompt, best first, in steps of one token.
 
     As in Transformers, the best max(2, 1 + number of end tokens) * b continuations of all beams are candidates. The
-    best b unfinished candidates continue. A finished candidate among the best b is kept if it is among the b finished
-    targets with the best scores.
+    best b unfinished candidates continue. A finished candidate among the best b candidates is kept if its score is
+    among the b best of all finished targets.
     """
     (n, width), b = run.prompts.shape, settings.num_beams
     processors, dtype = Processors(settings, width), run.model.dtype
@@ -209,7 +209,7 @@ def _is_finished(ended: list[Hypothesis], best_running: float, length: int, sett
 
     The search also ends at the maximum length and, with early_stopping True, when enough targets have ended. A running
     target is judged by its current score and length, although the score could still improve. With early_stopping
-    "never" and a positive length penalty, the maximum length is used instead, which gives an upper bound.
+    "never" and a positive length penalty, it is judged by the maximum length instead, which gives an upper bound.
     """
     if length >= settings.max_new_tokens:
         return True

@@ -1,6 +1,6 @@
-"""The key-value cache of a decoder, with keys and values of earlier rows and of sources.
+"""The key-value cache of a decoder: the keys and values of earlier rows and of sources.
 
-A step has the same bits as a pass over the whole target. `attention.masked_attention` explains why.
+A step gives the same bits as a pass over the whole target. `attention.masked_attention` explains why.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from npformer.engine.runtime.sums import TERMS
 from npformer.engine.runtime.threads import parallel_for
 from npformer.engine.taps import listening, tap
 
-REPLAYED = 1 << 18  # maximum numbers in the keys of a layer to replay attention; with more, products dominate
+REPLAYED = 1 << 18  # maximum size of a layer's keys for replayed attention; beyond it, products dominate the time
 NO_WEIGHTS: dict[str, Any] = {}
 _replays = Replays()  # shared by all models, because attention has no weights
 
-STEPS = 32  # number of steps to allocate initially; each later allocation is 1.5 times larger
+STEPS = 32  # number of steps in the first allocation; each later allocation is 1.5 times as large
 
 
 class BeamAncestry:
@@ -38,11 +38,11 @@ class BeamAncestry:
 
     `mask` (B, 1, beams, room) is True where a row belongs to a beam; `room` is the number of allocated columns. The
     rows of the beams of a text are interleaved. When beams are reordered, only the mask changes, and rows do not move.
-    A column has a row of one beam from one step, and free columns are at the end.
+    A column contains a row of one beam from one step. Free columns are at the end.
 
-    The rows of a prompt come first. Whole groups of TERMS rows are stored once, in the first `front` columns; the
-    remaining rows are stored once per beam, like the rows that are added in steps. The rows of a beam thus form the
-    same groups as in a pass over its whole text.
+    The rows of a prompt come first. Whole groups of TERMS rows are stored once, in the first `front` columns. The
+    remaining rows are stored once per beam, like the rows that steps add. The rows of a beam therefore form the same
+    groups as in a pass over its whole text.
     """
 
     def __init__(self, n_beams: int, prompts: np.ndarray) -> None:
@@ -50,7 +50,7 @@ class BeamAncestry:
         self.n_beams = n_beams
         self.whole = prompts // TERMS * TERMS  # number of rows of each prompt in whole groups
         self.front = int(self.whole.max(initial=0))
-        self.ends = prompts - self.whole  # number of rows of each beam after the front, by text
+        self.ends = prompts - self.whole  # number of prompt rows of each beam after the front, by text
         self.mask = np.zeros((len(prompts), 1, n_beams, self.front + STEPS * n_beams), bool)
         self.mask[..., : self.front] = (np.arange(self.front) < self.whole[:, None])[:, None, None]
         of_beam = np.repeat(np.arange(TERMS), n_beams) < self.ends[:, None]
@@ -80,7 +80,7 @@ class BeamAncestry:
 
     @property
     def width(self) -> int:
-        """The number of columns to compute: those in use, padded to a multiple of VECTOR unless there is a listener."""
+        """The number of columns to compute: the columns in use, padded to a multiple of VECTOR without a listener."""
         return self.length if listening() else min(self.length + -self.length % VECTOR, self.room)
 
     def admitted(self, width: int, mechanisms: Sequence[Mechanism]) -> np.ndarray:
@@ -145,9 +145,9 @@ def _grown(length: int, n_beams: int) -> int:
 class SelfAttentionCache:
     """A cache of keys (B, G, K, room) and values (B, G, room, K) of the rows of texts, with interleaved beams.
 
-    room: number of allocated columns. reach: the greatest distance between a row and a key that it reads; None without
-    a window. With a window, the first `skipped` columns, which are rows of prompts, are not stored. These columns fill
-    whole groups of TERMS, so results have the same bits without them.
+    room: number of allocated columns. reach: the largest distance between a row and a key that it reads; None without a
+    window. With a window, the first `skipped` columns, which are rows of prompts, are not stored. The skipped columns
+    are whole groups of TERMS, so the results have the same bits without these columns.
     """
 
     ancestry: BeamAncestry
@@ -221,7 +221,7 @@ class SelfAttentionCache:
             self.values[text, :, rest] = np.repeat(values[0, :, whole:], line.n_beams, axis=-2)
 
     def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the first keys and values of a single text with one beam, (count, G K) each; 0 where skipped."""
+        """Copies the first keys and values of a single text with one beam, (count, G K) each; 0 for skipped rows."""
         own = count - self.skipped
         found = np.zeros((2, count, *self.keys.shape[1:3]), self.keys.dtype)
         found[0, self.skipped :] = self.keys[0, :, :, :own].transpose(2, 0, 1)
@@ -230,7 +230,7 @@ class SelfAttentionCache:
         return keys, values
 
     def has_rows(self, count: int) -> bool:
-        """Whether the cache has all the rows that are needed to continue after the first `count` rows."""
+        """Whether the cache has all rows that a continuation after the first `count` rows needs."""
         return self.reach is None or not self.skipped or count - self.reach >= self.skipped
 
     def _make_room(self, like: np.ndarray) -> None:
@@ -253,7 +253,7 @@ class SelfAttentionCache:
 class CrossAttentionCache:
     """A cache of keys (B, H, K, S) and values (B, H, S, K) of the source of each text, shared by the text's beams.
 
-    Adjacent texts share a block if their sources fill the same number of vectors, to keep padding small.
+    Adjacent texts share a block if their sources fill the same number of vectors, which keeps padding small.
     """
 
     n_beams: int
@@ -303,7 +303,7 @@ class CrossAttentionCache:
 class PromptRows:
     """A cache that collects the keys and values of whole prompts in a layer, (T, G K) each, in one or several passes.
 
-    Attention is computed as without a cache. Several passes are possible only for a single prompt.
+    Attention is the same as without a cache. Several passes are possible only for a single prompt.
     """
 
     def __init__(self, total: int) -> None:
@@ -350,7 +350,7 @@ class KVCache:
         self.ancestry.step(parents)
 
     def keep(self, texts: np.ndarray) -> None:
-        """Keeps only the texts with these indices (B',), because the other texts are finished."""
+        """Keeps only the texts with these indices (B',). The other texts are finished."""
         self.ancestry.keep(texts)
         for own, of_source in zip(self.own, self.of_source, strict=True):
             own.keep(texts)
@@ -375,7 +375,7 @@ def _attend(
     """Attention of the beams of each text to its keys and values, (B * beams, H K) -> (B * beams, H K).
 
     blocks: rows of q with the keys (B, G, K, S), values (B, G, S, K) and mask of their texts. keep(heads) stores new
-    keys and values of some heads; it is called in the thread that reads them next, so that they are in the cache of its
+    keys and values of some heads. The thread that reads them next calls keep, because they are then in the cache of its
     core. front: number of leading columns that all beams of a text read. terms: terms that mechanisms add to the
     scores.
     """
@@ -401,7 +401,7 @@ def _attend(
                 context[:, own] = masked_attention(
                     *q_k_v, mask, TERMS * beams, front, adding(terms, (slice(None), own), *q_k_v[:2], scale)
                 )
-            else:  # BLAS would split groups of this length into several blocks
+            else:  # BLAS would split sums of this length into several blocks
                 _attend_apart(*q_k_v, mask, context[:, own], terms, own)
 
     parallel_for(attend, n_kv_heads, nanoseconds=0.4 * size)

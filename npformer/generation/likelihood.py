@@ -1,4 +1,4 @@
-"""`perplexity` measures how well a model predicts the tokens of a text. Long texts are read in windows."""
+"""`perplexity` measures how well a model predicts the tokens of a text. It reads long texts in windows."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Perplexity:
     Parameters
     ----------
     log_probability : sum of the natural logarithms of the probabilities of tokens
-    tokens : number of predicted tokens, which are all tokens except the first
-    words, bytes : number of words separated by white space, and number of UTF-8 bytes, in the whole text
+    tokens : number of predicted tokens: all tokens except the first
+    words, bytes : number of words (separated by white space) and number of UTF-8 bytes in the whole text
 
     Examples
     --------
@@ -61,7 +61,7 @@ class Perplexity:
         return -self.log_probability / self.bytes / math.log(2)
 
     def _of(self, count: int) -> float:
-        with np.errstate(over="ignore"):  # can overflow for a word of many unlikely tokens
+        with np.errstate(over="ignore"):  # a word of many unlikely tokens can overflow
             return float(np.exp(np.float64(-self.log_probability / max(count, 1))))
 
     def __float__(self) -> float:
@@ -114,7 +114,7 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
     >>> model = npformer.Model(config, npformer.training.initialize(config))
     >>> model.tokenizer = Tokenizer(models.WordLevel({"to": 0, "be": 1, "or": 2, "not": 3, "?": 4}, unk_token="?"))
     >>> model.tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    >>> print(npformer.perplexity(model, "to be or not to be"))  # of new weights, about one in the vocabulary
+    >>> print(npformer.perplexity(model, "to be or not to be"))  # with new weights, about the size of the vocabulary
     perplexity 5.10... per token, 3.88... per word, 1.57... per byte   0.65... bits per byte   5 tokens, 6 words, 18
     bytes
     """
@@ -135,7 +135,7 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
 
 
 def windows(length: int, width: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """Yields windows of at most `width` tokens, as (first token, end, number of new tokens before the end)."""
+    """Yields windows of at most `width` tokens, as (first token, end, number of new tokens at the end)."""
     before = 1  # the first token is not predicted
     for first in range(0, length, step):
         end = min(first + width, length)

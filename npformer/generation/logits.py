@@ -1,7 +1,7 @@
-"""Chooses next tokens from the rows of a decoder, by projection to the vocabulary and a search for the best tokens.
+"""Chooses next tokens from the rows of a decoder: projects the rows to the vocabulary and finds the best tokens.
 
-A row of logits takes a quarter of a megabyte with a typical vocabulary. Only as many rows as fit in the cache of a core
-are therefore processed at a time.
+With a typical vocabulary, a row of logits takes a quarter of a megabyte. Rows are therefore processed a few at a time,
+so that they fit in the cache of a core.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
     """The k best tokens after the ids (R, L) of each row, with their log probabilities under the settings.
 
     As in beam search in Transformers, logits are normalized, then processed and, with renormalize_logits, normalized
-    again. Bans leave the scores of the remaining tokens unchanged. If there are only bans, the logits are therefore
+    again. Bans do not change the scores of other tokens. If the settings request only bans, the logits are therefore
     normalized only once, before or after the bans.
     """
     s = processors.settings
@@ -85,7 +85,7 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
 
 
 def _normalizer(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two terms that are subtracted in log_softmax, (R, 1) each: the maximum, and log sum exp(score - maximum)."""
+    """The two terms that log_softmax subtracts, (R, 1) each: the maximum, and log sum exp(score - maximum)."""
     highest = scores.max(axis=1, keepdims=True)
     shifted = scores - highest
     np.exp(shifted, out=shifted)
@@ -93,7 +93,7 @@ def _normalizer(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: bool) -> Best:
-    """The best token after the ids of each row, with its log probability if `scored`, otherwise with 0."""
+    """The best token after the ids of each row. Its log probability is computed if `scored`, and is otherwise 0."""
 
     def work(rows: slice) -> tuple[np.ndarray, np.ndarray]:
         some = logits[rows]
@@ -110,7 +110,7 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
 
 
 def check_choice(scores: np.ndarray) -> None:
-    """Raises NpformerError for a best score of -inf, when the settings ban all tokens, and for NaN or +inf."""
+    """Raises NpformerError if the best score is -inf, which means that all tokens are banned, NaN or +inf."""
     if (scores == -np.inf).any():
         raise NpformerError("settings: expected an allowed next token; the settings ban all tokens, or a forced token")
     if not np.isfinite(scores).all():
@@ -120,8 +120,8 @@ def check_choice(scores: np.ndarray) -> None:
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The indices and values (R, k) of the k largest elements of each row (R, V), in descending order, then by index.
 
-    A row is reshaped to a table and read once, because the k largest elements are in the k columns with the largest
-    maxima.
+    Each row is reshaped to a table and read only once, because the k columns with the largest maxima contain the k
+    largest elements.
     """
     rows, width = scores.shape
     columns = width // 64

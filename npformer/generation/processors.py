@@ -1,8 +1,8 @@
 """Changes to the scores of the next token: biases, bans, forced tokens, penalties, and the limits of sampling.
 
 Functions change scores (R, V) in place, or return a mask (R, V) of the tokens to ban. ids (R, L) are the tokens of each
-row so far, beginning with the prompt or the start token. Negative ids pad shorter rows on the left. The changes are
-made in the same order as in Transformers.
+row so far, beginning with the prompt or the start token. Negative ids pad shorter rows on the left. Changes are made in
+the same order as in Transformers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from npformer.engine.functions import log_softmax, softmax
 from npformer.generation.settings import Settings
 
-TOP_H = 100  # number of the most likely tokens among which top_h chooses
+TOP_H = 100  # number of most likely tokens from which top_h chooses
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
@@ -149,7 +149,7 @@ def narrow(scores: np.ndarray, settings: Settings) -> None:
 
 
 def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
-    """Masks all tokens except the most likely tokens, up to a total entropy of top_h * H; never masks the best token.
+    """Masks all tokens except the most likely tokens with a total entropy of at most top_h * H, and the best token.
 
     H is the entropy of the distribution over the TOP_H most likely tokens. Potraghloo et al., 2025: Top-H decoding.
     """
@@ -161,7 +161,7 @@ def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
 
 
 def outside_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
-    """Masks all tokens except the fewest most likely tokens with a total probability of at least top_p.
+    """Masks all tokens except the smallest set of most likely tokens with a total probability of at least top_p.
 
     Holtzman et al., 2020: nucleus sampling.
     """

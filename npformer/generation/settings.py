@@ -1,6 +1,6 @@
 """`Settings`: generation settings with the names of Transformers, from the caller and generation_config.json.
 
-Settings that neither of these sources has take the defaults of `generate` in Transformers.
+Other settings have the defaults of `generate` in Transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npformer.config import Config, Decoder
 
 FILE = "generation_config.json"
 
-#: Ignored settings. Most of them affect only the form of the output, caches or speed.
+#: Ignored settings. Most affect only the form of the output, caches or speed.
 IGNORED = frozenset({
     "_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states",
     "output_scores", "output_logits", "return_dict_in_generate", "bos_token_id", "cache_implementation",
@@ -39,16 +39,16 @@ def _moved(search: str) -> str:
 BANS = "use bad_words_ids, suppress_tokens or sequence_bias to control tokens"
 SPECULATION = "speculative decoding is not implemented"
 STREAMS = "the method stream yields tokens as they are chosen"
-#: Name of a length in new tokens -> older name of a length that includes the prompt.
+#: Maps the name of a length in new tokens to the older name of a length that includes the prompt.
 LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 MOST = 2**31
 MOST_LOGPROBS = 1000
 
 TIME = "results would depend on speed; use max_new_tokens"
-HARMLESS = (SPECULATION, TIME)  # settings that are unsupported for these reasons do not affect which tokens are chosen
+HARMLESS = (SPECULATION, TIME)  # reasons that do not affect which tokens are chosen
 UNHEARD = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # ids above the vocabulary have no effect
 
-#: Unsupported setting -> values that have no effect, and the reason.
+#: Maps each unsupported setting to the values that have no effect, and the reason.
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "encoder_repetition_penalty": ((None, 1.0), "repetition_penalty applies to the generated text"),
     "encoder_no_repeat_ngram_size": ((None, 0), "no_repeat_ngram_size applies to the generated text"),
@@ -76,8 +76,8 @@ RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (0, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
 }  # fmt: skip
-#: Settings that only sampling reads. Folders for greedy decoding may store values that are out of range, such as vLLM's
-#: top_k of -1.
+#: Settings that only sampling reads. Folders for greedy decoding may store values out of range, such as vLLM's top_k of
+#: -1.
 SAMPLING = (*("temperature", "top_k", "top_p", "top_h", "min_p"), *("typical_p", "epsilon_cutoff", "eta_cutoff"))
 
 
@@ -93,8 +93,8 @@ class Settings:
     num_beams: int = 1
     num_return_sequences: int = 1
     length_penalty: float = 1.0  # the score of a finished target is its log probability / length ** length_penalty
-    # True: stop at num_beams finished targets. False: stop when better targets are unlikely. "never": stop when they
-    # are impossible.
+    # True: stop at num_beams finished targets. False: stop when better targets are unlikely. "never": stop when better
+    # targets are impossible.
     early_stopping: bool | str = False
     do_sample: bool = False
     temperature: float = 1.0
@@ -106,7 +106,7 @@ class Settings:
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
     seed: int | None = None
-    # pairs of a sequence of ids and a bias, added to the score of the last id if the other ids precede it
+    # pairs (sequence of ids, bias); the bias is added to the score of the last id if the other ids precede it
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
@@ -115,7 +115,7 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before the penalty, and its factor
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before the penalty, and the factor
     renormalize_logits: bool = False
     logprobs: int | None = None  # number of most likely tokens to return with each chosen token
 
@@ -177,7 +177,7 @@ class Settings:
             raise NpformerError(f"num_beams: {self.num_beams} is too large for a vocabulary of {vocabulary}")
 
 
-#: Names that a caller may use: names of fields, and Transformers' names of ids and older names of lengths.
+#: Names that a caller may use: the names of fields, and Transformers' names of ids and older names of lengths.
 NAMES = (
     *(each.name for each in fields(Settings) if each.name not in ("start_id", "end_ids", "pad_id")),
     "decoder_start_token_id", "eos_token_id", "pad_token_id", "max_length", "min_length",
@@ -187,9 +187,9 @@ NAMES = (
 def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], prompt: int | None = None) -> Settings:
     """Merges settings: `given` settings take precedence over `stored_settings`, which take precedence over defaults.
 
-    None counts as not given. prompt: number of tokens before the first generated token, such as the start token of a
-    translation; None if unknown, which means 1. The older lengths max_length and min_length, which include these
-    tokens, are accepted. A minimum above the maximum is accepted too, as in Transformers.
+    A value of None counts as not given. prompt: number of tokens before the first generated token, such as the start
+    token of a translation; None if unknown, which means 1. The older lengths max_length and min_length, which include
+    these tokens, are accepted. A minimum above the maximum is also accepted, as in Transformers.
     """
     path, found = stored_settings(folder)
     stored, notes = usable(found, config, config.max_length + 1 - (prompt or 1))
@@ -211,7 +211,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
 
 
 def _with_rows(stored: dict[str, Any], rows: int) -> dict[str, Any]:
-    """The settings of a folder, without end tokens that have no row in the table and thus cannot occur."""
+    """The settings of a folder, without end tokens that cannot occur because they have no row in the table."""
     ends = stored.get("eos_token_id")
     several: list[Any] = ends if isinstance(ends, list) else [ends]
     if ends is None or not all(type(each) is int for each in several):
@@ -266,7 +266,7 @@ def _settings(config: Config, values: dict[str, Any], prompt: int) -> Settings:
 def _check_keys(config: Config, prompt: int, new: int) -> None:
     """Raises NpformerError if generating `new` tokens would change the rotations of the prompt's keys.
 
-    The last new token is never read, so the longest text that is read has prompt + new - 1 tokens.
+    The model never reads the last new token, so the longest text that it reads has prompt + new - 1 tokens.
     """
     for last in (each.same_until(prompt) for each in chain(*config.layer_kinds)):
         if last is not None and prompt + new - 1 > last:
@@ -296,8 +296,8 @@ def usable(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The settings of a folder that a model can use, and a note for each setting that is ignored or limited.
 
-    Files often have settings for other libraries or for a larger model. A call may replace these settings. room:
-    maximum number of new tokens, to which a stored max_new_tokens is limited.
+    Files often have settings for other libraries or for a larger model. The arguments of a call may replace these
+    settings. room: maximum number of new tokens, which limits a stored max_new_tokens.
     """
     found, notes = dict(settings), {}
     for name, value in settings.items():
@@ -326,13 +326,13 @@ def _below(ids: Sequence[Any], vocabulary: int) -> list[Any]:
 
 
 def _own_ends(config: Config) -> tuple[int, ...]:
-    """The end tokens of a config that can occur in a text, or all of them if none can, for an error message."""
+    """The end tokens that can occur in a text, or all end tokens if none of them can, for an error message."""
     ends = (config.decoder or config).end_ids
     return tuple(_below(ends, config.n_outputs)) or ends
 
 
 def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Updates values with the given ones. A length has two names (`LENGTHS`). A given length replaces both."""
+    """Overrides values with the given values. A length has two names (`LENGTHS`), and a given length replaces both."""
     replaced = {each for names in LENGTHS.items() if given.keys() & set(names) for each in names}
     return {**{name: value for name, value in values.items() if name not in replaced}, **given}
 

@@ -1,7 +1,7 @@
-"""The state of a model while it generates several texts at once; `decoding.py` advances it token by token.
+"""The state of a model that generates several texts at once. `decoding.py` advances the state token by token.
 
 `Seq2SeqState` generates targets for sources, and `PromptState` continues prompts. The rows of a batch are the num_beams
-texts of the first source or prompt, then those of the second, and so on.
+texts of the first source or prompt, then the texts of the second, and so on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, Self
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
 
-BLOCK = 1024  # rows of a long prompt per pass; matrix products of fewer rows are less efficient
+BLOCK = 1024  # rows of a long prompt in each pass; matrix products of fewer rows are less efficient
 NO_TOKEN = -1  # padding to the left of shorter prompts
 
 
@@ -50,7 +50,7 @@ class State(Protocol):
 
     @staticmethod
     def reading(model: Any, prepared: Sequence[Any]) -> Steps[Any]:
-        """Reads the prompts of a group step by step, for the constructor's `read`.
+        """Reads the prompts of a group step by step. The result is the constructor's argument `read`.
 
         Without `read`, the constructor reads all prompts itself, without a pause.
         """
@@ -60,7 +60,7 @@ class State(Protocol):
         """The number of tokens before the first generated token."""
 
     def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
-        """The logits after one more token of each text, (R,) -> (R, V). parents: the beams that the texts continue.
+        """Returns the logits after one more token of each text, (R,) -> (R, V). parents: the beams to continue.
 
         In the first step, the tokens are the last tokens of the prompts.
         """
@@ -141,7 +141,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Continued(Text):
-    """A prompt with cached keys and values, from `PromptState.rows`, for its first rows but not for all of them."""
+    """A prompt whose first rows, but not all rows, have cached keys and values, from `PromptState.rows`."""
 
     kept: KeptRows = ()
 
@@ -168,7 +168,7 @@ class PromptState:
         self.layers = [
             SelfAttentionCache(self.ancestry, _reach(each.mechanisms)) for each in model.parts.stack.attentions
         ]
-        for layer in reversed(self.layers):  # each pop frees a layer's rows, so that not all rows are in memory twice
+        for layer in reversed(self.layers):  # each pop frees a layer's rows, so that few rows are in memory twice
             layer.begin([each.kept.pop() for each in read], model.config.kv_heads)
         counted = [np.count_nonzero(prompt.ids != model.config.uncounted) for prompt in distinct.values()]
         # The number of tokens so far that have a position.
@@ -236,9 +236,9 @@ class PromptState:
         return replayed_step(self.model, work, batch, self.layers)
 
     def continued(self, ids: np.ndarray, count: int) -> Text:
-        """A prompt whose first `count` tokens are those of the state's only text, with their keys and values.
+        """Returns a prompt whose first `count` tokens are those of the state's only text, with their keys and values.
 
-        Keys and values are omitted if a text of the prompt's length has different keys, or if the prompt's new tokens
+        Keys and values are omitted if a text of the prompt's length has other keys, or if the prompt's new tokens
         read keys that a window has dropped.
         """
         if not all(each.has_rows(count) for each in self.layers):
@@ -275,12 +275,12 @@ class PromptState:
 
 
 def _reach(mechanisms: Sequence[Mechanism]) -> int | None:
-    """The greatest distance from a row to a key that it reads; None without a limit."""
+    """The largest distance from a row to a key that it reads; None without a limit."""
     return min((far for each in mechanisms if (far := each.farthest()) is not None), default=None)
 
 
 def replayed_step(model: BaseModel, work: Work, batch: Batch, caches: Sequence[Any], recurs: bool = True) -> np.ndarray:
-    """The rows of a step, replayed if it recurs and no listener hears its stages."""
+    """Computes the rows of a step, which is replayed if it recurs and no listener hears its stages."""
     size = (model.config.decoder or model.config).vocab_size
 
     def others(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
@@ -303,7 +303,7 @@ def check_sources(model: BaseModel, sources: Sequence[Text]) -> None:
 
 
 def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
-    """The encoder's output (S, D) for each source. Its bits do not depend on the other sources."""
+    """Returns the encoder's output (S, D) for each source. The bits do not depend on the other sources."""
     check_sources(model, sources)
 
     def work(indices: list[int]) -> list[np.ndarray]:
@@ -316,7 +316,7 @@ def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
 
 
 def _read(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
-    """Reads prompts; the results have the same bits as in `Model.run`."""
+    """Reads prompts. The results have the same bits as in `Model.run`."""
 
     size = _block_size(model)
 
@@ -345,8 +345,8 @@ def _together(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
 def _in_blocks(model: BaseModel, prompt: Text, size: int, kept: KeptRows = ()) -> Read:
     """Reads the rows of a prompt after the `kept` rows, in blocks of `size` rows.
 
-    The memory for a long prompt is thus constant, except for its keys and values. The results have the same bits as
-    those of a single pass.
+    The blocks keep the memory for a long prompt constant, except for its keys and values. The results have the same
+    bits as in a single pass.
     """
     batch, before = pack([prompt], model.config.uncounted, last=True), len(kept[0][0]) if kept else 0
     layers = [PromptRows(len(prompt)) for _ in range(model.config.n_layers)]
@@ -359,6 +359,6 @@ def _in_blocks(model: BaseModel, prompt: Text, size: int, kept: KeptRows = ()) -
 
 
 def _block_size(model: BaseModel) -> int:
-    """The number of rows of a prompt to read in one pass: all if keys depend on its length or there is a listener."""
+    """The number of rows of a prompt in one pass: all rows if keys depend on its length or there is a listener."""
     by_length = any(each.same_until(1) is not None for each in model.parts.stack.mechanisms)
     return model.config.max_length if by_length or listening() else BLOCK

@@ -18,7 +18,7 @@ def embed(ids, positions, scale, eps, token, position, norm):
 
 
 def encode(ids, positions, mask, n_heads, activation, eps, scale, embeddings, layers):
-    """The hidden states of the last layer, (..., S, D). A causal mask makes this the decoder without a source."""
+    """The hidden states of the last layer, (..., S, D). With a causal mask, this is the decoder without a source."""
     x = embed(ids, positions, scale, eps, **embeddings)
     return encoder(x, mask, n_heads, activation, eps, layers)
 

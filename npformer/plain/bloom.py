@@ -22,7 +22,7 @@ from npformer.plain.heads import classify_last, classify_tokens, find_answer, hi
 
 
 def geometric(count):
-    """2^(-8 h / count) for h = 1 ... count, powers of a ratio in float32, as in training.
+    """2^(-8 h / count) for h = 1 ... count, as powers of a ratio in float32, as in training.
 
     >>> 1 / geometric(4)
     array([  4.,  16.,  64., 256.], dtype=float32)
@@ -33,7 +33,7 @@ def geometric(count):
 def alibi_slopes(n_heads):
     """The slope of each head, (H,): 2^(-8 h / H) if H is a power of 2.
 
-    Otherwise, the slopes for the largest power of 2 below H, followed by every second slope for the next power of 2.
+    Otherwise, these are the slopes for the largest power of 2 below H, then every second slope for the next power of 2.
     Press et al., 2022, section 3 and its published code.
     >>> 1 / alibi_slopes(6)
     array([  4.,  16.,  64., 256.,   2.,   8.], dtype=float32)

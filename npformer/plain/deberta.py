@@ -2,9 +2,9 @@
 
 DeBERTa differs from BERT in its scores, to which each token adds products of its content and the other token's relative
 position (2021, section 3.1), and in its embeddings, which have no positions or token types in the published models.
-`positions` are rows of the position table, if the model has one. Relative positions are differences of `text_positions`
-(L,), the positions in the text, 0 ... L - 1. mask is (..., 1, 1, L), True for tokens and False for padding, or True
-without padding. The table of relative positions has R rows.
+`positions` are rows of the position table, if the model has this table. Relative positions are differences of
+`text_positions` (L,), the positions in the text, 0 ... L - 1. mask is (..., 1, 1, L), True for tokens and False for
+padding, or True without padding. The table of relative positions has R rows.
 """
 
 import math
@@ -41,7 +41,7 @@ def own_buckets(distances, n_buckets, max_distance):
 def log_buckets(distances, n_buckets, max_distance):
     """d up to m = n_buckets / 2, and sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))) beyond.
 
-    Far distances share buckets. From the published code of version 2, which computes in float32.
+    Large distances share buckets. Source: the published code of version 2, which computes in float32.
     >>> log_buckets(np.array([-3, 0, 4, 5, 100, 511]), 8, 512).tolist()
     [-3, 0, 4, 5, 6, 7]
     """
@@ -80,9 +80,9 @@ def position_to_content(position_query, content_key, rows):
 def disentangled_attention(x, table, rows, forms, mask, n_heads, query, key, value, output, **relative_projections):
     """score_ij = (Qc_i . Kc_j + Qc_i . Kr_delta(i, j) + Qr_delta(i, j) . Kc_j) / sqrt(3 K), (..., L, D). Equation 4.
 
-    Qc and Kc: x (..., L, D) projected by query and key. Qr and Kr: the table (R, D) projected by query and key too, or
-    by distance_query and distance_key in relative_projections, if the model has these. rows: delta, (L, L). With only
-    one of the forms "c2p" and "p2c", the divisor is sqrt(2 K).
+    Qc and Kc: x (..., L, D) projected by query and key. Qr and Kr: the table (R, D), also projected by query and key,
+    or by distance_query and distance_key in relative_projections, if the model has these. rows: delta, (L, L). With
+    only one of the forms "c2p" and "p2c", the divisor is sqrt(2 K).
     """
     q, k, v = linear(x, **query), linear(x, **key), linear(x, **value)
     query_heads, key_heads, value_heads = (split_heads(each, n_heads) for each in (q, k, v))  # (..., H, L, K)
@@ -112,7 +112,7 @@ def convolve(x, text_positions, mask, activation, weight, bias):
     """act(b + sum_s x_(i + s) W_s), s = -(n - 1) / 2 ... (n - 1) / 2. (..., L, D), weight (n D, D) -> (..., L, D).
 
     For each s, a matrix of 0 and 1 picks row i + s, or zeros for padding and outside the text. combine_heads joins the
-    n rows of a token in the same way as heads. The code of version 2 calls this nGram induced input encoding.
+    n rows of a token as it joins heads. The code of version 2 calls this nGram induced input encoding.
     """
     n = len(weight) // x.shape[-1]
     steps = np.arange(n)[:, None, None] - n // 2
@@ -123,7 +123,7 @@ def convolve(x, text_positions, mask, activation, weight, bias):
 
 
 def unchanged(table, eps):
-    """The table of distances itself, in models that do not normalize it."""
+    """The table of distances itself, for models that do not normalize the table."""
     return table
 
 

@@ -29,14 +29,14 @@ from npformer.plain.formulas import (
 def no_past(n_layers, n_kv_heads, d_head, batch=()):
     """The cache before the first token: a pair of empty arrays (*batch, G, 0, K) for each layer.
 
-    The arrays are float16, so that concatenating them with other floats gives the dtype of the other floats.
+    The arrays are float16, so a concatenation with other floats has the dtype of the other floats.
     """
     empty = np.zeros((*batch, n_kv_heads, 0, d_head), np.float16)
     return [(empty, empty)] * n_layers
 
 
 def cached_attention(x, past, n_heads, query, key, value, output):
-    """Causal multi-head self-attention of new rows x (L, D), which also attend to the P earlier tokens.
+    """Causal multi-head self-attention of the new rows x (L, D), which also attend to P earlier tokens.
 
     past: the keys and values of the earlier tokens, two (H, P, K). Returns (L, D), and two (H, P + L, K) of all tokens.
     """
@@ -59,8 +59,8 @@ def cached_gpt2_layer(x, past, n_heads, activation, eps, attention, attention_no
 def gpt2_step(ids, past, n_heads, activation, eps, embeddings, layers, norm, head):
     """Logits of the token after a text, (V,), from its last hidden state, and the next `past`: a pair for each layer.
 
-    ids (L,): the new tokens after P earlier tokens, at positions P ... P + L - 1. The steps are the sum of rows of two
-    tables, the layers, each with its pair in past, the last norm, and the head's output layer.
+    ids (L,): the new tokens, at positions P ... P + L - 1. Adds the rows of two tables, then applies the layers (each
+    with its pair in past), the last norm, and the output layer.
     """
     n_earlier = past[0][0].shape[-2]
     positions = np.arange(n_earlier, n_earlier + len(ids))
@@ -74,7 +74,7 @@ def gpt2_step(ids, past, n_heads, activation, eps, embeddings, layers, norm, hea
 
 
 def greedy(step, ids, past, end_id, max_new_tokens):
-    """The most probable token at each step, until end_id. ids (L,): the prompt. Returns a list of the new tokens."""
+    """Picks the most probable token at each step, until end_id. ids (L,): the prompt. Returns the new tokens."""
     found = []
     while len(found) < max_new_tokens and found[-1:] != [end_id]:
         logits, past = step(ids, past)
@@ -84,7 +84,7 @@ def greedy(step, ids, past, end_id, max_new_tokens):
 
 
 def top_p(logits, p):
-    """The probabilities of the fewest tokens with a total of at least p, scaled to sum to 1, and 0 for others. (V,).
+    """The probabilities of the fewest tokens with a total of at least p, scaled to sum to 1; 0 for other tokens. (V,).
 
     Holtzman et al., 2020, The Curious Case of Neural Text Degeneration, section 3.1.
     >>> top_p(np.log([0.5, 0.3, 0.2]), 0.6).round(4).tolist()
@@ -92,14 +92,14 @@ def top_p(logits, p):
     """
     probabilities = softmax(logits)
     order = np.argsort(-probabilities, kind="stable")
-    before = probabilities[order].cumsum() - probabilities[order]  # the sum over all more probable tokens
+    before = probabilities[order].cumsum() - probabilities[order]  # the sum over more probable tokens
     kept = np.zeros_like(probabilities)
     kept[order] = probabilities[order] * (before < p)
     return kept / kept.sum()
 
 
 def sample(step, ids, past, end_id, max_new_tokens, temperature, p, random):
-    """A token drawn at each step from `top_p` of logits / temperature, until end_id. random: a NumPy Generator."""
+    """Draws a token at each step from `top_p` of logits / temperature, until end_id. random: a NumPy Generator."""
     found = []
     while len(found) < max_new_tokens and found[-1:] != [end_id]:
         logits, past = step(ids, past)
@@ -109,12 +109,12 @@ def sample(step, ids, past, end_id, max_new_tokens, temperature, p, random):
 
 
 def beam_search(step, ids, past, end_id, max_new_tokens, n_beams):
-    """The n_beams best continuations, best first: pairs of (sum of log p) / length and the new tokens.
+    """Returns the n_beams best continuations, best first: pairs of (sum of log p) / length and the new tokens.
 
-    Each step selects the 2 n_beams best extensions of all beams. An extension that ends the text is finished if it is
-    among the n_beams best. The n_beams best extensions that do not end the text continue. The search never stops early.
-    After the last step, every text counts as ended, so the n_beams best texts are finished. Wu et al., 2016, section 7,
-    divide by ((5 + length) / 6)^alpha.
+    Each step selects the 2 n_beams best extensions of all beams. An extension that ends with end_id is finished if it
+    is among the n_beams best. The n_beams best other extensions continue. The search never stops early. At the last
+    step, every extension counts as ended, so the n_beams best are finished. Wu et al., 2016, section 7, divide by ((5 +
+    length) / 6)^alpha.
     """
     beams, longer, finished = [(0.0, [], ids, past)], [], []  # score, tokens, the ids to read next, and the cache
     for _ in range(max_new_tokens):

@@ -1,8 +1,8 @@
 """The formulas of a Transformer, from a linear layer to an encoder, in plain NumPy.
 
 x is (..., L, D): a row for each of L tokens, in one text or in a padded batch of B texts. H heads have K columns each,
-and a feed-forward network has F hidden units; the papers call them D = d_model, K = d_k and F = d_ff. S is the number
-of keys, or of tokens in a source, V the size of the vocabulary, and C the number of labels. Weights are dicts of arrays
+and a feed-forward network has F hidden units. In the papers, D is d_model, K is d_k and F is d_ff. S is the number of
+keys or of source tokens, V the size of the vocabulary, and C the number of labels. Weights are dicts of arrays
 passed by `**`, nested like the calls. Without an entry "bias", no bias is added:
 
     a linear layer   {"weight": (in, out), "bias": (out,)}
@@ -167,7 +167,7 @@ def causal_window_mask(positions, key_positions, reach):
 def scaled_dot_product_attention(q, k, v, mask=True):
     """softmax(q k^T / sqrt(K)) v. q (..., L, K), k and v (..., S, K), mask (..., L, S) -> (..., L, K). Equation 1.
 
-    A query without any key to attend to gives zeros. For a factor other than 1 / sqrt(K): `gemma3.scaled_attention`.
+    A query that may attend to no key gives zeros. For a factor other than 1 / sqrt(K): `gemma3.scaled_attention`.
     >>> values = np.array([[1.0], [3.0]])
     >>> scaled_dot_product_attention(np.eye(2), np.eye(2), values, causal_mask(2, 2)).round(4).tolist()
     [[1.0], [2.3395]]
@@ -180,8 +180,8 @@ def scaled_dot_product_attention(q, k, v, mask=True):
 def masked_softmax(scores, mask):
     """softmax over the keys that the mask allows, scores and mask (..., L, S). Other weights are 0. Section 3.2.3.
 
-    Masked scores are replaced with the lowest finite number, because with -inf, a query without any key would give nan.
-    With the finite number, the weights of such a query are equal, and `* mask` makes them 0.
+    Masked scores become the lowest finite number, because -inf would give nan for a query without any key. With the
+    finite number, all weights of such a query are equal, and `* mask` makes the weights 0.
     >>> masked_softmax(np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([[True, False], [False, False]])).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
@@ -237,8 +237,8 @@ def rotary_angles(positions, frequencies, magnitude=1.0):
     """cos and sin of position * frequency: positions (L,), frequencies (K / 2,) -> two arrays (L, K / 2).
 
     Su et al., 2021, RoFormer, section 3.2.2; `rotary.py` has the frequencies. With a frequency of 0 there is no
-    rotation, as in the layers of SmolLM3 without positions. The magnitude multiplies both, and is 1 except in some
-    models for texts that are longer than in training. For texts with different positions: (B, 1, L).
+    rotation, as in the layers of SmolLM3 without positions. The magnitude multiplies cos and sin. It is 1 except in
+    some models for longer texts than in training. For texts with different positions: (B, 1, L).
     """
     angles = positions[..., None] * frequencies.astype(np.float64)
     return magnitude * np.cos(angles), magnitude * np.sin(angles)
@@ -257,7 +257,7 @@ def rotate(x, cos, sin):
 
 
 def rotate_first(x, cos, sin):
-    """`rotate` for the first columns of each head, x (..., L, K), cos and sin (L, R / 2). The other K - R columns stay.
+    """`rotate` for the first R columns of each head, x (..., L, K), cos and sin (L, R / 2). Others do not change.
 
     Black et al., 2022, GPT-NeoX-20B, section 2.1.
     >>> rotate_first(np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[0.0]]), np.array([[1.0]])).tolist()
@@ -294,7 +294,7 @@ def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, 
 
 
 def encoder(x, mask, n_heads, activation, eps, layers):
-    """The layers one after another, (..., L, D) -> (..., L, D). Section 3.1, "Encoder"."""
+    """Applies the layers in order, (..., L, D) -> (..., L, D). Section 3.1, "Encoder"."""
     for layer in layers:
         x = encoder_layer(x, mask, n_heads, activation, eps, **layer)
     return x

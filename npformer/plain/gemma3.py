@@ -2,10 +2,10 @@
 
 Gemma Team, 2025, Gemma 3, section 2. Five of six layers have a window. `reaches` and `rotations` have an entry for each
 layer: the number of earlier tokens that a token attends to, and the frequencies and magnitude of rotary positions. In
-layers with a window, the reach is sliding_window - 1 and the base of the frequencies is 10,000; in other layers, they
-are `math.inf` and 1,000,000. In EmbeddingGemma (Vera et al., 2025), a token also attends to later tokens. Logits have a
-cap only if the checkpoint has one. The weights of the norm after a block are in the group of that block, which applies
-the norm.
+layers with a window, the reach is sliding_window - 1 and the base of the frequencies is 10,000. In other layers, the
+reach is `math.inf` and the base is 1,000,000. In EmbeddingGemma (Vera et al., 2025), a token also attends to later
+tokens. Logits have a cap only in some checkpoints. The weights of the norm after a block are in the group of that
+block, which applies the norm.
 """
 
 import numpy as np

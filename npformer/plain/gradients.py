@@ -1,14 +1,15 @@
 """Gradients: the backward function of each formula of an encoder, and the gradients of DistilBERT's classifier.
 
 The backward of a function takes grad, the gradient of the loss with respect to the function's result, followed by the
-function's arguments. It returns the gradients of the arrays (x; q, k and v; x and source), and of the weights, nested
-like the weights. It computes intermediate values again. Rumelhart et al., 1986; Baydin et al., 2018, section 3.2.
+function's arguments. It returns the gradients of the arrays (x; q, k and v; x and source), and the gradients of the
+weights, nested like the weights. It computes intermediate values again. Rumelhart et al., 1986; Baydin et al., 2018,
+section 3.2.
 Exceptions:
 
 - `softmax_backward` takes the result y instead of x, and `rotate_backward` (llama_gradients.py) takes no array.
 - `embed_backward` also takes the sum of the rows of the tables, and `stack_backward` the stored input of each layer.
 - Functions that read ids return only the gradients of weights.
-- For a linear layer without a bias, the gradient of a bias of 0 is returned.
+- For a linear layer without a bias, the result includes the gradient of a bias of 0.
 
 dy is the gradient of y, and N is the number of rows in all texts of a batch.
 """

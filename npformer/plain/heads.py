@@ -1,6 +1,6 @@
-"""Heads: answers from the hidden states of the last layer, x (..., L, D). A head returns a dict of answers by name.
+"""Heads: functions from the hidden states of the last layer, x (..., L, D), to a dict of answers by name.
 
-A model has one head. A pooler is a linear layer and an activation on one row of each text. head["output"] is a
+A model has one head. A pooler applies a linear layer and an activation to one row of each text. head["output"] is a
 linear layer (D, C) for C labels, or (D, V) for the tokens of the vocabulary.
 """
 

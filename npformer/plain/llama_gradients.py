@@ -1,6 +1,7 @@
 """The gradients of the loss of Llama's next token, and backward functions of its formulas.
 
-`gradients.py` has the other backward functions and explains the arguments. A text is read as a whole, without a cache.
+`gradients.py` has the other backward functions and explains the arguments. These functions read a text as a whole,
+without a cache.
 """
 
 import numpy as np
@@ -38,7 +39,7 @@ def rms_norm_backward(grad, x, weight=1.0, eps=1e-6):
 
 
 def rotate_backward(grad, cos, sin):
-    """dx, which is the gradient rotated back by the same angles, and does not depend on x."""
+    """dx, the gradient rotated back by the same angles. It does not depend on x."""
     return rotate(grad, cos, -sin)
 
 

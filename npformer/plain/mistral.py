@@ -13,7 +13,7 @@ from npformer.plain.llama import llama_layer
 
 
 def all_positions(positions, past):
-    """The positions of P earlier tokens, 0 ... P - 1, followed by those of the new tokens, (L,) -> (P + L,)."""
+    """The positions of P earlier tokens, 0 ... P - 1, then the positions of the new tokens, (L,) -> (P + L,)."""
     n_past = past[0][0].shape[-2]
     return np.concatenate([np.arange(n_past), positions])
 

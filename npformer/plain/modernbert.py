@@ -2,10 +2,9 @@
 
 ModernBERT differs from BERT in its layers, which have no biases: norms come before the blocks, attention rotates
 queries and keys, most layers attend to a window, and the feed-forward network is GeGLU. Of every three layers, the
-first is global, with 160,000 as the base of its rotary frequencies; the others attend to 64 tokens on each side, with a
+first is global, with 160,000 as the base of its rotary frequencies. The others attend to 64 tokens on each side, with a
 base of 10,000. mask is (..., 1, 1, L), True for tokens and False for padding, or True without padding. `positions` (L,)
-rotate queries and keys, and windows are measured in `text_positions` (L,), the positions in the text; both are 0 ... L
-- 1.
+are for the rotation, and `text_positions` (L,) are the positions in the text, for the windows. Both are 0 ... L - 1.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """OLMo 2: Llama with norms after the blocks, and with norms of queries and keys. Team OLMo, 2024, 2 OLMo 2 Furious.
 
-OLMo 2 differs from Llama in its layer (equations 1 and 2), and in its attention, where queries and keys are normalized
-before the rotation, all heads of a row together.
+OLMo 2 differs from Llama in its layer (equations 1 and 2), and in its attention, which normalizes queries and keys
+before the rotation, with one norm over all heads of a row.
 """
 
 import numpy as np

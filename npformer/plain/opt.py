@@ -1,8 +1,8 @@
 """OPT: GPT-2 with ReLU, and with positions that begin at row 2. Zhang et al., 2022, OPT, section 2.1.
 
 The model with 350M parameters has norms after the blocks, no norm after the last layer, and a token table of E < D
-columns. The rows of this table are projected to D columns, and back to E columns at the end. Other checkpoints combine
-these choices.
+columns. The rows of this table are projected to D columns, and the result back to E columns. Other checkpoints combine
+these options.
 """
 
 from npformer.plain.formulas import causal_mask, embedding, encoder_layer, layer_norm, linear
@@ -23,7 +23,7 @@ def embed_narrow(ids, positions, token, project, position):
 
 
 def unchanged(x, eps=0.0):
-    """x itself, in models without the last norm or without the projection."""
+    """x itself, for models without the last norm or without the projection."""
     return x
 
 

@@ -32,9 +32,9 @@ PAGES = {
 }
 
 PACKAGE = "npformer.plain."
-#: Suffix of the name of a page that is edited for decoders used as encoders (`is_causal` false in config.json).
+#: Suffix of an edited page's name. Edited pages are for decoders used as encoders (`is_causal` false in config.json).
 AS_ENCODER = "_as_encoder"
-#: Mask function of a decoder -> mask function of such a model.
+#: Maps the mask function of a decoder to the mask function of its edited page.
 UNORDERED = {"causal_mask": "full_mask", "causal_window_mask": "window_mask"}
 NOTE = "\n\nEdited for a model that attends to later tokens, too (`is_causal` false): its mask hides none."
 
@@ -48,8 +48,8 @@ def page(model_type: str) -> ModuleType:
 
     Returns
     -------
-    module. MODEL is the function that computes the hidden states of the last layer, and HEADS has the functions of
-    heads.
+    module. Its MODEL is the function that computes the hidden states of the last layer, and its HEADS are the functions
+    of heads.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def page(model_type: str) -> ModuleType:
 
 
 def page_of(config: Any) -> ModuleType:
-    """The page of a loaded model, given its config. A decoder that attends to later tokens has an edited page."""
+    """Returns the page of a model, given its config. A decoder that attends to later tokens has an edited page."""
     name = PAGES.get(config.model_type, config.model_type)
     module = page(name)
     is_encoder = not config.causal and not config.decoder and not hasattr(module, "ALONE")
@@ -98,7 +98,7 @@ def text_of(name: str) -> str:
 
 
 def _page_with(name: str) -> str:
-    """The page that defines a function or has a similar name, for an error message."""
+    """Returns a suggestion for an error message: a page that defines the function or that has a similar name."""
     if not isinstance(name, str):
         return ""
     if name.lower() in names():
@@ -170,7 +170,7 @@ def answers(on: ModuleType, config: Any, weights: Mapping[str, Any], text: Any) 
 def functions_of(
     on: ModuleType, config: Any, weights: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The functions of a page that compute the rows of the last layer, and the answers of a head from them."""
+    """Returns a page's functions for the rows of the last layer, and for the answers of a head from these rows."""
     head = on.HEADS[config.head]
     if "pooler" in inspect.signature(head).parameters and "pooler" not in weights:
         head = heads.hidden_states  # a base model without a pooler in its file
@@ -180,7 +180,7 @@ def functions_of(
 
 
 def _model(on: ModuleType, config: Any) -> Callable[..., Any]:
-    """The function of a model on a page, which may have a second function for a single stack."""
+    """Returns the function of a model on a page. A page may have a second function for a single stack."""
     if config.convolution:
         return on.WITH_CONVOLUTION
     return on.ALONE if hasattr(on, "ALONE") and not config.decoder else on.MODEL  # a single stack of an encoder-decoder

@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4: Llama with a window, and with rotary positions for texts of up to 128,000 tokens.
 
-Abdin et al., 2024, Phi-3 Technical Report, section 2. Phi-3 differs from Llama in its mask, so that a token attends to
-itself and to the `reach` tokens before it (reach = sliding_window - 1), and in its rotation: Phi-4 mini rotates only
+Abdin et al., 2024, Phi-3 Technical Report, section 2. Phi-3 differs from Llama in its mask: a token attends to itself
+and to the `reach` tokens before it (reach = sliding_window - 1). The rotation can also differ: Phi-4 mini rotates only
 the first columns of each head. Models for long texts have the frequencies of LongRoPE (`rotary.py`).
 """
 

@@ -1,7 +1,7 @@
 """Frequencies of rotary positions, (K / 2,), and scalings for long texts. Su et al., 2021, RoFormer, section 3.2.2.
 
 With a scaling, a model can read texts that are longer than the texts in training, which had `original` tokens.
-Frequencies are rounded to float32 for every dtype, as when the checkpoints were trained. Angles are not rounded.
+Frequencies are rounded to float32 for every dtype, as they were in training. Angles are not rounded.
 transformers computes cosines of angles in float32 even for float64 models, so its logits may differ by 1e-6. The
 magnitude, a factor of cosines and sines, is 1 unless the scaling defines it (`yarn_magnitude`, `longrope_magnitude`).
 """
@@ -39,7 +39,7 @@ def linear_scaling(frequencies, factor):
 
 
 def dynamic_frequencies(d_head, theta, factor, original, length):
-    """Frequencies with a base that grows with the length of the text: theta (s n / original - s + 1)^(K / (K - 2)).
+    """Frequencies whose base grows with the length of the text: theta (s n / original - s + 1)^(K / (K - 2)).
 
     s is the factor, and n is the length of the text, or `original` for shorter texts. Peng et al., 2023, YaRN, section
     3.3.
@@ -53,7 +53,7 @@ def dynamic_frequencies(d_head, theta, factor, original, length):
 def llama3_scaling(frequencies, factor, low, high, original):
     """Divides low frequencies by a factor, keeps high frequencies, and blends the rest. Llama 3.1's published code.
 
-    A frequency is low with fewer than `low` rotations in `original` positions, and high with more than `high`
+    A low frequency makes fewer than `low` rotations in `original` positions, and a high frequency more than `high`
     rotations.
     """
     turns = np.float32(original) / (np.float32(2 * math.pi) / frequencies)
@@ -70,13 +70,13 @@ def yarn_pair(turns, d_head, theta, original):
 
 
 def yarn_ramp(first, last, d_head):
-    """0 for pairs up to `first`, 1 for pairs from `last`, and linear between these, (K / 2,). Section 3.2.
+    """0 for pairs up to `first`, 1 for pairs from `last` on, and linear between the two, (K / 2,). Section 3.2.
 
     >>> yarn_ramp(1, 3, d_head=10)
     array([0. , 0. , 0.5, 1. , 1. ], dtype=float32)
     """
     first, last = max(first, 0), min(last, d_head - 1)
-    last = last + 0.001 * (first == last)  # a step, without a division by 0
+    last = last + 0.001 * (first == last)  # equal ends give a step, not a division by 0
     pairs = np.arange(d_head // 2, dtype=np.float32)
     return np.clip((pairs - np.float32(first)) / np.float32(last - first), 0, 1)
 

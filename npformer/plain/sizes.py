@@ -1,7 +1,8 @@
-"""The arguments of the functions on pages, by the names of parameters, from the config of a model.
+"""Finds the arguments of the functions on pages, by the names of parameters, from the config of a model.
 
-An argument that depends on the text, such as a mask, is an expression: a `Call` of a function of a page or of NumPy,
-with names of values of the text. `bind` computes the expression for a text, and `source.py` writes it to a file.
+An argument that depends on the text, such as a mask, is an expression: a `Call` of a function of a page or of NumPy.
+Its arguments include names of values of the text. `bind` computes the expression for a text, and `source.py` writes it
+to a file.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def bind(function: Callable[..., Any], config: Any, weights: Mapping[str, Any], text: Any) -> Callable[..., Any]:
-    """A function of a page with the arguments from a config, weights and a text. Other arguments stay unbound."""
+    """Binds the arguments of a page's function that a config, weights and a text determine. Others stay unbound."""
     parameters = inspect.signature(function).parameters
     known = _values(config, text)
     sizes = {
@@ -112,7 +113,7 @@ def of_layer(config: Any, layer: int, field: str) -> Any:
 
 
 def _reaches(config: Any) -> list[float]:
-    """The greatest distance of a key in each layer."""
+    """The largest distance between a query and a key in each layer."""
     found = [of_layer(config, layer, "reach") for layer in range(config.n_layers)]
     return [each.reach if each else math.inf for each in found]
 
@@ -130,7 +131,7 @@ def _rotation(config: Any, layer: int = 0) -> list[Any]:
 
 
 def _yarn(theta: float, d_head: int, scaling: Any) -> np.ndarray:
-    """Frequencies scaled by YaRN. With `truncate`, the ends of the ramp are whole pairs."""
+    """Frequencies scaled by YaRN. With `truncate`, the ramp begins and ends at a whole pair."""
     first, last = (rotary.yarn_pair(turns, d_head, theta, scaling.original) for turns in (scaling.fast, scaling.slow))
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
@@ -144,8 +145,8 @@ def _longrope(theta: float, d_head: int, scaling: Any) -> Call:
     return Call(rotary.longrope_frequencies, (d_head, theta, divisors))
 
 
-#: Class of a scaling in a config -> function from theta and the rotated columns to the frequencies or an expression of
-#: them.
+#: Maps the class of a scaling to a function from theta and the number of rotated columns to the frequencies, or to an
+#: expression for them.
 SCALINGS: Mapping[str, Callable[[float, int, Any], Any]] = {
     "Linear": lambda theta, d_head, s: rotary.linear_scaling(rotary.rotary_frequencies(d_head, theta), s.factor),
     "Dynamic": lambda theta, d_head, s: Call(rotary.dynamic_frequencies, (d_head, theta, s.factor, s.original, LENGTH)),
@@ -161,8 +162,7 @@ MAGNITUDES: Mapping[str, Callable[[Any], float]] = {
     "LongRope": lambda s: s.attention or rotary.longrope_magnitude(s.factor, s.original),
 }
 
-#: The soft cap for scores without a cap: so high that no number changes, and a power of 2, so that no number is
-#: rounded.
+#: The soft cap for models without a cap. It is so high that no score changes, and a power of 2, so no score is rounded.
 NO_CAP = 2.0**64
 
 #: Name of a parameter -> key of its function in the CHOICES of the page.
@@ -180,10 +180,10 @@ OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "src_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
     "tgt_layer": lambda config: "norms before blocks" if config.norm_first else "norms after blocks",
 }
-#: Groups of weights that only some models of a family have. A function that reads a missing group gets no weights.
+#: Groups of weights that only some models of a family have. For a missing group, a function receives an empty dict.
 OPTIONAL = ("norm", "project", "distances_norm")
 
-#: Name of a parameter -> function from a config to a value, or to an expression of the value for a text.
+#: Maps the name of a parameter to a function from a config to its value, or to an expression for its value.
 SIZES: Mapping[str, Callable[[Any], Any]] = {
     "ids": lambda config: IDS,
     "positions": lambda config: _positions(config),

@@ -1,8 +1,8 @@
 """SmolLM3: Llama with layers that do not rotate (NoPE). Bakouch et al., 2025, SmolLM3; Yang et al., 2025, RNoPE.
 
 SmolLM3 differs from Llama in its angles and its mask. `rotations` has the frequencies and the magnitude of rotary
-positions for each layer. In every fourth layer, frequencies and angles are 0, so the layer knows the order of tokens
-only from the mask. `reaches` has an entry for each layer: the number of earlier tokens that a token attends to,
+positions for each layer. In every fourth layer, frequencies and angles are 0, so only the mask shows the order of
+tokens to the layer. `reaches` has an entry for each layer: the number of earlier tokens that a token attends to,
 sliding_window - 1, or `math.inf` for all.
 """
 

@@ -1,4 +1,4 @@
-"""The text of a page: unchanged, or with everything that it uses in one file that needs only NumPy."""
+"""Returns the text of a page, either unchanged or as one file that needs only NumPy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from npformer.common.errors import NpformerError
 from npformer.plain.pages import PACKAGE, functions_of, page, page_of, text_of
 from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, Call, Name, chosen
 
-#: Name of a value of a text -> expression in a file, for values without a variable.
+#: Maps names of values of a text to expressions in a file, for values that have no variable.
 IN_FILE = {"length": "len(ids)"}
-#: The form of an argument on a separate line. Long arguments, such as lists with an entry for each layer, have several
+#: Format of an argument on a separate line. Long arguments, such as lists with an entry for each layer, need several
 #: lines.
 LONG: Mapping[str, Any] = {
     "width": 116, "initial_indent": " " * 8, "subsequent_indent": " " * 12, "break_long_words": False,
@@ -44,8 +44,9 @@ def source(model: Any, standalone: bool = False) -> str:
     Parameters
     ----------
     model : the name of a family, such as "llama", or a loaded model
-    standalone : bool, return one file with everything that the page uses, which needs only NumPy. For a loaded model,
-    the file ends with a `main` that prints answers, and reads the arrays that `standalone_model` also returns.
+    standalone : bool, return one file with everything that the page uses, which then needs only NumPy. For a loaded
+        model, the file ends with a `main` that prints answers. It reads the arrays that `standalone_model` also
+        returns.
 
     Returns
     -------
@@ -79,7 +80,7 @@ def standalone_model(
     Parameters
     ----------
     model : a loaded model
-    ids : token ids of the text for which the file prints answers if it is called without ids
+    ids : token ids of the default text, for which the file prints answers if no ids are given
     arrays : name of the file with the arrays, in the same folder
 
     Returns
@@ -103,7 +104,7 @@ def standalone_model(
     return f"{one_file(docstring, wanted, 'import sys', 'from pathlib import Path')}\n\n{main}", flat
 
 
-#: The end of a file for a model. The names in capitals are replaced.
+#: Template for the end of a file for a model. The names in capitals are replaced.
 MAIN = '''def nested(flat):
     """Nested weights from arrays whose names join their keys with dots."""
     tree = {}
@@ -153,7 +154,7 @@ if __name__ == "__main__":
 
 def _filled(template: str, **values: Any) -> str:
     names = "|".join(map(str.upper, values))
-    return re.sub(names, lambda found: str(values[found[0].lower()]), template)  # at once: values may contain names
+    return re.sub(names, lambda found: str(values[found[0].lower()]), template)  # once: values may contain names
 
 
 class _File:
@@ -164,7 +165,7 @@ class _File:
         self.used: list[Callable[..., Any]] = []
 
     def call(self, function: Any) -> str:
-        """The call of a function of a page. Adds arrays among the sizes to `flat`, as weights."""
+        """Returns the call of a function of a page. Adds arrays among its sizes to `flat`, as weights."""
         names = inspect.signature(function).parameters
         given = [f"{name}={text}" for name in names if (text := self._argument(name, function))]
         call = f"{function.__name__}({', '.join(given)})"
@@ -174,7 +175,7 @@ class _File:
         return f"{function.__name__}(\n{arguments}    )"
 
     def _argument(self, name: str, function: Any) -> str:
-        """The text of an argument; "" for an argument that has a default and does not apply to the model."""
+        """Returns the text of an argument, or "" if the argument has a default and does not apply to the model."""
         if name in SIZES:
             return self._written(SIZES[name](self.config), name)
         if name in OPTIONS:
@@ -185,7 +186,7 @@ class _File:
         return optional if name in OPTIONAL else {"x": "x", "source": "others[0]"}[name]
 
     def _written(self, value: Any, name: str) -> str:
-        """An expression with this value. Arrays are stored as weights, without duplicates."""
+        """Returns an expression with this value. Stores arrays as weights, without duplicates."""
         if isinstance(value, np.ndarray):
             stored = {key: each for key, each in self.flat.items() if key.startswith("sizes.")}
             key = next((key for key, each in stored.items() if np.array_equal(each, value)), f"sizes.{name}")
@@ -203,7 +204,7 @@ class _File:
         return repr(value).replace("inf", "np.inf")
 
     def _named(self, function: Callable[..., Any]) -> str:
-        """The name of a function. If a function is defined in a page, its source is included in the file."""
+        """Returns the name of a function. Includes its source in the file if a page defines the function."""
         name = function.__name__
         if str(function.__module__).startswith(PACKAGE):
             self.used.append(function)
@@ -211,7 +212,7 @@ class _File:
 
 
 def _flat(weights: Any) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays by name, and an assignment for each array that is the same as another array or its transpose."""
+    """Returns the arrays by name, and an assignment for each array that equals another array or its transpose."""
     found: dict[str, np.ndarray] = {}
     _walk(weights, "", found)
     first: dict[tuple[int, tuple[int, ...]], str] = {}
@@ -238,7 +239,7 @@ def _walk(node: Any, name: str, found: dict[str, np.ndarray]) -> None:
 
 
 def one_file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
-    """The docstring, the imports, and the definitions with everything that they use, in order of dependency."""
+    """Writes one file: the docstring, the imports, and the definitions with their dependencies, in order."""
     order: list[Place] = []
     for place in wanted:
         _add(place, order)

@@ -1,12 +1,12 @@
 """torch's nn.TransformerEncoder and nn.Transformer: the Transformer of 2017 with the options of these modules.
 
 Norms come after the blocks, as in 2017, or before them if `norm_first` is true (Xiong et al., 2020, On Layer
-Normalization in the Transformer Architecture, figure 1), and a stack may end with a norm. torch leaves embeddings and
-heads to its users. Here, embeddings are those of 2017, and an encoder without a decoder may classify texts or tokens.
+Normalization in the Transformer Architecture, figure 1), and a stack may end with a norm. torch has no embeddings or
+heads. Here, the embeddings are the same as in 2017, and an encoder without a decoder may classify texts or tokens.
 
-`ids` are torch's src, `target_ids` torch's tgt, and the result of the encoder is `memory`. The decoder's mask is always
-causal, whereas torch has no mask without tgt_mask. torch's in_proj_weight (3 D, D) is split into the weights (D, D) of
-query, key and value, transposed. CHOICES has the possible functions for arguments that are functions.
+`ids` are torch's src, `target_ids` are torch's tgt, and `memory` is the result of the encoder. The decoder's mask is
+always causal, whereas torch uses no mask unless tgt_mask is given. torch's in_proj_weight (3 D, D) is split into the
+weights (D, D) of query, key and value, transposed. CHOICES has the possible functions for arguments that are functions.
 """
 
 from npformer.plain.formulas import (
@@ -27,12 +27,12 @@ norm_first_encoder_layer = gpt2_layer  # the same computation
 
 
 def no_rows(ids):
-    """0, in models without a table of positions."""
+    """0, for models without a table of positions."""
     return 0.0
 
 
 def unchanged(x, eps):
-    """x itself, in stacks that do not end with a norm."""
+    """x itself, for stacks that do not end with a norm."""
     return x
 
 

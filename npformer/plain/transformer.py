@@ -22,7 +22,7 @@ def sinusoidal_positions(length, width):
 
 
 def shifted(ids, start_id):
-    """The start token and all ids except the last, which a decoder reads to predict ids, (L,) -> (L,). Section 3.1.
+    """The start token and all ids except the last: the decoder's input for predicting ids, (L,) -> (L,). Section 3.1.
 
     >>> shifted(np.array([7, 8, 9]), start_id=0).tolist()
     [0, 7, 8]
@@ -55,7 +55,7 @@ def decoder_layer(
 
 
 def decoder(x, source, mask, n_heads, activation, eps, layers):
-    """The layers one after another, x (..., L, D), source (..., S, D) -> (..., L, D). Section 3.1, "Decoder"."""
+    """Applies the layers in order, x (..., L, D), source (..., S, D) -> (..., L, D). Section 3.1, "Decoder"."""
     for layer in layers:
         x = decoder_layer(x, source, mask, n_heads, activation, eps, **layer)
     return x

@@ -86,7 +86,7 @@ def transformer_backward(
     grad, ids, positions, target_ids, target_positions, n_heads, n_target_heads, activation, eps, scale,
     encoder, decoder, head,
 ):  # fmt: skip
-    """The gradients of the translator's weights, nested like the weights, given that of the logits (..., L, V)."""
+    """The gradients of the translator, nested like the weights, given the gradient of the logits (..., L, V)."""
     sizes = (activation, eps, scale)
     source = encode(ids, positions, n_heads, *sizes, **encoder)
     x = decode(target_ids, target_positions, source, n_target_heads, *sizes, **decoder)

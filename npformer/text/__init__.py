@@ -1,1 +1,1 @@
-"""Text to token ids and back: tokenizers, pairs, windows, special tokens."""
+"""Converts texts to token ids and back: tokenizers, pairs, windows, and special tokens."""

@@ -16,7 +16,7 @@ from npformer.text.tokenizer_class import FILE, OF_NO_FAMILY, SETTINGS, class_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: Class (without "Tokenizer") that has the settings add_bos_token and add_eos_token -> their defaults.
+#: Maps classes (without "Tokenizer") with the settings add_bos_token and add_eos_token to the default values.
 ASKING = {
     **{each: {"bos": True, "eos": False} for each in ("Llama", "CodeLlama", "Gemma", "Cohere")},
     "GPTNeoX": {"bos": False, "eos": False},
@@ -26,8 +26,7 @@ ASKING = {
 def template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
     """The post-processor that adds the family's special tokens to a text or a pair (Devlin et al., 2019, figure 2).
 
-    Byte-level pieces, and MPNet's mask token, include the preceding space. Offsets are trimmed to begin after the
-    space.
+    Byte-level pieces and MPNet's mask token include the preceding space. Their offsets are trimmed to exclude it.
     """
     from tokenizers import pre_tokenizers, processors
 
@@ -48,8 +47,8 @@ def template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], famil
 def add_asked(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:
     """Adds the start and end tokens requested by add_bos_token and add_eos_token, in classes with these settings.
 
-    These settings override the post-processor of a tokenizer.json, as in Transformers 4. Version 5 ignores them. In a
-    folder without these settings, the post-processor of the file stays, because version 5 writes such folders.
+    These settings override the post-processor of a tokenizer.json, as in Transformers 4. Version 5 ignores them. If a
+    folder lacks these settings, the post-processor of the file is used, because version 5 writes such folders.
     """
     usual = ASKING.get(decoder_class(path.parent, settings), {})
     asked = {role: settings.get(f"add_{role}_token") for role in usual}
@@ -100,7 +99,7 @@ def _forms(path: Path, settings: Mapping[str, Any], family: Family) -> tuple[str
 
     Without a tokenizer.json, a decoder's tokenizer also adds the start and end tokens that its settings request. OPT's
     published folders name GPT-2's tokenizer, with add_bos_token. A class without a family adds only the tokens that
-    tokenizer.json defines, so no tokens for a tokenizer trained without a template.
+    tokenizer.json defines. A tokenizer that was trained without a template therefore adds no tokens.
     """
     if path.name == FILE and class_of(path.parent, settings) in OF_NO_FAMILY:
         return "$A", "$A $B:1"

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-BLOCK = 16_384  # characters tokenized at once, if the text can be split at borders (see `Borders`)
+BLOCK = 16_384  # characters tokenized at once in a text that can be split at borders (see `Borders`)
 
-#: Normalizers and pre-tokenizers that treat each character or each word independently, so that tokens before a space do
-#: not depend on the text after it. If a tokenizer has any other part, texts are not split.
+#: Normalizers and pre-tokenizers that treat each character or each word independently. Tokens before a space thus do
+#: not depend on the text after the space. If a tokenizer has any other part, texts are not split.
 NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
 PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "Whitespace", "WhitespaceSplit"}
 
@@ -25,7 +25,7 @@ class Borders:
 
     Unicode normalization never combines characters across a space, every supported pre-tokenizer starts a new word at a
     space, and the model of the tokenizer reads one word at a time. Only an added token could cross a border, so added
-    tokens are checked too.
+    tokens are also checked.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -35,7 +35,7 @@ class Borders:
                 for part in (tokenizer.normalizer, tokenizer.pre_tokenizer)
             )
             added = tokenizer.get_added_tokens_decoder().values()
-        except Exception:  # parts written in Python, or a tokenizer made by the user
+        except Exception:  # the tokenizer has parts written in Python, or was made by the user
             normalizer, splits, added = {"type": "unknown"}, {}, ()
         parts = normalizer.get("normalizers", [normalizer]) if normalizer else []
         self.at_spaces = (
@@ -53,7 +53,7 @@ class Borders:
         self.at_marks = self.at_spaces and splits["type"] == "BertPreTokenizer" and not any(map(_has_marks, added))
 
     def blocks(self, text: str) -> Iterator[tuple[int, int]]:
-        """Splits a text at borders into blocks `(first, end)` of about BLOCK characters, or more if necessary."""
+        """Splits a text at borders into blocks `(first, end)` of about BLOCK characters, or more without a border."""
         first = 0
         while first < len(text):
             end = self.before(text, first + BLOCK, first) or self._after(text, first + BLOCK)
@@ -61,7 +61,7 @@ class Borders:
             first = end
 
     def before(self, text: str, end: int, first: int = 0) -> int:
-        """Returns the last border between `first` and `end`, or 0 without one. The end of a text is a border."""
+        """Returns the last border between `first` and `end`, or 0 if there is none. The end of a text is a border."""
         if end >= len(text):
             return len(text)
         return next((i for i in range(end, first, -1) if self._is_border(text, i)), 0)

@@ -1,8 +1,8 @@
 """`Chat`: converts conversations to tokens with the chat template in the folder of a model.
 
-If a message contains the text of a control token, such as "<|im_end|>", the text is tokenized as ordinary text, because
-only the template may add control tokens. To distinguish the template's control tokens from such texts, each text is
-replaced with a placeholder before the template is rendered.
+Only the template may add control tokens. If a message contains the text of a control token, such as "<|im_end|>", that
+text is tokenized as ordinary text. To distinguish this text from the template's control tokens, a placeholder replaces
+it while the template is rendered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from npformer.text.control_texts import ControlTexts
 from npformer.text.inputs import as_text, check_nested
 from npformer.text.special_tokens import template_tokens
 
-BLANK = re.compile(r"[\s▁]*")  # added tokens that are runs of spaces are not control tokens
+BLANK = re.compile(r"[\s▁]*")  # an added token that consists of spaces is not a control token
 TAG = re.compile(r"</?\w+>")  # tags such as <think>, which a template may look for in an answer
 
 Message = Mapping[str, Any]
@@ -86,9 +86,9 @@ class Chat:
     def encoded(
         self, conversations: Sequence[Sequence[Message]], variables: Mapping[str, Any] | None = None
     ) -> list[np.ndarray | NpformerError]:
-        """The tokens (L,) of each conversation up to the assistant's answer, or an error for the conversation.
+        """Returns the tokens (L,) of each conversation up to the assistant's answer, or an error for a conversation.
 
-        If the last message is from the assistant, the tokens end within this message, so that generation continues it.
+        If the last message is from the assistant, the tokens end within this message, and generation continues it.
         variables: further variables for the template, such as enable_thinking.
         """
         try:
@@ -109,7 +109,7 @@ class Chat:
         return [self._ids(*each.restored(texts[i], self._control)) for i, each in enumerate(marked)]
 
     def _ids(self, text: str, own: Sequence[tuple[int, int]]) -> np.ndarray:
-        """The tokens of a rendered text. own: the spans of the control tokens that the template added, in order."""
+        """Tokenizes a rendered text. own: the spans of the control tokens that the template added, in order."""
         self.limits.check("characters", len(text), "characters of a conversation")
         encoding = self.tokenizer.encode(text, add_special_tokens=False)  # the template has added special tokens
         ids: list[int] = []
@@ -134,7 +134,7 @@ class Chat:
 
 
 class _Marked:
-    """A conversation with placeholders for texts of control tokens, and at the end of an answer to continue."""
+    """A conversation with placeholders for the texts of control tokens, and one at the end of an answer to continue."""
 
     def __init__(self, messages: list[dict[str, Any]], control: ControlTexts, in_answers: ControlTexts) -> None:
         self.name = f"@{secrets.token_hex(8)}"  # random, so that no message can contain it
@@ -160,7 +160,7 @@ class _Marked:
         return f"{self.name}{len(self.texts) - 1}@"
 
     def restored(self, rendered: str, control: ControlTexts) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered text with the original texts restored, and the spans of the template's control tokens."""
+        """Restores the original texts in a rendered text. Also returns the spans of the template's control tokens."""
         if not self.generates:
             rendered = rendered.partition(f"{self.name}end@")[0]
         own, text = list[tuple[int, int]](), ""

@@ -1,9 +1,9 @@
 """Reads and renders the chat template in a folder. `PairTemplate` is a reranker's template for a query and a text.
 
 A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory. In
-case a template escapes the sandbox, the process has an almost empty environment, has no open files, and cannot open
-files. For pairs, the template is rendered in advance with placeholders, and `PairTemplate` inserts the texts of each
-pair. `chat.py` renders conversations.
+case a template escapes the sandbox, this process has an almost empty environment and no open files, and cannot open
+files. For pairs, the template is rendered once with placeholders, and `PairTemplate` inserts the texts of each pair.
+`chat.py` renders conversations.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SECONDS, MEMORY = 20, 2**30  # maximum time for rendering, and maximum bytes of 
 MOST = 2**20  # maximum characters of a template, and of the rendered texts
 JINJA2 = (3, 1, 6)  # in older versions, templates can escape the sandbox (CVE-2025-27516)
 PACKAGES = ("jinja2", "markupsafe")  # packages that the process imports
-#: Environment variables that are passed to the process. Python may need them to start, and the date depends on TZ.
+#: Environment variables that the process receives. Python may need them to start, and the date depends on TZ.
 KEPT = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "TZ")
-#: Texts that a template must insert without changes. The spaces reveal a template that strips texts.
+#: Texts that a template must insert without changes. Their spaces reveal a template that strips texts.
 PLACEHOLDERS = {role: f" <<{role} 7d1>> \n" for role in ROLES}
 
 #: A program that renders a template for each conversation, with the jinja2 settings of Transformers. The arguments are
-#: the folders of `PACKAGES`. Modules that jinja2 would import later are imported at the start, while files can be
-#: opened.
+#: the folders of `PACKAGES`. Modules that jinja2 would import later are imported at the start, because the program
+#: cannot open files later.
 PROGRAM = f"""
 import datetime, json, pprint, random, sys, textwrap
 sys.path += sys.argv[1:]
@@ -89,7 +89,7 @@ STARTING = threading.Lock()
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """A rendered template, as parts that are alternately a text and the role of a text to insert."""
+    """A rendered template, as a list in which texts alternate with the roles of the texts to insert."""
 
     parts: tuple[str, ...]
 
@@ -109,8 +109,8 @@ def pair_template(
     """Renders the chat template in a folder for a query and a document. with_system: include a system message.
 
     variables: further variables for the template, such as add_generation_prompt. structured: the content of a message
-    is a list of parts. Raises NpformerError if the folder has no template, or the template fails or changes, drops or
-    repeats a text.
+    is a list of parts. Raises NpformerError if the folder has no template, or if the template fails, or changes, drops
+    or repeats a text.
     """
     where, template = read_template(folder)
     roles = ROLES if with_system else ROLES[1:]
@@ -160,7 +160,7 @@ def render(
 def start_ahead(count: int) -> None:
     """Starts processes for later renderings until `count` are idle.
 
-    With an idle process, rendering takes less than half the time. Each process still renders only once.
+    With an idle process, rendering takes less than half the time. Each process renders only once.
     """
     with STARTING:
         while len(WAITING) < count:
@@ -175,7 +175,7 @@ def end_waiting() -> None:
 
 
 def _waiting_process() -> subprocess.Popen[str] | None:
-    """Returns an idle process, or None if there is none. Drops processes that have ended."""
+    """Returns an idle process, or None if no process is idle. Drops processes that have ended."""
     with suppress(IndexError):
         while True:
             process = WAITING.popleft()
@@ -196,7 +196,7 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _check_jinja2(where: str) -> None:
-    """Raises NpformerError if jinja2 is not installed, or is a version that templates can escape from."""
+    """Raises NpformerError if jinja2 is not installed, or if templates can escape from the installed version."""
     if find_spec("jinja2") is None:
         raise lacks(f"{where}: a chat template", "jinja2", "chat")
     found = _version("jinja2")
@@ -216,7 +216,7 @@ def _version(package: str) -> str:
 
 
 def read_template(folder: Path) -> tuple[str, str]:
-    """The path and text of a folder's chat template. `tokenizer_config.json` may have several; "default" is used."""
+    """The path and text of a folder's chat template. If `tokenizer_config.json` has several, "default" is used."""
     path = folder / FILE
     if path.exists():
         template: Any = read_text(path)

@@ -1,7 +1,7 @@
 """`ControlTexts`: finds the texts of control tokens in a text.
 
 A regular expression with an alternative for each token would try thousands of alternatives at every character, and
-block all other threads. `ControlTexts` sorts the tokens, so that a binary search suffices at each position.
+block all other threads. `ControlTexts` sorts the tokens, and needs only a binary search at each position.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 class ControlTexts:
-    """The texts of control tokens. If several tokens begin at the same position of a text, the longest is found.
+    """The texts of control tokens. If several tokens begin at the same position of a text, the longest one is found.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class ControlTexts:
     def _length(self, rest: str) -> int:
         """Returns the length of the longest token at the beginning of a text, or 0.
 
-        That token sorts before the text, and every token between the two begins with it.
+        In sorted order, that token is before the text, and every token between the two begins with that token.
         """
         at = bisect(self.texts, rest) - 1
         while at >= 0 and not rest.startswith(self.texts[at]):
@@ -56,7 +56,7 @@ class ControlTexts:
 
 
 def _shorter(texts: list[str]) -> list[int]:
-    """Returns, for each of the sorted texts, the index of the longest other text that is its prefix, or -1."""
+    """Returns for each of the sorted texts the index of the longest other text that is its prefix, or -1."""
     found, open_ = list[int](), list[int]()
     for i, text in enumerate(texts):
         while open_ and not text.startswith(texts[open_[-1]]):

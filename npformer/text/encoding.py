@@ -1,7 +1,7 @@
 """Converts texts to token ids that fit a model, for tasks, traces, golden files, training and views.
 
 `Encoder` converts a text or a `Pair` (`inputs.py`) to an `Encoded`. A text that is too long is truncated, split into
-windows, or rejected. Truncation gives the same ids as in Transformers. All warnings about truncation begin with the
+windows, or rejected. Truncation gives the same ids as in Transformers. Every warning about truncation begins with the
 text of `was_cut`. `SourceEncoder` encodes the source of an encoder-decoder.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 IDS = np.ndarray | list | Text  # accepted forms of token ids
-TokenRow = tuple[int, str, bool, int | None, int | None]  # id, token, is special, first character and end
+TokenRow = tuple[int, str, bool, int | None, int | None]  # id, token, whether it is special, first character, and end
 LEAST_STEP = 8  # each window of a pair advances by at least 1 / LEAST_STEP of its width
 
 
@@ -61,8 +61,8 @@ class Encoded:
     def rows(self) -> list[slice]:
         """The rows to use from each piece, which together cover the text once. Overlaps are split in the middle.
 
-        Each token thus comes from the piece in which it has more context. [CLS] comes from the first piece, and [SEP]
-        from the last piece.
+        Each token therefore comes from the piece in which it has more context. [CLS] comes from the first piece, and
+        [SEP] from the last piece.
         """
         before = self.pieces[0].special_tokens_mask.index(0) if len(self.pieces) > 1 else 0
         after = len(self.pieces[0]) - before - sum(1 - each for each in self.pieces[0].special_tokens_mask)
@@ -101,9 +101,9 @@ class Encoder:
         """Encodes each text as pieces that fit the model.
 
         long: how to handle a text that is too long, one of LONG. cut: the text of a pair to truncate, "first", "second"
-        or "longest". limit: maximum tokens of a piece; the model's own maximum applies too. stride: tokens that
+        or "longest". limit: maximum tokens of a piece, in addition to the model's own maximum. stride: tokens that
         neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit
-        or exceeds the limit `characters`. With long="truncate", a text above that limit may be truncated instead;
+        or exceeds the limit `characters`. With long="truncate", a text above that limit may be truncated instead, and
         n_tokens then counts only the beginning of the text.
         """
         encoded = self.attempt(given, long, cut, limit, stride)
@@ -115,7 +115,7 @@ class Encoder:
     def attempt(
         self, given: Sequence[str | Pair], long: str, cut: str, limit: int | None, stride: int | None
     ) -> list[Encoded | NpformerError]:
-        """Like `read`, but returns an error for each text that does not fit instead of raising it."""
+        """Does the same as `read`, but returns the error for each text that does not fit instead of raising it."""
         encoded: list[Encoded | NpformerError | None] = [
             self._try(self._in_blocks, each, long, cut, limit, stride) for each in given
         ]
@@ -133,7 +133,7 @@ class Encoder:
         """All tokens of a text without truncation. special: include special tokens.
 
         A long text is tokenized in blocks if the tokenizer has safe split points (see `Borders`). Raises NpformerError
-        when the number of tokens exceeds `most` by more than a few tokens.
+        if the number of tokens exceeds `most` by more than a few tokens.
         """
         if special and len(text) <= BLOCK:
             return Tokens.of(self._whole(text, special=True))
@@ -176,11 +176,11 @@ class Encoder:
     def _begun(self, given: str | Pair, cut: str, limit: int | None) -> Encoded | None:
         """Encodes the part of a long text that truncation keeps. Returns None for a text that is short enough.
 
-        Counts all tokens block by block, except tokens beyond the limit `characters`. If truncation removes the end,
-        this takes constant memory.
+        Counts all tokens block by block, except tokens beyond the limit `characters`. The memory is constant if
+        truncation removes the end.
         """
         if self.keeps_end and self._check_length(given):
-            return None  # tokenizing the whole text reports the error
+            return None  # the error is reported when the whole text is tokenized
         texts = [self._within(text) for text in _texts(given)]
         if all(next(self.borders.blocks(text), (0, 0))[1] == len(text) for text in texts):
             return None  # each text is a single block
@@ -202,7 +202,7 @@ class Encoder:
         return text if len(text) <= most else text[: self.borders.before(text, most, most // 2)]
 
     def _kept(self, text: str, count: int) -> tuple[Tokens, int]:
-        """The first `count` or more tokens of a text, or the last `count` tokens, and the total number of tokens."""
+        """At least the first `count` tokens of a text, or the last `count` tokens, and the total number of tokens."""
         if self.keeps_end:
             tokens = tokens_of_blocks(self._read_blocks(text))
             return tokens[max(len(tokens) - count, 0) :], len(tokens)
@@ -270,10 +270,10 @@ class Encoder:
         return with_special_tokens(self._frame(texts), kept)
 
     def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
-        """Splits a text into windows that share `stride` tokens. For a pair, splits one text and repeats the other.
+        """Splits a text into windows that share `stride` tokens. In a pair, only one text is split.
 
-        The windows of a pair share fewer tokens if each window would otherwise hardly advance. Long texts are tokenized
-        in blocks if the tokenizer has safe split points.
+        The windows of a pair share fewer tokens if each window would otherwise advance by very few tokens. Long texts
+        are tokenized in blocks if the tokenizer has safe split points.
         """
         if too_long := self._check_length(given):
             raise too_long
@@ -306,7 +306,7 @@ class Encoder:
     def _read_blocks(self, text: str) -> Iterator[tuple[int, int, Encoding]]:
         """Yields, for each block of a text, the start of the tokenized part, the first character, and the tokens.
 
-        Tokenizing starts one character before the block, because a tokenizer may treat a leading space differently.
+        Tokenization starts one character before the block, because a tokenizer may treat a leading space differently.
         """
         for first, end in self.borders.blocks(text) if len(text) > BLOCK else [(0, len(text))]:
             start = max(first - 1, 0)
@@ -315,7 +315,7 @@ class Encoder:
     def _frame(self, texts: Sequence[str]) -> Tokens:
         """One token of each text, with special tokens: a template for the positions of special tokens.
 
-        The tokenizers library cannot add special tokens to truncated tokens without shifting the offsets again.
+        The tokenizers library cannot add special tokens to truncated tokens without shifting their offsets again.
         """
         if len(texts) not in self._frames:
             some = [self._first_token(text) for text in texts]
@@ -328,8 +328,8 @@ class Encoder:
         """The first token of a text, or an empty Encoding for a text without tokens.
 
         The token comes from a truncated Encoding, because an Encoding without overflow has no sequence id. The library
-        adds special tokens to the whole overflow, so a short overflow is created by repeating the beginning of the
-        text.
+        adds special tokens to the whole overflow. To keep the overflow short, only the text of the first token is
+        encoded, repeated once.
         """
         for start, _, block in self._read_blocks(text):
             if end := next((end for _, end in block.offsets if end), 0):
@@ -397,7 +397,7 @@ class SourceEncoder:
         self.keeps_end = truncation_side(model.folder, self.tokenizer) == "left"
 
     def read(self, text: str, long: str = "", to: str | None = None, prefix: str = "") -> Encoded:
-        """Encodes a source as one piece. A source that is too long is an error unless long is "truncate".
+        """Encodes a source as one piece. Raises an error for a source that is too long, unless long is "truncate".
 
         to: the target language, used if the text does not begin with a language code. prefix: text to prepend. Raises
         NpformerError for an empty text and for an unknown language code at its beginning.
@@ -422,7 +422,7 @@ class SourceEncoder:
         """The first or last ids, with the special tokens around a text."""
         if not self.keeps_end:
             return np.append(ids[: self.limit - 1], ids[-1])
-        before = len(self.tokenizer.encode("")) - 1  # an end token follows each source
+        before = len(self.tokenizer.encode("")) - 1  # excludes the end token after each source
         return np.append(ids[:before], ids[len(ids) - self.limit + before :])
 
     def described(self, text: str, special: bool, most: int) -> list[TokenRow]:

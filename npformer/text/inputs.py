@@ -1,4 +1,4 @@
-"""The inputs of a task: a text, or a `Pair` for a model that reads two texts. A list of two texts is two inputs."""
+"""The inputs of a task: a text, or a `Pair` for a model that reads two texts. A list of two texts means two inputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Converts the tokenizer files of older checkpoints to an equivalent tokenizer.json.
 
-`safe_tokenizer.py` can then read and check all tokenizers in the same way. There are three kinds: byte-level BPE in
-vocab.json and merges.txt (Radford et al., 2019, section 2.2), a unigram model in a SentencePiece file (Kudo, 2018,
+`safe_tokenizer.py` can then read and check all tokenizers in the same way. The files are of three kinds: byte-level BPE
+in vocab.json and merges.txt (Radford et al., 2019, section 2.2), a unigram model in a SentencePiece file (Kudo, 2018,
 "Subword regularization"), and BPE in a SentencePiece file (Sennrich et al., 2016).
 """
 
@@ -31,8 +31,8 @@ from npformer.text.sentencepiece_file import (
 MERGES, MERGES_VOCABULARY = "merges.txt", "vocab.json"
 FAIRSEQ, ALBERT, DEBERTA = "sentencepiece.bpe.model", "spiece.model", "spm.model"
 LLAMA = "tokenizer.model"
-MOST_MERGES = 1 << 20  # maximum pairs; Gemma's 256,000 pieces have about 600,000
-MOST_TRIED = 1 << 26  # maximum characters in all splits of pieces; Gemma's have about 20 million
+MOST_MERGES = 1 << 20  # maximum number of pairs; Gemma's 256,000 pieces form about 600,000 pairs
+MOST_TRIED = 1 << 26  # maximum characters in all splits of pieces; Gemma's pieces have about 20 million
 
 
 def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def describe_llama(path: Path, file: SentencePiece, limits: Limits) -> tuple[dic
     """
     symbols = any(piece.type == USER_DEFINED for piece in file.pieces)
     for there, what in (
-        (file.charsmap, "a character map"),  # the tokenizers library would apply it to graphemes, not to characters
+        (file.charsmap, "a character map"),  # the tokenizers library would apply the map to graphemes
         (file.removes_spaces, "a normalizer that removes spaces"),
         (file.dummy_prefix and symbols, "a space before texts together with user-defined symbols"),
     ):
@@ -160,7 +160,7 @@ def _never_split(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
 
 
 def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
-    """The component that replaces spaces with ▁ and, with prefix_space, adds ▁ before each text.
+    """The component that replaces spaces with ▁ and, if prefix_space is set, adds ▁ before each text.
 
     otherwise: the prepend_scheme to use without prefix_space.
     """
@@ -193,7 +193,7 @@ def albert_clean_up(lower_case: bool, keep_accents: bool) -> list[dict[str, Any]
 
 
 def _description(normalizer: Any, pre_tokenizer: Any, model: dict[str, Any]) -> dict[str, Any]:
-    """The content of a tokenizer.json without special tokens, which are added later."""
+    """The content of a tokenizer.json. Special tokens are added later."""
     return {
         "version": "1.0",
         "truncation": None,

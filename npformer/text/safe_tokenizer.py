@@ -1,12 +1,12 @@
 """`SafeTokenizer`: a wrapper around a `tokenizers.Tokenizer` from an untrusted file.
 
 A file is checked before the library reads it (`tokenizer_checks.py`), and the tokenizer is tried on a few texts. Later
-failures of the library become NpformerErrors, even Rust panics, which are not Exceptions. Rust also prints a panic to
-stderr, which Python cannot prevent. Most panics occur while a model is loaded.
+failures of the library become NpformerErrors, including Rust panics, which are not Exceptions. Rust also prints a panic
+to stderr, which Python cannot prevent. Most panics occur while a model is loaded.
 
-Time is not limited here. A regular expression in a file can take time quadratic in the length of a text, and neither a
-check of the file nor a trial reveals such texts. Read untrusted files in a process with a time limit, such as `timeout
-60 npformer classify -m FOLDER`.
+This module does not limit time. A regular expression in a file can take time quadratic in the length of some texts, and
+neither a check of the file nor a trial reveals these texts. Read untrusted files in a process with a time limit, such
+as `timeout 60 npformer classify -m FOLDER`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from npformer.text.tokenizer_checks import NORMAL_FORMS, check_marks, check_rows
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-#: Texts for trials of a tokenizer: empty, words, combining accents, scripts, symbols, control characters, spaces.
+#: Texts for trials of a tokenizer: an empty text, and words, combining accents, scripts, symbols, control characters
+#: and spaces.
 TRIED = (
     "",
     "a",
@@ -40,13 +41,13 @@ TRIED = (
 )
 #: Texts that are repeated to test tokenizers with regular expressions.
 REPEATED = ("a", " ", "1", "\n", ".", "ab ", TRIED[-1])
-CONTINUED = re.compile(rb'"##[^"]')  # a piece of WordPiece that continues a word
+CONTINUED = re.compile(rb'"##[^"]')  # a piece that continues a word in WordPiece
 LONGER = 8  # maximum length of a normalized text, in multiples of the limit `characters`
 BLOCK = 1024  # characters that are normalized at once to measure their length
 AT_ONCE = 16_384  # characters that are tokenized in a few milliseconds
 LONGEST = 4096  # length in characters of the longest trial text
-SECONDS = 0.1  # maximum CPU time of a trial, which usually takes 0.005 s
-TRIES = 3  # number of trials that must all exceed SECONDS, because a virtual machine may count time while it is paused
+SECONDS = 0.1  # maximum CPU time of a trial; the usual time is 0.005 s
+TRIES = 3  # trials that must all exceed SECONDS, because a paused virtual machine may count its pause as CPU time
 
 
 class Uncalled:
@@ -64,7 +65,7 @@ class SafeTokenizer(Uncalled):
     """A wrapper around a `tokenizers.Tokenizer`, with methods that raise NpformerErrors that begin with `where`.
 
     growth: as in `check_growth`, which rejects texts that would become too long. side: the side from which
-    tokenizer.json truncates. rows: rows of the embedding table; a text is rejected if a token has no row.
+    tokenizer.json truncates. rows: rows of the embedding table; a text with a token that has no row is rejected.
     """
 
     truncation_side: str
@@ -82,7 +83,7 @@ class SafeTokenizer(Uncalled):
         self.__dict__.update(own, _rows=rows, _added={}, _names={})
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copy and pickle look up such names before __init__ has run
+        if name.startswith("_"):  # copy and pickle look up such names before __init__ runs
             raise AttributeError(name)
         if not hasattr(self._tokenizer, name):
             raise missing(self, name, TOKENIZER)
@@ -97,7 +98,7 @@ class SafeTokenizer(Uncalled):
         setattr(self._tokenizer, name, value)
 
     def _forget(self, name: str) -> None:
-        """Forgets the names of tokens, before setting an attribute or calling a method that may change these names."""
+        """Forgets the names of tokens before an attribute is set or a method is called that may change these names."""
         if name == "model" or name.startswith(("add_", "train")):
             self._added.clear()
             self._names.clear()
@@ -128,8 +129,8 @@ class SafeTokenizer(Uncalled):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Converts ids to a text.
 
-        The id determines whether a token is special. tokenizers 0.23 uses the normalized text of the token instead, and
-        thus misses special tokens in Llama's folders of 2023.
+        The id determines whether a token is special. tokenizers 0.23 uses the normalized text of the token instead,
+        which misses special tokens in Llama's folders of 2023.
         """
         with safely(f"{self._where}: the tokenizer failed"):
             added = self._added_tokens()
@@ -177,7 +178,7 @@ def strings(texts: Any) -> Iterator[str]:
 
 
 def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, made_of: Callable[[str], int]) -> None:
-    """Raises NpformerError for texts that would become too long when normalized and exhaust memory.
+    """Raises NpformerError for texts that normalization would make so long that they exhaust memory.
 
     Only texts that could become too long are measured, block by block. A match that spans two blocks is missed. growth:
     maximum ratio of new to old length, without Unicode normal forms. made_of: function that returns the length of a
@@ -266,8 +267,8 @@ def tried(read: Read, path: Path, rows: int, limits: Limits) -> SafeTokenizer:
             result.decode(ids, skip_special_tokens=False)
     for text in REPEATED if has_regex else ():
         length = 8
-        while length <= LONGEST:  # doubling finds slow patterns while texts are still short
-            given = (text * length)[:length] + "!"  # the last character makes a match fail, but only at the end
+        while length <= LONGEST:  # doubling the length finds slow patterns while texts are short
+            given = (text * length)[:length] + "!"  # the last character makes a match fail only at the end
             if all(_seconds(result, given) > SECONDS for _ in range(TRIES)):
                 raise NpformerError(f"{path}: its regular expressions take too long on {length} characters")
             length *= 2

@@ -18,8 +18,8 @@ from npformer.common.limits import LIMITS, Limits
 
 PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # fields of the model
 MODEL_TYPE, BYTE_FALLBACK = 3, 35  # fields of the trainer
-#: Role of a special token -> the trainer's field and default for the id (negative: no such token), and the trainer's
-#: field and default for the piece.
+#: Maps the role of a special token to the trainer's field and default for its id (a negative id means no such token),
+#: and to the field and default for its piece.
 ROLES = {
     "unk_token": (40, 0, 45, "<unk>"),
     "bos_token": (41, 1, 46, "<s>"),
@@ -29,7 +29,7 @@ ROLES = {
 CHARSMAP, DUMMY_PREFIX, REMOVES_SPACES = 2, 3, 4  # fields of a normalizer
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
-MOST_FIELDS = 1 << 21  # maximum fields of a message; a model has one field per piece, up to about 250,000
+MOST_FIELDS = 1 << 21  # maximum number of fields of a message; a model has one field per piece, up to about 250,000
 MOST_CHARACTERS = 1 << 23  # maximum characters of all pieces; the 900,000 pieces of XLM-V have about six million
 MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "words", 4: "characters"}
 
@@ -49,7 +49,7 @@ class SentencePiece(NamedTuple):
     charsmap: bytes  # map of the normalizer; may be empty
     byte_fallback: bool
     dummy_prefix: bool  # a space is added before a text
-    removes_spaces: bool  # at both ends of a text, and all except one between words
+    removes_spaces: bool  # removes spaces at both ends of a text, and all spaces except one between words
     special: dict[str, str]  # the special tokens from training, by role
 
 

@@ -1,7 +1,7 @@
 """The special tokens named in the files of a folder, by role, and the tokens that are never split.
 
-As in Transformers, special_tokens_map.json overrides tokenizer_config.json, but is ignored if tokenizer_config.json has
-added_tokens_decoder.
+As in Transformers, special_tokens_map.json overrides tokenizer_config.json, but it is ignored if tokenizer_config.json
+contains added_tokens_decoder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 GPT_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-#: Class (without "Tokenizer") of a decoder's tokenizer -> special tokens for a folder that does not name any.
+#: Maps the class (without "Tokenizer") of a decoder's tokenizer to its default special tokens.
 USUAL: Mapping[str, Mapping[str, str]] = {
     "Llama": LLAMA_TOKENS,
     "CodeLlama": LLAMA_TOKENS,
@@ -46,12 +46,12 @@ USUAL_CLASS = {
 
 
 def usual_tokens(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
-    """The special tokens of a decoder's tokenizer class, for a folder that does not name any."""
+    """The default special tokens of a decoder's tokenizer class, for a folder that names no special tokens."""
     return USUAL.get(decoder_class(folder, settings), {})
 
 
 def decoder_class(folder: Path, settings: Mapping[str, Any]) -> str:
-    """The tokenizer class (without "Tokenizer") in the files of a decoder, or by default that of its model_type."""
+    """The tokenizer class (without "Tokenizer") that the files of a decoder name. The default depends on model_type."""
     if name := class_of(folder, settings):
         return stem(name)
     described = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
@@ -120,7 +120,7 @@ def _not_strings(folder: Path, files: list[Mapping[str, Any]]) -> NpformerError:
 def added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
     """The tokens that are never split: those in added_tokens_decoder or added_tokens.json, by id, then special tokens.
 
-    Special tokens that are already among the added tokens are not repeated.
+    Special tokens are not repeated if they are already among the added tokens.
     """
     path = folder / ADDED_TOKENS
     names = [token_text(each) for each in special.values()]

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-CHARACTER = 4  # maximum bytes of a character in UTF-8, and thus maximum tokens of a character
+CHARACTER = 4  # maximum bytes, and thus maximum tokens, of a character in UTF-8
 PARTIAL = "\ufffd"  # the text of an incomplete character
 
 
 class StopStrings:
-    """A function of rows of ids: whether a stop string ends in the last token of each row, (R, L) -> (R,).
+    """A function that returns whether a stop string ends in the last token of each row of ids, (R, L) -> (R,).
 
-    As in Transformers, a stop string may begin in the prompt, and may end inside the last token. Negative ids are
+    As in Transformers, a stop string may begin in the prompt, and it may end inside the last token. Negative ids are
     padding.
     """
 
@@ -35,7 +35,7 @@ class StopStrings:
         return any(text.find(each, max(0, known - len(each) + 1)) >= 0 for each in self.strings)
 
     def _from_a_character(self, ids: list[int]) -> list[int]:
-        """The last tokens, enough to contain any of the strings, starting at the beginning of a character if possible.
+        """Enough of the last tokens to contain any of the strings, from the beginning of a character if possible.
 
         A decoder with a token for each byte turns bytes that begin inside a character into U+FFFD.
         """
@@ -43,7 +43,7 @@ class StopStrings:
         return next((each for each in tails if not self._text(each).startswith(PARTIAL)), ids[-self.longest :])
 
     def _known(self, ids: list[int]) -> int:
-        """The number of characters that are complete without the last token, which may complete another character."""
+        """The number of characters that are complete before the last token, which may complete one more."""
         known = 0
         for end in range(len(ids) - 1, max(len(ids) - 1 - CHARACTER, -1), -1):
             before = self._text(ids[:end])

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 MOST_SENTINELS = 10_000  # maximum number of T5's sentinels <extra_id_0>, ...
 
-#: Unicode white space, which the tokenizers library strips from the end of each line in a vocab.txt.
+#: Unicode white space, which the tokenizers library strips from the end of each line of a vocab.txt.
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 
 #: Normalization settings of BERT: name in tokenizer_config.json -> name in the normalizer, and default.
@@ -70,8 +70,8 @@ CLEAN_UP: dict[str, tuple[str, bool | None]] = {
 def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> SafeTokenizer:
     """Reads the tokenizer of a checkpoint folder for a model with this config.
 
-    Raises NpformerError for a folder without a tokenizer, an unreadable file, a piece without a row in the embedding
-    table, a file that exceeds the limits, and a tokenizer that fails on a trial text.
+    Raises NpformerError for a folder without a tokenizer, an unreadable file, a file that exceeds the limits, a piece
+    without a row in the embedding table, and a tokenizer that fails on a trial text.
     """
     settings, rows = read_settings(folder), config.vocab_size
     family = _family(config, folder, settings)
@@ -113,7 +113,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
 
 
 def longest_text(folder: Path | None, config: Config) -> int:
-    """The maximum number of tokens: the smaller of max_length and model_max_length in tokenizer_config.json."""
+    """The maximum number of tokens: the smaller of max_length, and of model_max_length in tokenizer_config.json."""
     limit = read_settings(folder).get("model_max_length") if folder is not None else None
     if limit is None or not isinstance(limit, int | float) or isinstance(limit, bool):
         return config.max_length
@@ -130,7 +130,7 @@ def truncation_side(folder: Path | None, tokenizer: Any) -> str:
 
 
 def gives_token_types(folder: Path | None, config: Config) -> bool:
-    """Whether the tokenizer provides token types; model_input_names in tokenizer_config.json may omit them."""
+    """Whether the tokenizer provides token types. model_input_names in tokenizer_config.json may omit them."""
     names = read_settings(folder).get("model_input_names") if folder is not None and config.reads_token_types else None
     if names is not None and not isinstance(names, list):
         raise NpformerError(f"{folder}/{SETTINGS}: model_input_names: expected a list of names, got {shown(names)}")
@@ -146,7 +146,7 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
 
 
 def _family(config: Config, folder: Path, settings: Mapping[str, Any]) -> Family:
-    """The family of the tokenizer, from the tokenizer class, because some BERT models have XLM-RoBERTa's tokenizer."""
+    """The family of the tokenizer, from its class, because some BERT models have XLM-RoBERTa's tokenizer."""
     name = stem(class_of(folder, settings))
     own = next((key for key in FAMILIES if key.replace("-", "") == name.lower()), "")
     if not own and name in CLASSES[VOCABULARY]:  # such as LayoutLMTokenizer
@@ -214,7 +214,7 @@ def _described(
         return _boolean(path.with_name(SETTINGS), settings, name, default)
 
     if path.name == MERGES:
-        if family.special_tokens == SPECIAL_TOKENS:  # such as Qwen2, with a different regular expression
+        if family.special_tokens == SPECIAL_TOKENS:  # a family such as Qwen2, with a different regular expression
             raise NpformerError(
                 f"{path}: {family.model_type} models do not split texts as GPT-2 does, so merges.txt is not enough; "
                 f"copy {FILE} from the original model, or write it with save_pretrained of transformers' tokenizer"

@@ -24,7 +24,7 @@ from npformer.config import MOST
 Part = Mapping[str, Any]
 
 STRING, NUMBER = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', rb"[-+.0-9eE]++"
-#: The long parts of a file: pieces with ids, pieces with scores, and merges. These parts are skipped, because they
+#: The long parts of a file: pieces with ids, pieces with scores, and merges. The checks skip these parts, because they
 #: cannot lengthen a text, and parsing them in Python would double the time to load a tokenizer.
 TABLES = re.compile(
     rb'"(?:vocab|merges)"\s*+:\s*+(?:'
@@ -32,8 +32,8 @@ TABLES = re.compile(
     + rb"\[(?:\s*+(?:" + STRING + rb"|\[\s*+" + STRING + rb"\s*+,\s*+(?:" + STRING + rb"|" + NUMBER + rb")\s*+\])"
     + rb"\s*+,?)*+\s*+\])"
 )  # fmt: skip
-#: Each string of a table, with its id or an empty text. The pattern also matches strings without an id; if it failed
-#: there, it would be retried at each quote inside them.
+#: Matches each string of a table, with its id or an empty text. The pattern also matches strings without an id, because
+#: it would otherwise be tried again at each quote inside such a string.
 IDS = re.compile(STRING + rb"(?:\s*+:\s*+(\d++))?+")
 
 
@@ -59,7 +59,7 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
     highest = max([_highest_id(where, list(filter(None, IDS.findall(table))), rows) for table in tables], default=0)
     reader = _Reader(where, rows, limits)
     reader.check_model(data.get("model"))
-    unusual = data["model"].get("vocab")  # a table in a form that `TABLES` does not match
+    unusual = data["model"].get("vocab")  # a table whose form `TABLES` does not match
     if isinstance(unusual, Mapping):
         highest = max(
             highest, _highest_id(where, [b"%d" % each for each in unusual.values() if type(each) is int], rows)
@@ -70,13 +70,13 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
     reader.growth("post_processor", data.get("post_processor"))
     for names, times in (("normalizer and pre_tokenizer", before), ("decoder", after)):
         limits.check("growth", times, f"{where}: {names}: growth of a text")
-    added = growth * reader.added_tokens(data.get("added_tokens"))  # normalized when the library reads the file
+    added = growth * reader.added_tokens(data.get("added_tokens"))  # the library normalizes them when it reads the file
     limits.check("characters", added, f"{where}: added_tokens: characters")
     return {**data, "has_regex": reader.has_regex, "growth": before, "highest": highest}
 
 
 def _highest_id(where: str, ids: Sequence[bytes], rows: int) -> int:
-    """The highest id of a vocabulary, from decimal digits. Rejects ids far above the rows of the embedding table."""
+    """The highest id of a vocabulary, given decimal digits. Rejects ids far above the rows of the embedding table."""
     check_rows(where, len(ids), rows)
     most = rows + spare(rows)
     highest = most if max(map(len, ids), default=0) > 18 else max(map(int, ids), default=0)
@@ -88,9 +88,9 @@ def _highest_id(where: str, ids: Sequence[bytes], rows: int) -> int:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Creates a dict from a JSON object, for json.loads. Rejects duplicate keys, which JSON readers treat differently.
+    """Creates a dict from a JSON object, for json.loads. Rejects duplicate keys, on which JSON readers differ.
 
-    The key "table" stands for a skipped table, so it may occur several times.
+    The key "table" replaces each skipped table, so this key may occur several times.
     """
     read = dict(pairs)
     if len(read) < len(pairs) and len(read) - ("table" in read) < sum(key != "table" for key, _ in pairs):
@@ -101,7 +101,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def spare(rows: int) -> int:
     """The number of pieces that may lack a row in the embedding table, such as a blank last line in vocab.txt.
 
-    A tokenizer with more such pieces belongs to a different model. Added tokens are not counted.
+    A tokenizer with more such pieces belongs to a different model. Added tokens do not count.
     """
     return max(8, rows // 100)
 
@@ -136,8 +136,8 @@ def check_charsmap(where: str, blob: bytes) -> int:
     """Checks the character map of SentencePiece. Returns the length of the longest replacement of a character.
 
     The map consists of the size of a trie (4 bytes), the trie (a double array of 32-bit units), and texts that end with
-    a zero byte. Readers walk the trie without bounds checks, so each step must stay inside the trie. Yata
-    et al., 2007, "A compact static double-array keeping character codes". The units have the format of darts-clone.
+    a zero byte. Readers walk the trie without bounds checks, so every step must stay inside the trie. Yata et al.,
+    2007, "A compact static double-array keeping character codes". The units have the format of darts-clone.
     """
     size = int.from_bytes(blob[:4], "little")
     if not 0 < size <= len(blob) - 4 or size % 1024:
@@ -203,7 +203,7 @@ class _Reader:
     def replace(self, part: Part, where: str) -> int:
         is_regex, pattern = self.pattern(where, part)
         content = self.text(where, part, "content")
-        if not pattern or (is_regex and content):  # the pattern may match between any two characters
+        if not pattern or (is_regex and content):  # such a pattern may match between any two characters
             return 1 + len(content)
         return 1 if is_regex else max(1, -(-len(content) // len(pattern)))
 
@@ -313,8 +313,8 @@ def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
 
 NORMAL_FORMS = 18  # maximum number of characters in a Unicode normal form of one character
 
-#: Field of tokenizer.json -> type of part -> its growth. Unicode normal forms have growth 1, because applying them
-#: repeatedly has no further effect. `check_growth` multiplies by NORMAL_FORMS once.
+#: Field of tokenizer.json -> type of part -> its growth. Unicode normal forms have growth 1, because a repeated normal
+#: form has no further effect. `check_growth` multiplies by NORMAL_FORMS once.
 PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {
     "normalizer": {
         **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents"), _times(1)),

@@ -19,7 +19,7 @@ from npformer.text.legacy_files import ALBERT, DEBERTA, FAIRSEQ, LLAMA, MERGES
 
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
 FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA, LLAMA)  # in search order
-MERGES_OF_WORDS = "bpe.codes"  # next to the vocab.txt of BertweetTokenizer and PhobertTokenizer
+MERGES_OF_WORDS = "bpe.codes"  # file next to the vocab.txt of BertweetTokenizer and PhobertTokenizer
 
 #: Values of tokenizer_class that make Transformers use a tokenizer.json unchanged.
 OF_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -37,13 +37,14 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     LLAMA: ("Llama", "CodeLlama", "Gemma"),
 }  # fmt: skip
 
-#: Classes written in Python. Transformers reads their own files, never a tokenizer.json.
+#: Classes written in Python. For these, Transformers reads their own files, never a tokenizer.json.
 IN_PYTHON = (
     "BertGeneration", "BertJapanese", "Bertweet", "BioGpt", "ByT5", "Canine", "CTRL", "Esm", "Flaubert", "FSMT",
     "GPTNeoXJapanese", "Luke", "MLuke", "Phobert", "ProphetNet", "RoCBert", "Tapas", "XLM", "XLMProphetNet",
 )  # fmt: skip
 
-#: Setting of BertJapaneseTokenizer that changes how texts are split -> the value for the same behaviour as BERT.
+#: Maps each setting of BertJapaneseTokenizer that changes how texts are split to the value with which it works like
+#: BERT.
 SPLITTING = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
 
 INSTEAD = "encode texts with that class in transformers, and give the model their token ids"
@@ -57,7 +58,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def class_of(folder: Path, settings: Mapping[str, Any]) -> str:
     """The class that a folder names in tokenizer_config.json, or else in config.json, without "Fast".
 
-    "" if no class is named. The names in `OF_NO_FAMILY` are complete.
+    Returns "" if no class is named. Names in `OF_NO_FAMILY` keep "Fast".
     """
     return _named(folder, settings)[1]
 
@@ -112,7 +113,7 @@ def _named(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, str]:
 
 
 def _own_code(settings: Mapping[str, Any]) -> str:
-    """The tokenizer class in the custom code of a checkpoint, from auto_map, or ""."""
+    """The tokenizer class in the checkpoint's own code, from auto_map; "" if there is no such class."""
     named = settings.get("auto_map")
     classes = named.get("AutoTokenizer") if isinstance(named, Mapping) else named
     several: Collection[Any] = classes if isinstance(classes, list) else [classes]

@@ -52,8 +52,8 @@ class TranslationTokenizer(Protocol):
 def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> TranslationTokenizer:
     """The tokenizer in the folder of a translation model.
 
-    The files are source.spm, target.spm and vocab.json, which sentencepiece reads; or tokenizer.json, with
-    target_tokenizer.json if the target has its own tokenizer; or any other tokenizer file for encoders (FILES).
+    The files are one of three kinds: source.spm, target.spm and vocab.json, which sentencepiece reads; tokenizer.json,
+    with target_tokenizer.json if the target has its own tokenizer; or any other tokenizer file for encoders (FILES).
     Raises NpformerError for files that are missing, unreadable or beyond the limits, for a vocabulary that does not
     match the model, and for a tokenizer that fails on a short text.
     """

@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-AGAIN = 8  # maximum tokens of the character that a block repeats from the previous block
+AGAIN = 8  # maximum tokens of the one character that a block repeats from the previous block
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Tokens:
 
     numbers: np.ndarray  # (L,): token ids
     names: np.ndarray  # (L,): tokens as str; equal tokens are the same object
-    places: np.ndarray  # (L, 2): first character of each token, and the character after the last
+    places: np.ndarray  # (L, 2): first character of each token, and the character after its last
     words: np.ndarray  # (L,): index of the word of each token; -1 for special tokens
     sources: np.ndarray  # (L,): index of the text in a pair, 0 or 1; -1 for special tokens
     kinds: np.ndarray  # (L,): token types
@@ -94,7 +94,7 @@ class Tokens:
             ):
                 start, _ = spans.get((source, number), (first, end))
                 spans[source, number] = start, end
-            self._spans = spans  # assigned when complete, because other threads may read the attribute
+            self._spans = spans  # assigned only when complete, because other threads may read it
         return self._spans.get((sequence_index, word)) if word >= 0 else None
 
 
@@ -102,7 +102,7 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | No
     """Joins the tokens of the blocks of a text. A block is `(start, first, tokens)`, tokenized from `start` on.
 
     Tokens before character `first` belong to the previous block and are dropped. Raises NpformerError for more than
-    `most` + AGAIN tokens, before copying the block that exceeds this number.
+    `most` + AGAIN tokens, before it copies the block that exceeds this number.
     """
     known: dict[str, str] = {}
     parts: list[Tokens] = []
@@ -127,8 +127,8 @@ def moving_text(lengths: Sequence[int], cut: str) -> int:
 def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
     """The number of tokens to keep from each text, computed as in the tokenizers library.
 
-    Usually only one text is truncated. With "longest", both texts are truncated if the shorter text has more than half
-    of `room` tokens. If `room` is odd, the longer text keeps one more token.
+    Usually only one text is truncated. With "longest", both texts are truncated if the shorter text has more than
+    `room` / 2 tokens. If `room` is odd, the longer text keeps one more token.
     """
     kept = list(lengths)
     moving = moving_text(lengths, cut)
@@ -142,7 +142,7 @@ def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
 
 
 def windows(whole: Tokens, width: int, stride: int) -> Iterator[tuple[int, Tokens]]:
-    """Yields windows of `width` tokens, with the index of the first token. Neighbouring windows share `stride` tokens.
+    """Yields windows of `width` tokens, each with the index of its first token. Neighbours share `stride` tokens.
 
     The last window ends at the end of the text and may be shorter.
     """

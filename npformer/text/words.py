@@ -14,11 +14,11 @@ import numpy as np
 #: The markers of SentencePiece and byte-level BPE at the start of a word. WordPiece marks the other pieces with "##".
 _START_MARKS = ("▁", "Ġ")
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that byte-level BPE leaves unchanged
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that byte-level BPE does not replace
 _BYTES = {chr(byte): byte for byte in _PRINTED} | {
     chr(256 + n): byte for n, byte in enumerate(byte for byte in range(256) if byte not in _PRINTED)
 }
-#: Names of bytes of characters outside ASCII, as SentencePiece writes them: "<0xF0><0x9F>".
+#: SentencePiece's names of bytes outside ASCII, such as "<0xF0><0x9F>".
 _BYTE_NAMES = re.compile("(?:<0x[89A-F][0-9A-F]>)+")
 Span = tuple[int, int]
 
@@ -73,7 +73,7 @@ def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def _of_bytes(tokens: Sequence[str]) -> bool:
-    """Whether the tokens are from byte-level BPE, recognized by the marker or by characters for valid UTF-8."""
+    """Whether the tokens are from byte-level BPE: a token has its marker, or all characters stand for valid UTF-8."""
     if any(token.startswith("Ġ") for token in tokens):
         return True
     text = "".join(tokens)
@@ -84,13 +84,13 @@ def _of_bytes(tokens: Sequence[str]) -> bool:
 
 
 def name_after_word(token: str, words: Sequence[str]) -> str:
-    """Readable name of a token that continues a word: `##le` for `le` if some of `words` begin with a marker."""
+    """Readable name of a token that continues a word: `##le` for `le` if any of `words` begins with a marker."""
     starts = [each for each in words if each.startswith(_START_MARKS)][:1]
     return piece_names([*starts, token])[-1]
 
 
 def _named(names: re.Match[str]) -> str:
-    """Decodes named bytes; names of invalid or partial characters are unchanged."""
+    """Decodes named bytes, except in invalid or incomplete characters."""
     try:
         return bytes.fromhex(re.sub("<0x|>", "", names[0])).decode()
     except UnicodeDecodeError:
@@ -98,7 +98,7 @@ def _named(names: re.Match[str]) -> str:
 
 
 def byte_level_text(token: str) -> str:
-    """Decodes a token of byte-level BPE, with SentencePiece's marker and names of bytes: `▁<0xF0>` for `Ġð`."""
+    """Decodes a token of byte-level BPE, and writes SentencePiece's marker and names of bytes: `▁<0xF0>` for `Ġð`."""
     try:
         spelt = bytes([_BYTES[c] for c in token])
     except KeyError:  # an added token
@@ -174,7 +174,7 @@ def _stands_alone(char: str) -> bool:
 
 def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
     spans: list[Span] = []
-    joins = False  # whether the previous character can belong to a longer word
+    joins = False  # whether the previous character can be part of a longer word
     for i in range(first, end):
         alone = unicodedata.east_asian_width(text[i]) == "W" and unicodedata.category(text[i]) == "Lo"
         start = spans.pop()[0] if joins and not alone else i
@@ -194,6 +194,6 @@ def shortened(text: str, most: int = 160) -> str:
 def printable(text: str) -> str:
     """Replaces control characters, surrogates and characters that change the text direction with U+FFFD.
 
-    A terminal would execute escape sequences, and XML forbids most control characters.
+    A terminal would interpret escape sequences, and XML forbids most control characters.
     """
     return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in _DIRECTION else c for c in text)

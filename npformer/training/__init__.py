@@ -1,9 +1,9 @@
-"""Training in NumPy: gradients of the forward pass that inference runs, Adam, and a loop that can be resumed.
+"""Training in NumPy: gradients of the same forward pass as in inference, Adam, and a loop that can be resumed.
 
-Backward functions are below their forward functions, in `engine/functions.py` and the modules that build on it.
+Backward functions are below their forward functions, in `engine/functions.py` and in the modules that use this file.
 `losses.py` has the objectives, `batch_gradients.py` the gradients of a batch, `optimizer.py` and `schedule.py` the
 update, `trainer.py` the loop and `run_folder.py` its checkpoints. `data.py` reads files, `metrics.py` evaluates models,
-and `start.py` saves them.
+and `start.py` saves models.
 """
 
 from npformer.training.batch_gradients import Gradients, gradients

@@ -1,8 +1,8 @@
 """Computes the loss and gradients of a batch, in shards of packed rows, on all cores.
 
-The shards depend only on the lengths of the texts, and the gradients of shards are added in order, so that a step has
-the same bits for any number of threads. Because gradients are accumulated over shards, a batch of any size needs only
-the memory for the activations of one shard per thread.
+A step has the same bits for any number of threads, because the shards depend only on the lengths of the texts, and the
+gradients of shards are added in order. A batch of any size needs memory for the activations of only one shard per
+thread.
 """
 
 from __future__ import annotations

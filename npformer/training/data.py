@@ -65,7 +65,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
     path : .tsv (tabs, no quotes) or .csv, with the names of columns in the first line, or .jsonl (one object per line)
     label : name of the label column
     texts : names of the text column, or of the two columns of a pair
-        By default the first entry of `TEXTS` that the file has, or else the only column apart from the label.
+        The default is the first entry of `TEXTS` that the file has, or else the only column apart from the label.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
 
 
 def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
-    """Returns the sorted labels of the rows; if all are whole numbers, all numbers from 0 to the largest label.
+    """Returns the sorted labels of the rows, or all numbers from 0 to the largest label if every label is a number.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
 
 
 def label_keys(labels: Sequence[str]) -> dict[str, int]:
-    """Maps the name of each label in lower case, and the label's number as a string, to the number.
+    """Maps the name of each label in lower case, and its number as a string, to its number.
 
     If any name is a number, the mapping contains only names.
     """
@@ -162,8 +162,8 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     Raises
     ------
     NpformerError
-        If the label of a row is unknown (the message has the file and line), or `labels` has an empty name, or names
-        that differ only in case.
+        If the label of a row is unknown (the message has the file and line), or if `labels` has an empty name or two
+        names that differ only in case.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     [1]
     """
     if not all(each.strip() for each in labels):
-        raise NpformerError(f"{path}: labels: expected names, got an empty one in {','.join(labels)!r:.200}")
+        raise NpformerError(f"{path}: labels: expected names, got an empty name in {','.join(labels)!r:.200}")
     if len({each.lower() for each in labels}) < len(labels):
         raise NpformerError(f"{path}: labels: expected names that differ by more than case, got {listed(labels):.200}")
     known, ids = label_keys(labels), []
@@ -236,10 +236,10 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
 
     The target of each token is the next token.
 
-    A file is a document, followed by an end token unless the document ends with this token. Documents are concatenated,
-    so a block can contain the end of one document and the beginning of the next. Every token except the first is a
-    target once. Raises NpformerError for invalid text, with the file and line, for a file without text, and for an end
-    token outside the vocabulary.
+    Each file is a document, and an end token is added unless the document ends with this token. Documents are
+    concatenated, so a block can contain the end of one document and the beginning of the next. Every token except the
+    first is a target once. Raises NpformerError for invalid text (with the file and line), for a file without text, and
+    for an end token outside the vocabulary.
     """
     encoder, parts, ends, size = Encoder(model, limit), [], model.config.end_ids, model.config.vocab_size
     if ends and ends[0] >= size:
@@ -263,7 +263,7 @@ def blocks(ids: np.ndarray, size: int) -> list[Example]:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a file, without line ends."""
+    """Returns the lines of a file, without line ends."""
     return [line.rstrip("\r\n") for _, line in _lines(Path(path))]
 
 

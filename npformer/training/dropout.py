@@ -48,7 +48,7 @@ class Dropout(Edit):
     Parameters
     ----------
     rates : mapping from stage or pattern to a rate p, 0 <= p < 1
-        p is rounded to a multiple of 2^-16.
+        Each p is rounded to a multiple of 2^-16.
     seed : int or sequence of int, such as the seed of the run, the step and the shard
         With the same seed, the same elements are dropped.
 
@@ -76,7 +76,7 @@ class Dropout(Edit):
                 raise NpformerError(f"dropout: {name}: expected a rate of at least 0 and below 1, got {rate}")
         self._rates = dict(rates)
         self._random = np.random.Generator(np.random.SFC64(seed))
-        self._of: dict[str, int] = {}  # stage that has been computed -> rate times 2^16
+        self._of: dict[str, int] = {}  # computed stage -> rate times 2^16
 
     @property
     def unmatched(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Progress of training: a line that is updated on a terminal, and a permanent line for each finished epoch."""
+"""Shows the progress of training: a line that is updated on a terminal, and a line for each finished epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAR = 10  # characters
 
 
 class Progress:
-    """Shows the loss and accuracy of the current epoch, tokens per second over the last 100 steps, and time left."""
+    """Shows loss and accuracy of the current epoch, tokens per second over the last 100 steps, and the time left."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._line = Line(stream)
@@ -25,7 +25,7 @@ class Progress:
         self._steps.append((tokens, seconds))
 
     def show(self, epoch: int, epochs: int, state: TrainingState, per_epoch: int, total: int) -> None:
-        """Writes the line, at most ten times a second, if the stream is a terminal."""
+        """Updates the progress line at most ten times a second, if the stream is a terminal."""
         if not self._line.stream.isatty() or (time.monotonic() - self._shown < 0.1 and state.step % per_epoch):
             return
         self._shown = time.monotonic()

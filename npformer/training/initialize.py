@@ -24,10 +24,10 @@ def initialize(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any
     config : Config
     seed : int
     scheme : "normal", "torch" or "xavier"
-        "normal": N(0, 0.02^2), biases 0, as in BERT. "torch", as in nn.Linear and nn.Embedding: U(-1, 1) / sqrt(inputs)
-        for weights and biases, N(0, 1) for tables. "xavier", as in nn.Transformer: U(-1, 1) sqrt(6 / (inputs +
-        outputs)), with query, key and value as one matrix of 3 D outputs; biases of attention 0, others as in "torch";
-        tables N(0, 1 / D).
+        "normal", as in BERT: N(0, 0.02^2) for weights, and 0 for biases. "torch", as in nn.Linear and nn.Embedding:
+        U(-1, 1) / sqrt(inputs) for weights and biases, and N(0, 1) for tables. "xavier", as in nn.Transformer: U(-1, 1)
+        sqrt(6 / (inputs + outputs)) for weights, where query, key and value are one matrix of 3 D outputs, and N(0, 1 /
+        D) for tables. Biases of attention are 0, and other biases are as in "torch".
     dtype : dtype of the arrays
 
     Returns

@@ -1,4 +1,4 @@
-"""Examples, and objectives for heads and for encoder-decoders, which compute the loss and gradients of a shard.
+"""Examples, and the objectives for heads and for encoder-decoders, which compute the loss and gradients of a shard.
 
 `batch_gradients.py` sums over the shards of a batch, and `data.py` reads examples from files.
 """
@@ -56,9 +56,9 @@ class Example:
     ----------
     text : Text, or a list of choices for multiple choice
     target : int or array of int
-        For labels, the number of the label. For a head on tokens, one number for each token, -100 for tokens to ignore;
-        with "replaced-token", 1 for a replaced token, else 0. For question answering, the first and last token of the
-        answer. For translation, the token ids of the target.
+        For labels, the number of the label. For a head on tokens, one number for each token, or -100 for a token to
+        ignore; "replaced-token" uses 1 for a replaced token, else 0. For question answering, the first and last token
+        of the answer. For translation, the token ids of the target.
 
     Examples
     --------
@@ -77,9 +77,9 @@ class Example:
 class HeadLoss:
     """The cross-entropy of a head.
 
-    The classes are the labels, the vocabulary or the choices. For question answering, the loss is the mean of the
-    cross-entropies of the answer's first and last token. For replaced tokens, the loss is the binary cross-entropy. A
-    subclass can override `losses` to compute a different loss from the same answers.
+    The classes are the labels, the tokens of the vocabulary, or the choices. For question answering, the loss is the
+    mean of the cross-entropies of the answer's first and last token. For replaced tokens, it is the binary
+    cross-entropy. A subclass can override `losses` to compute a different loss from the same answers.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class HeadLoss:
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> ShardLoss:
         parts = parts_of(self.config)
         batch = packed(self.config, [text for example in examples for text in _texts(example)])
-        recording, whole = Recording(unread(tree, parts)), listening()  # other listeners need whole stages
+        recording, whole = Recording(unread(tree, parts)), listening()  # listeners need whole stages
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, parts, batch, whole)
         sizes = (
@@ -142,7 +142,7 @@ class HeadLoss:
     def losses(
         self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], sizes: Sequence[int] | np.ndarray, count: int
     ) -> tuple[float, int, dict[str, np.ndarray]]:
-        """The contribution to the mean loss, the number of correct predictions, and the gradients of the logits.
+        """Returns the part of the mean loss, the number of correct predictions, and the gradients of the logits.
 
         sizes: the number of choices of each example, or the length of each text.
         """
@@ -180,7 +180,7 @@ class HeadLoss:
     def _pieces(
         self, logits: np.ndarray, targets: Sequence[Any], sizes: Sequence[int] | np.ndarray, count: int
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """The loss of consecutive pieces of logits with different numbers of classes: choices, or tokens of a text.
+        """Returns the loss of pieces of logits with different numbers of classes: choices, or tokens of a text.
 
         Also returns a mask of correct predictions, and the gradient of the logits.
         """
@@ -261,5 +261,5 @@ class TranslationLoss:
 
 
 def teacher_forced(config: Config, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The decoder's input ids and target ids for each example."""
+    """Returns the decoder's input ids and target ids for each example."""
     return [shift_right(each.target, config.decoder.start_id, config.decoder.end_ids[0]) for each in examples]

@@ -33,12 +33,12 @@ class Scores:
 
     @property
     def precision(self) -> np.ndarray:
-        """The fraction of the predictions of each label that are correct, (C,), or 0 without predictions."""
+        """The fraction of the predictions of each label that are correct, (C,); 0 for a label without predictions."""
         return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=0))
 
     @property
     def recall(self) -> np.ndarray:
-        """The fraction of the texts of each label that are predicted correctly, (C,), or 0 without texts."""
+        """The fraction of the texts of each label that are predicted correctly, (C,); 0 for a label without texts."""
         return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=1))
 
     @property
@@ -67,7 +67,7 @@ class Scores:
 
 
 def scores(wanted: Sequence[int], given: Sequence[int], labels: Sequence[str]) -> Scores:
-    """The scores of the predictions `given` for the true labels `wanted`, both as label numbers."""
+    """Returns the scores of the predictions `given` for the true labels `wanted`. Both are label numbers."""
     confusion: np.ndarray = np.zeros((len(labels), len(labels)), np.int64)
     np.add.at(confusion, (np.asarray(wanted), np.asarray(given)), 1)
     return Scores(tuple(labels), confusion)
@@ -87,7 +87,7 @@ def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = 
 
 
 def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
-    """The mean cross-entropy of target tokens under teacher forcing, and the accuracy of the most likely tokens."""
+    """Returns the mean cross-entropy of target tokens under teacher forcing, and the token accuracy."""
     read, targets = zip(*teacher_forced(model.config, examples), strict=True)
     inputs = [(each.text, Text(ids)) for each, ids in zip(examples, read, strict=True)]
     return _predictions(model, inputs, targets, PAIRS)
@@ -107,7 +107,7 @@ def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, floa
 
 
 def _predictions(model: BaseModel, inputs: Sequence[Any], targets: Sequence[np.ndarray], size: int) -> dict[str, float]:
-    """The mean cross-entropy of target tokens, and the fraction of targets with the largest logit.
+    """Returns the mean cross-entropy of target tokens, and the fraction of targets with the largest logit.
 
     `size` is the number of inputs in one run of the model.
     """

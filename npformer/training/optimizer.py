@@ -58,7 +58,7 @@ def global_norm(gradients: Mapping[str, Gradient]) -> float:
     """
     arrays = [grad.values if isinstance(grad, SparseRows) else grad for grad in gradients.values()]
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    # Several BLAS threads would change the order of addition.
+    # One BLAS thread, because several threads would change the order of addition.
     with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):
         blocks = (array[start : start + BLOCK] for array in flat for start in range(0, len(array), BLOCK))
         return math.sqrt(sum(float(np.dot(block, block)) for block in blocks))
@@ -93,9 +93,9 @@ class Adam:
     betas, eps : b1 and b2, eps
     weight_decay : float, as in AdamW: w -= lr * weight_decay * w before each update
     lazy : bool
-        Update only the rows of a table that have a gradient (`SparseRows`), as in torch.optim.SparseAdam, which is
-        faster. If False, the gradient of the remaining rows is 0, as in torch.optim.Adam.
-    decayed : function from the name of a parameter to bool, whether weight decay applies
+        If True, only the rows of a table that have a gradient (`SparseRows`) are updated, which is faster, as in
+        torch.optim.SparseAdam. If False, the other rows are updated with a gradient of 0, as in torch.optim.Adam.
+    decayed : function from the name of a parameter to a bool that says whether weight decay applies
 
     Raises
     ------
@@ -180,7 +180,7 @@ class Adam:
     def _update(
         self, w: np.ndarray, m: np.ndarray, v: np.ndarray, grad: np.ndarray, rate: float, scale: float, decay: float
     ) -> None:
-        """Applies the formula to flat arrays in place. Written without the scratch array, the step is:
+        """Applies the formula to flat arrays in place. Without the scratch array, the step would be:
 
         m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= size m / (sqrt(v) / root + eps)
         """

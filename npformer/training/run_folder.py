@@ -1,4 +1,4 @@
-"""The state of a training run, and the folder with checkpoints to resume from and to choose the best weights from.
+"""The state of a training run, and the folder with its checkpoints, for resuming and for choosing the best weights.
 
 `trainer.py` writes the checkpoints. Every file is written atomically.
 """
@@ -108,7 +108,7 @@ class Checkpoints:
             save_arrays(path, self.weights.flat, {"format": FORMAT, "step": str(step)})
 
     def remove(self) -> None:
-        """Removes the checkpoints, and the folder if nothing else is in it."""
+        """Removes the checkpoints, and also the folder if it contains nothing else."""
         if self.folder is not None:
             for path in self.folder.glob("*.safetensors"):
                 if path.name in (LAST, BEST) or path.match(STEP.format("*")):

@@ -34,7 +34,7 @@ def constant(warmup: int = 0) -> Schedule:
 def linear(warmup: int, total: int) -> Schedule:
     """factor(step) = step / warmup, then (total - step) / (total - warmup): rises from 0 to 1, then falls to 0.
 
-    With a warm-up, the first update has rate 0, as in Transformers' get_linear_schedule_with_warmup.
+    With a warm-up, the first update has a rate of 0, as in Transformers' get_linear_schedule_with_warmup.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def noam(width: int, warmup: int) -> Schedule:
     Parameters
     ----------
     width : d_model
-    warmup : number of steps until the largest rate, at least 1
+    warmup : number of steps until the rate is largest, at least 1
 
     Returns
     -------

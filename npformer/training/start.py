@@ -38,7 +38,7 @@ STACKS = (*ENCODER, "encoder.", "decoder.")
 def start(
     folder: Path, labels: Sequence[str], seed: int = 0, distilbert: bool = False, limits: Limits = LIMITS
 ) -> tuple[Config, layout.Tree, bool]:
-    """Creates a classifier with these labels from the encoder in a folder. Also returns whether the head is reused.
+    """Creates a classifier with these labels from the encoder in a folder. Also returns whether its head is reused.
 
     The head in the folder is reused if it has exactly these labels and `distilbert` is false. Otherwise the weights of
     a new head are drawn from N(0, 0.02^2). With `distilbert`, a BERT model is rewritten as a DistilBERT model.
@@ -80,7 +80,7 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
-    """The tokenizer files in a folder, by name. A `limit` below their maximum length replaces that length.
+    """Returns the tokenizer files in a folder, by name. A `limit` replaces a longer maximum length of the tokenizer.
 
     For a model that generates text, the chat template and the generation settings are included.
     """

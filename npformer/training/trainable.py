@@ -67,7 +67,7 @@ class Trainable:
         return name.endswith("embeddings.position.weight") and self.config.positions.table != "learned"
 
     def collect(self, tree: Mapping[str, Any]) -> dict[str, Gradient]:
-        """Flattens a tree of gradients to a dict with the names of `flat`, and adds up gradients of tied arrays."""
+        """Flattens a tree of gradients to a dict with the names of `flat`, and adds the gradients of tied arrays."""
         flat: dict[str, Gradient] = {}
         for name, grad in layout.flatten(dict(tree)).items():
             table, transposed = self._tied.get(name, (name, False))

@@ -1,8 +1,8 @@
 """The training loop: epochs of shuffled batches, an evaluation after each epoch, and checkpoints.
 
-A run that was stopped at any step can be resumed from its last checkpoint, and ends with the same bits, because the
-order of examples depends only on the seed and the epoch, and dropout masks depend only on the seed and the step. A step
-has the same bits for any number of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the
+A run that was stopped at any step can be resumed from its last checkpoint and ends with the same bits: the order of
+examples depends only on the seed and the epoch, and dropout masks depend only on the seed and the step. A step has the
+same bits for any number of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the
 checkpoints.
 """
 
@@ -47,9 +47,10 @@ class Recipe:
     betas, eps, weight_decay, lazy : as in `Adam`
     clip : maximum norm of the gradients; None for no limit
     dropout : mapping from stage or pattern, such as "layers.*.ffn.output", to the fraction of elements to set to 0
-    average, average_every : number of last checkpoints to average in `Trainer.choose`, and steps between checkpoints
-    (0: one epoch)
-    window : number of batches to draw together and sort by length, so that the examples in a batch have similar lengths
+    average, average_every : number of last checkpoints to average in `Trainer.choose`, and number of steps between
+        checkpoints (0 means one epoch)
+    window : number of batches that are drawn together and sorted by length, so that examples in a batch have similar
+        lengths
     seed : seed for the order of examples and for dropout
 
     Raises
@@ -97,12 +98,12 @@ class Recipe:
         one_of("schedule", self.schedule, SCHEDULES)
 
     def averaged(self, per_epoch: int) -> range:
-        """The steps after which to save weights for `average`. per_epoch: number of steps per epoch."""
+        """Returns the steps after which weights are saved for `average`. per_epoch: number of steps per epoch."""
         last, every = self.epochs * per_epoch, self.average_every or per_epoch
         return range(last - every * min(self.average - 1, (last - 1) // every), last + 1, every)
 
     def batches(self, lengths: Sequence[tuple[int, ...]], epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as indices of examples, which depend on the recipe, the epoch and the lengths."""
+        """Returns the batches of an epoch, as indices of examples, given the recipe, the epoch and the lengths."""
         random, size = np.random.default_rng((self.seed, epoch)), self.batch_size
         order = random.permutation(len(lengths))
         if self.window == 1:
@@ -113,7 +114,7 @@ class Recipe:
         return [order[start : start + size] for start in starts]
 
     def factors(self, total: int, width: int) -> Schedule:
-        """The schedule, a function from the step to a factor of the learning rate.
+        """Returns the schedule, a function from the step to a factor of the learning rate.
 
         total: number of steps. width: d_model.
         """
@@ -181,7 +182,7 @@ class Trainer(Generic[E]):
         evaluate : function from the number of the epoch to a dict with metrics of the current weights
             The function is called with 0 before the first epoch, and after each epoch.
         score : name of the metric that selects the best weights; larger is better
-        held_out : examples that `evaluate` uses, which are part of the identity of the run
+        held_out : examples that `evaluate` uses, for the identity of the run
 
         Returns
         -------
@@ -258,7 +259,7 @@ class Trainer(Generic[E]):
             raise NpformerError(f"epoch {epoch}: weights are not finite; a smaller learning rate may help")
         try:
             measured = evaluate(epoch)
-        except NpformerError as error:  # finite weights can still be too large
+        except NpformerError as error:  # finite weights can still be too large for finite answers
             raise NpformerError(f"epoch {epoch}: {error}; a smaller learning rate may help") from None
         row = {"epoch": epoch, **numbers, **_metrics(measured)} | {"epoch": epoch, "seconds": round(state.seconds, 1)}
         is_best = score in row and not any(_rank(each, score) > _rank(row, score) for each in state.history)
@@ -269,7 +270,7 @@ class Trainer(Generic[E]):
             self._checkpoints.keep(BEST, state.step)
 
     def choose(self, evaluate: Evaluate, score: str = "accuracy") -> dict[str, float]:
-        """Restores the weights of the best epoch, or the mean of the last checkpoints if the mean scores higher.
+        """Restores the weights of the best epoch, or the mean of the last checkpoints if that scores higher.
 
         Returns
         -------
@@ -300,7 +301,7 @@ class Trainer(Generic[E]):
         return best
 
     def remove_checkpoints(self) -> None:
-        """Removes the checkpoints from the folder, after which the run cannot be resumed."""
+        """Removes the checkpoints from the folder. The run can then no longer be resumed."""
         self._checkpoints.remove()
 
 
@@ -318,6 +319,6 @@ def _metrics(measured: Any) -> dict[str, float]:
 
 
 def _rank(row: dict[str, float], score: str) -> tuple[float, float]:
-    """The rank of a row, by score and then by epoch. Rows with NaN and rows without the score come last."""
+    """Returns the rank of a row, by score and then by epoch. Rows with NaN or without the score rank last."""
     found = row.get(score, math.nan)
     return (-math.inf if math.isnan(found) else found, row["epoch"])

@@ -1,4 +1,4 @@
-"""A new translation model: vocabulary, config, and other files."""
+"""Creates a new translation model: its vocabulary, config, and other files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST = 10**6  # maximum size of a vocabulary
 
 
 def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
-    """Learns a byte-level BPE vocabulary that both languages share. No character is unknown.
+    """Learns a byte-level BPE vocabulary that both languages share, and that can encode every character.
 
-    Returns a `tokenizers.Tokenizer` that appends `END`. The same texts give the same tokenizer. Raises NpformerError
-    for a size that is too small for all bytes or above MOST. Sennrich et al., 2016.
+    Returns a `tokenizers.Tokenizer` that appends `END`. The same texts give the same tokenizer. Raises NpformerError if
+    the size is above MOST or too small for a token for each byte. Sennrich et al., 2016.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -41,7 +41,7 @@ def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
 
 
 def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> Config:
-    """The config of the original encoder-decoder, as a Marian model, which the Transformers library can also read.
+    """Returns the config of the original encoder-decoder as a Marian model, which Transformers can also read.
 
     Source embeddings, target embeddings and the projection share a table. Embeddings are multiplied by sqrt(width).
     The activation is ReLU, and norms come after the blocks. Vaswani et al., 2017, sections 3.3 and 3.4.
@@ -54,7 +54,7 @@ def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, l
 
 
 def companions(tokenizer: Any, longest: int) -> dict[str, bytes]:
-    """The tokenizer and generation settings of a translation model: file name -> content."""
+    """Returns the tokenizer and generation settings of a translation model: file name -> content."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
     generation = {
         "num_beams": 5, "max_length": longest, "decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1,

@@ -105,7 +105,7 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
         NpformerError, match=r"a\.tsv: labels: expected names that differ by more than case, got Bad, bad"
     ):
         label_ids("a.tsv", rows, ("Bad", "bad"))
-    with pytest.raises(NpformerError, match=r"a\.tsv: labels: expected names, got an empty one in 'bad,,good'"):
+    with pytest.raises(NpformerError, match=r"a\.tsv: labels: expected names, got an empty name in 'bad,,good'"):
         label_ids("a.tsv", rows, ("bad", "", "good"))
     with pytest.raises(NpformerError, match=r"line 2: expected label numbers of at most four digits, got 9{80}"):
         label_names([LabelledText("9" * 5000, "a", None, 2), LabelledText("1", "a", None, 3)])

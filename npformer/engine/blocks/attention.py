@@ -39,7 +39,7 @@ class Attention(Block):
     bias : bool, the linear layers have a bias
     n_kv_heads : int, number of key and value heads, each shared by n_heads / n_kv_heads query heads; 0 means n_heads
     d_head : int, width of a head; 0 means d_model / n_heads
-    output_bias : bool, the output layer has a bias; None means as `bias`
+    output_bias : bool, the output layer has a bias; None means the same as `bias`
     scale : float, factor of q k^T; 1 / sqrt(K) if None
 
     References
@@ -138,7 +138,7 @@ class CrossAttention(Block):
         return dx, grads, {SOURCE: {"rows": dsource}}
 
     def _source(self, texts: PackedTexts) -> tuple[Source, PackedAttention]:
-        """The source of the texts, and the attention of the heads to it."""
+        """The source of the texts, and the attention of the heads to that source."""
         assert texts.source is not None
         return texts.source, InOrder(self.n_heads, texts.lengths, texts.source.lengths, self.scale)
 
@@ -168,7 +168,7 @@ def attention_stages(
     output_bias: bool | None = None,
     kv_heads: str = "H",
 ) -> list[Stage]:
-    """The stages of multi-head attention. source: INPUT for self-attention, SOURCE for cross-attention.
+    """The stages of multi-head attention. source: INPUT for self-attention, or SOURCE for cross-attention.
 
     kv_heads: the letter for the number of key and value heads.
     """

@@ -1,4 +1,4 @@
-"""The attention of every head with mechanisms: rotated queries and keys, terms added to scores, masks, a cache."""
+"""The attention of every head with mechanisms: rotated queries and keys, terms added to scores, masks, and a cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AttentionWithMechanisms(PackedAttention):
     attending : slice or integer array, the rows that attend
     places : (T,) and (S,) integer arrays, the places of the queries and of the keys; None without a batch
     cache : OwnCache with keys and values of earlier rows, optional
-    sums : gradients of the arrays of the mechanisms, to which the backward pass adds
+    sums : gradients of the mechanisms' arrays; the backward pass adds to these gradients
     """
 
     mechanisms: tuple[Mechanism, ...]
@@ -53,7 +53,7 @@ class AttentionWithMechanisms(PackedAttention):
         return self.attend(q, k, v) if self.cache is None else self.cache.attend(q, k, v, self)
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, earlier: int = 0) -> np.ndarray:
-        """The attention of queries and keys after `turn`. earlier: number of keys before this pass, for one text."""
+        """Attention of queries and keys after `turn`. earlier: number of keys before this pass, for a single text."""
         if not earlier:
             return super().__call__(q, k, v)
         places = self.places and (self.places[0], np.arange(len(k)))
@@ -100,7 +100,7 @@ class AttentionWithMechanisms(PackedAttention):
             for each in reversed(self.mechanisms):
                 grad, more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
                 dq, dk = dq + more_q, dk + more_k
-                add_up(self.sums.setdefault(each, {}), own)  # even if empty: an unused table has a zero gradient
+                add_up(self.sums.setdefault(each, {}), own)  # even if empty, for the zero gradient of an unused table
             return grad, dq, dk
 
         return backward

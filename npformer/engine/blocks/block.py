@@ -21,7 +21,7 @@ Backward = tuple[np.ndarray, dict[str, Any], Shared]  # dx, gradients of the blo
 
 
 class Around(NamedTuple):
-    """The letters in the formulas around a block, and the names of TransformerLens's hooks for its sum and its norm."""
+    """The letters in formulas around a block, and the names of TransformerLens's hooks for the sum and the norm."""
 
     x: str  # the residual rows before the block
     output: str
@@ -45,7 +45,7 @@ class Block(ABC):
 
     @abstractmethod
     def __call__(self, x: np.ndarray, texts: PackedTexts, **weights: Any) -> np.ndarray:
-        """The output for the attending rows, which are all rows unless `texts.attending` is set."""
+        """The output for the attending rows. By default (without `texts.attending`), these are all rows."""
 
     @abstractmethod
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, **weights: Any) -> Backward:
@@ -53,16 +53,16 @@ class Block(ABC):
 
     @abstractmethod
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
-        """The contribution of the block to a logit: a number, or (..., T) with one for each token.
+        """The contribution of the block to a logit: one number, or one number for each token, (..., T).
 
         Adds the contributions of biases to `direction.biases`. at: the prefix of the names of the stages.
         """
 
     @abstractmethod
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights by name. The name "" means that the block itself is the group."""
+        """The groups of weights, by name. The name "" means that the block itself is the group."""
 
     @property
     @abstractmethod
     def stages(self) -> list[Stage]:
-        """The stages in order of computation, the output last. {x} in a formula stands for the letter of the input."""
+        """The stages in order of computation, with the output last. {x} in a formula is the letter of the input."""

@@ -25,7 +25,7 @@ from npformer.engine.taps import spare, tap
 
 @dataclass(frozen=True)
 class Convolution(Block):
-    """act(Conv(E)), where E is the input of the stack. The layer's own input is not read.
+    """act(Conv(E)), where E is the input of the stack. The block does not read the input of its layer.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def convolve(
     """y_i = b + sum_j x[place_i + j - (K + 1) / 2] W_j for j = 1 ... K, with zeros for places without a row.
 
     x (T, D): the rows of texts with these lengths, at these places (T,). weight (K D, D): W_1, ..., W_K stacked
-    vertically. row_indices: the rows to compute; all unless given.
+    vertically. row_indices: the rows to compute, by default all rows.
     """
     whole, at = _neighbours(x, lengths, places, weight, row_indices)
     return linear(_windows(whole, at), weight, bias)
@@ -108,7 +108,7 @@ def convolve_backward(
     whole, at = _neighbours(x, lengths, places, weight, row_indices)
     d_windows, grads = linear_backward(grad, _windows(whole, at), weight, bias)
     dx = np.zeros((len(whole) + 1, whole.shape[1]), grad.dtype)
-    for j, neighbours in enumerate(at.T):  # without duplicates: each row is neighbour j of at most one row
+    for j, neighbours in enumerate(at.T):  # `+=` is correct, because each row is neighbour j of at most one row
         dx[neighbours] += d_windows.reshape(*at.shape, whole.shape[1])[:, j]
     return dx[:-1], grads
 
@@ -116,8 +116,8 @@ def convolve_backward(
 def _neighbours(
     x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All rows, and the indices of the K rows around each computed row, -1 for places without a row."""
-    whole, all_places = all_gather(x, places)  # a thread may compute only some rows of a text, but reads all its rows
+    """All rows, and the indices of the K rows around each computed row, with -1 for places without a row."""
+    whole, all_places = all_gather(x, places)  # a thread may compute only some rows of a text, but it reads all rows
     counts = lengths if len(whole) == len(x) else np.array([len(whole)])
     texts = np.repeat(np.arange(len(counts)), counts)
     texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows after the last text

@@ -49,7 +49,7 @@ class Gated(FeedForward):
 def gated_feed_forward(x: np.ndarray, activation: Activation, gate: Linear, up: Linear, output: Linear) -> np.ndarray:
     """FFN(x) = (act(x W_1 + b_1) * (x V + c)) W_2 + b_2: GeGLU if act is GELU, SwiGLU if it is SiLU.
 
-    The activation reads the product with `gate`, W_1 and b_1; `up` is V and c. Shazeer, 2020, section 2.
+    `gate` is W_1 and b_1, the layer before the activation, and `up` is V and c. Shazeer, 2020, section 2.
     """
     h, v = linears(x, gate, up)
     h, v = tap("gate", h), tap("up", v)

@@ -14,7 +14,7 @@ from npformer.engine.runtime.packing import Batch
 
 
 class SourceCache(Protocol):
-    """A cache of the sources' keys and values, which are the same in all steps of a decoder."""
+    """A cache of the keys and values of sources, which are the same in all steps of a decoder."""
 
     @property
     def complete(self) -> bool:
@@ -48,7 +48,7 @@ class PackedTexts(NamedTuple):
     ----------
     lengths : (B,) integer array, number of tokens of each text
     batch : Batch, the argument of `Mechanism.begin`
-    attending : integer array, the rows that attention computes, the same number for each text; all unless given
+    attending : integer array, the rows that attention computes, the same number for each text; by default all rows
     source : Source of cross-attention
     embedded : (T, D) array, the input of the stack
     mechanisms : each mechanism of the stack -> the mechanism after `begin`
@@ -75,5 +75,5 @@ class PackedTexts(NamedTuple):
 
     @property
     def whole(self) -> PackedTexts:
-        """The same data, with all rows attending."""
+        """The same data, but with all rows attending."""
         return self if self.attending is None else self._replace(attending=None)

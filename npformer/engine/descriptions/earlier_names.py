@@ -1,7 +1,7 @@
-"""Names of gated feed-forward networks in files of earlier versions, where gate is "hidden" and up is "gate".
+"""Renames gated feed-forward networks in files of earlier versions, in which gate is "hidden" and up is "gate".
 
-A file of weights has both names, so its version is evident. A golden file or a trace may have only one of the stages,
-so it stores `NAMES`.
+A file of weights has both names, which show its version. A golden file or a trace may have only one of the stages, and
+therefore stores `NAMES`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from npformer.common.errors import NpformerError
 
-NAMES = 2  # version of the stage names; missing in earlier files
+NAMES = 2  # version of the stage names; earlier files do not store it
 _NOW = {"hidden": "gate", "gate": "up"}  # earlier name -> present name
 _PART = re.compile(r"(.*\bffn)\.(hidden|gate|up)\b(.*)")
 _Array = TypeVar("_Array")
 
 
 def renamed(arrays: Mapping[str, _Array]) -> dict[str, _Array]:
-    """Returns arrays by their present names. In a network that has hidden and gate but not up, both are renamed.
+    """Returns arrays by their current names. In a network that has hidden and gate but not up, both are renamed.
 
     >>> list(renamed({"layers.0.ffn.hidden.weight": 1, "layers.0.ffn.gate.weight": 2}))
     ['layers.0.ffn.gate.weight', 'layers.0.ffn.up.weight']
@@ -42,7 +42,7 @@ def renamed(arrays: Mapping[str, _Array]) -> dict[str, _Array]:
 def refuse(names: Iterable[str], gated: bool, version: Any = NAMES) -> None:
     """Raises NpformerError for earlier names of stages or weights.
 
-    gated: the feed-forward networks are gated; version: the `NAMES` of the file, or None without one.
+    gated: whether the feed-forward networks are gated. version: the `NAMES` of the file, or None for earlier files.
     """
     parts = {found[2] for name in names if (found := _PART.fullmatch(name))}
     if (gated and "hidden" in parts) or (version != NAMES and "gate" in parts):

@@ -27,7 +27,7 @@ class Stage(NamedTuple):
     function: str  # module and name, relative to npformer.engine
     hook: str = ""  # the name of the hook in TransformerLens's HookedEncoder, if any
     parents: tuple[str, ...] = ()  # the stages from which this stage is computed, or INPUT, SOURCE, EMBEDDED
-    kept: bool = True  # whether a backward pass reads it
+    kept: bool = True  # whether a backward pass reads the stage
 
 
 def within(
@@ -35,7 +35,7 @@ def within(
 ) -> list[Stage]:
     """Prefixes the names of a part's stages with a scope. given: the stages for INPUT, SOURCE and EMBEDDED.
 
-    hooks: prefix of the hooks, None for a part without hooks. x: the letter of the part's input in formulas.
+    hooks: prefix of the hooks, or None for a part without hooks. x: the letter of the part's input in formulas.
     """
     prefix = f"{scope}." if scope else ""
     return [

@@ -1,7 +1,7 @@
 """`Group`: the shapes of a group of weights, such as the weight and bias of a linear layer.
 
-Each part of a model declares the groups of its weights by local names, and `within` adds the prefix of the part that
-contains it. `Parts.groups` collects the groups of a whole model.
+Each part of a model declares the groups of its weights by local names, and `within` adds the prefix of the enclosing
+part. `Parts.groups` collects the groups of a whole model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Group(NamedTuple):
     shape: tuple[int, ...]  # shape of the weight
     bias: int | None = None  # length of the bias; None means no bias
     kind: str = "table"  # "table", "norm", or "linear": a weight (in, out), stored as (out, in) in torch's files
-    joined: int = 0  # number of projections of attention that torch initializes as one matrix; 0 outside attention
+    joined: int = 0  # number of attention projections that torch initializes as one matrix; 0 outside attention
     start: float = 1.0  # initial weight of a norm
 
 

@@ -1,4 +1,4 @@
-"""Blocks combined into layers, and layers into a stack. A family chooses them."""
+"""Combines blocks into layers, and layers into a stack. A family chooses the blocks and layers."""
 
 from typing import TYPE_CHECKING
 

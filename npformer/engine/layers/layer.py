@@ -83,12 +83,12 @@ class Layer:
         return grad, grads, shared
 
     def _norms(self, block: str) -> tuple[str, str]:
-        """The names of the norms before and after a block; "" if there is no such norm."""
+        """The names of the norms before and after a block, or "" for a missing norm."""
         name = "" if block in self.unnormed else f"{block}_norm"
         return (name, "") if self.norm_first else ("", name)
 
     def _output(self, block: str) -> str:
-        """The stage with the output of a block, after the norm if one follows the block."""
+        """The stage with the output of a block, or of the norm that follows the block."""
         return self._norms(block)[1] or f"{block}_residual"
 
     @property

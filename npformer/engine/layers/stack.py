@@ -33,7 +33,7 @@ class Stack:
     ----------
     layers : tuple of Layer; layer i has the weights `layers.i`
     norm : Norm of the last layer's output, optional
-    after_first : Layer computed after the first layer, optional; its weights are next to `layers`, not in it
+    after_first : Layer computed after the first layer, optional; its weights are next to `layers`, not in `layers`
     """
 
     layers: tuple[Layer, ...]
@@ -59,7 +59,7 @@ class Stack:
         return self.finish(x, weights)
 
     def in_steps(self, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> Steps[np.ndarray]:
-        """The same as `__call__`, with a step for each layer."""
+        """Computes the same as `__call__`, with a step for each layer."""
         texts = self._begun(x, texts, weights)
         for i in range(self._count(weights)):
             x = self._layer(i, x, texts, weights)
@@ -93,7 +93,7 @@ class Stack:
     def backward(
         self, grad: np.ndarray, stages: Stages, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]
     ) -> Backward:
-        """Backward of `__call__`. The gradients include those of the mechanisms' weights."""
+        """Backward of `__call__`. The result includes the gradients of the mechanisms' weights."""
         texts, shared = self._begun(x, texts, weights), Shared()
         of_layers: list[dict[str, Any]] = [{} for _ in self.layers]
         inputs = [x, *(stages[name] for name in self.read("")[1:])]
@@ -173,7 +173,7 @@ class Stack:
         if not self.mechanisms and embedded is None:
             return texts
         begun = {each: each.begin(weights, texts.batch) for each in self.mechanisms}
-        [keys] = all_gather(texts.batch.places)  # threads may share a text, but each row attends to the whole text
+        [keys] = all_gather(texts.batch.places)  # threads may share a text, but every row attends to the whole text
         return texts._replace(embedded=embedded, mechanisms=begun, places=(texts.batch.places, keys))
 
     def _at(self, i: int, texts: PackedTexts, last: bool) -> PackedTexts:

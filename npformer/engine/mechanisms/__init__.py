@@ -1,10 +1,10 @@
-"""Mechanisms, which make attention depend on the places of tokens, one per file.
+"""Mechanisms, one per file, which make attention depend on the places of tokens.
 
 `mechanism.py` defines the steps of a mechanism, and `causal.py` is the shortest example. `blocks/attention.py` applies
-mechanisms. A model combines mechanisms in a tuple. ModernBERT has (Rotary, Window), GPT-2 (Causal,), Llama (Rotary,
-Causal), Qwen3 (HeadNorm, Rotary, Causal), Gemma 2 (Rotary, SoftCap, Window, Causal), MPNet and T5's encoder
-(RelativeBias,), T5's decoder (RelativeBias, Causal), DeBERTa (Disentangled,), GPT-NeoX (PartialRotary, Causal), OLMo 2
-(RowNorm, Rotary, Causal), BLOOM (Alibi, Causal).
+mechanisms. A model has a tuple of mechanisms: ModernBERT (Rotary, Window), GPT-2 (Causal,), Llama (Rotary, Causal),
+Qwen3 (HeadNorm, Rotary, Causal), Gemma 2 (Rotary, SoftCap, Window, Causal), MPNet and T5's encoder (RelativeBias,),
+T5's decoder (RelativeBias, Causal), DeBERTa (Disentangled,), GPT-NeoX (PartialRotary, Causal), OLMo 2 (RowNorm, Rotary,
+Causal), and BLOOM (Alibi, Causal).
 """
 
 from typing import TYPE_CHECKING

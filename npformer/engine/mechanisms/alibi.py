@@ -54,8 +54,8 @@ class Alibi(Mechanism):
 def alibi_slopes(n_heads: int) -> np.ndarray:
     """The slopes of ALiBi, (H,): m_h = 2^(-8 h / H) for h = 1 ... H, if H is a power of two.
 
-    If not, the slopes for the next lower power come first, followed by every second slope for the next higher power, as
-    in the published code.
+    Otherwise, the slopes are those for the next lower power of two, then every second slope for the next higher power,
+    as in the published code.
     """
     below = 2 ** math.floor(math.log2(n_heads))
     rest = geometric(2 * below)[::2][: n_heads - below]
@@ -63,5 +63,5 @@ def alibi_slopes(n_heads: int) -> np.ndarray:
 
 
 def geometric(count: int) -> np.ndarray:
-    """2^(-8 h / count) for h = 1 ... count: powers of a float32 ratio, as in the training of the checkpoints."""
+    """2^(-8 h / count) for h = 1 ... count, as powers of a float32 ratio, as in the training of the checkpoints."""
     return np.power(np.float32(2.0 ** (-8 / count)), np.arange(1, count + 1), dtype=np.float32)

@@ -32,14 +32,14 @@ from npformer.engine.taps import tap
 class Disentangled(Mechanism):
     """score_ij = (q_i . k_j + q_i . K_r(i, j) + k_j . Q_r(i, j)) / sqrt(3 K), where r is the distance. Section 3.1.
 
-    With only one of the two products that contain r, the divisor is sqrt(2 K); with neither, it is sqrt(K).
+    With only one of the two products that contain r, the divisor is sqrt(2 K). Without these products, it is sqrt(K).
 
     Parameters
     ----------
     n_rows : int, rows of the distance table
     max_distance : int, as in `log_buckets`; 0 means that each distance has its own row
     forms : the products with distances: "key" for content to distance, "query" for distance to content
-    own : bool, layers have separate weights to project the table; if False, the weights of query and key project it
+    own : bool, layers have separate weights to project the table; if False, the weights of query and key are used
     norm : bool, the table has a norm
     eps : float, eps of that norm
     table : (R, D) array, the normalized rows of the table that the batch needs
@@ -108,7 +108,7 @@ class Disentangled(Mechanism):
         return {"distances": {"weight": embedding_backward(grad, ids)}, **tree}
 
     def in_layer(self, projections: Mapping[str, Linear]) -> Disentangled:
-        """The mechanism with the table projected to keys, x W_k + b_k, and to queries, x W_q + b_q."""
+        """Returns the mechanism with the table projected to keys, x W_k + b_k, and to queries, x W_q + b_q."""
         layers = self._layers(projections).items()
         return replace(self, projected={form: linear(self.table, **projections[name]) for form, name in layers})
 
@@ -124,7 +124,7 @@ class Disentangled(Mechanism):
         return {"table": d_table}
 
     def _layers(self, projections: Mapping[str, Linear]) -> dict[str, str]:
-        """Form -> the name of its projection: distance_query or distance_key if the layer has it, else query or key."""
+        """Maps each form to its projection: distance_query or distance_key if the layer has it, else query or key."""
         own = {form: f"distance_{form}" for form in self.forms}
         return {form: name if name in projections else form for form, name in own.items()}
 
@@ -182,13 +182,14 @@ class Disentangled(Mechanism):
 def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.ndarray:
     """The bucket of each distance i - j, from -n_buckets + 1 to n_buckets - 1.
 
-    With m = n_buckets / 2, each distance up to m has its own bucket. Greater distances share buckets by their
-    logarithm: bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))). He et al., 2021, the
-    published code of DeBERTa v2.
+    With m = n_buckets / 2, each distance up to m has its own bucket. Larger distances share buckets by their logarithm:
+    bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))). He et al., 2021, the published
+    code of DeBERTa v2.
     """
     middle = n_buckets // 2
     far = np.maximum(np.abs(distance), middle).astype(np.float32) / np.float32(middle)
-    # float32, as in torch: at the last distance of a bucket, rounding decides whether `ceil` returns the next number.
+    # float32, as in torch, because rounding at the last distance of a bucket decides whether `ceil` returns the next
+    # number.
     step = np.log(far) / np.log(np.float32((max_distance - 1) / middle)) * np.float32(middle - 1)
     return np.where(np.abs(distance) <= middle, distance, np.sign(distance) * (np.ceil(step).astype(int) + middle))
 
@@ -214,7 +215,7 @@ def distance_scores(
     distance_key: np.ndarray | None = None,
     distance_query: np.ndarray | None = None,
 ) -> np.ndarray:
-    """q_i . K_r(i, j) + k_j . Q_r(i, j), to be added to q k^T, (..., H, L, S). He et al., 2021, equation 4.
+    """q_i . K_r(i, j) + k_j . Q_r(i, j), which is added to q k^T, (..., H, L, S). He et al., 2021, equation 4.
 
     distance_key, distance_query (..., H, R, K): K_r and Q_r, the distance table as keys and as queries; at least one.
     ids (N or 1, L, S): r, the row of the table for each query and key.
@@ -237,8 +238,8 @@ def distance_scores_backward(
 ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
     """Backward of `distance_scores`: dq (..., H, L, K), dk (..., H, S, K), and dK, dQ (..., H, R, K) by form.
 
-    dq = C K and dK = C^T q, where C[i, r] is the sum of grad[i, j] over all j with r(i, j) = r. dk and dQ follow in the
-    same way from the transpose of grad.
+    dq = C K and dK = C^T q, where C[i, r] is the sum of grad[i, j] over all j with r(i, j) = r. dk and dQ are computed
+    in the same way from the transpose of grad.
     """
     dq: np.ndarray | float = 0.0
     dk: np.ndarray | float = 0.0
@@ -267,7 +268,7 @@ def _scattered(grad: np.ndarray, ids: np.ndarray, n_rows: int) -> np.ndarray:
     for text, of_text in enumerate(ids):
         here = slice(None) if len(ids) == 1 else slice(text, text + 1)
         for i, of_query in enumerate(of_text):
-            order = np.argsort(of_query, kind="stable")  # equal ids become adjacent and are summed
+            order = np.argsort(of_query, kind="stable")  # makes equal ids adjacent, so that they can be summed
             starts = np.flatnonzero(np.diff(of_query[order], prepend=-1))
             total[here, ..., i, of_query[order[starts]]] = np.add.reduceat(grad[here, ..., i, order], starts, axis=-1)
     return total

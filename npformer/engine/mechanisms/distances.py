@@ -1,4 +1,4 @@
-"""Lookup of values that depend on the distance between a query and a key."""
+"""Looks up values that depend on the distance between a query and a key."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """values[h, M - 1 + key - query], (H, 2 M - 1) and places (N, L), (N, S) -> (N or 1, H, L, S).
 
-    Distances of M or more count as M - 1. The result is a view, not a copy, if the places are consecutive, with no gaps
-    in the text, and all distances are below M.
+    Distances of M or more count as M - 1. The result is a view, not a copy, if the places have no gaps and all
+    distances are below M.
     """
     length, width = queries.shape[1], keys.shape[1]
     if queries.size == 0:
         return np.empty((1, len(values), 0, width), values.dtype)
     ahead = keys[:, 0] - queries[:, 0]
-    first = values.shape[-1] // 2 + int(ahead[0])  # column of query 0 and key 0, one less for each later query
+    first = values.shape[-1] // 2 + int(ahead[0])  # column of query 0 and key 0, and 1 less for each later query
     within = length <= first + 1 and first + width <= values.shape[-1]
     if within and (np.diff(queries) == 1).all() and (np.diff(keys) == 1).all() and (ahead == ahead[0]).all():
         runs = np.lib.stride_tricks.sliding_window_view(values, width, axis=-1)  # [h, s, j] = values[h, s + j]

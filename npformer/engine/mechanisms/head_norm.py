@@ -96,5 +96,5 @@ class ZeroCentredHeadNorm(HeadNorm):
 
 
 def grouped(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Rows x as groups of columns that are as wide as the weight: for a weight (K,), (T, H K) -> (T, H, K)."""
+    """Splits rows x into groups of columns that are as wide as the weight: for a weight (K,), (T, H K) -> (T, H, K)."""
     return x.reshape(len(x), x.shape[-1] // len(weight), len(weight))

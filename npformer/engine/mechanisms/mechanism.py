@@ -22,15 +22,15 @@ Sums = dict[str, np.ndarray]  # gradients by name, summed over the texts and lay
 
 
 class Mechanism:
-    """A mechanism that changes nothing. Subclasses override some steps; a step's backward is directly below it.
+    """A mechanism that changes nothing. Subclasses override some steps. Each backward is directly below its step.
 
-    Subclasses are frozen dataclasses with the options of a model as fields. A `Config` lists them. `for_model` fills in
-    the sizes of the model; `begin` fills in the fields with `compare=False` for a batch, and `in_layer` those for a
-    layer.
+    Subclasses are frozen dataclasses with the options of a model as fields. A `Config` lists the mechanisms.
+    `for_model` fills in the sizes of the model. `begin` fills in the fields with `compare=False` for a batch, and
+    `in_layer` fills in the fields for a layer.
     """
 
     cached: ClassVar[bool] = False  # whether the mechanism works with keys and values from a cache
-    in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, so that a cache gives the same bits
+    in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, for the same bits with a cache
     read: ClassVar[tuple[str, ...]] = ()  # stages of attention that the mechanism's backward reads
 
     @property
@@ -41,10 +41,10 @@ class Mechanism:
     # --- config ---
 
     def check(self, config: Any) -> None:
-        """Raises NpformerError for an invalid field, or one that contradicts the `Config`."""
+        """Raises NpformerError for an invalid field, or for a field that contradicts the `Config`."""
 
     def for_model(self, config: Any) -> Self:
-        """The mechanism with sizes from the `Config` of a model."""
+        """Returns the mechanism with sizes from the `Config` of a model."""
         return self
 
     def same_until(self, length: int) -> int | None:
@@ -52,7 +52,7 @@ class Mechanism:
         return None
 
     def farthest(self) -> int | None:
-        """The greatest distance at which a token may attend to an earlier token; None if there is no limit."""
+        """The largest distance at which a token may attend to an earlier token; None if there is no limit."""
         return None
 
     # --- weights ---
@@ -68,7 +68,7 @@ class Mechanism:
     # --- once per forward pass, and once per layer ---
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> Self:
-        """The mechanism with its tables and angles for a batch. weights: the weights of the stack."""
+        """Returns the mechanism with its tables and angles for a batch. weights: the weights of the stack."""
         return self
 
     def end_backward(self, sums: Sums, weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Mechanism:
         return {}
 
     def in_layer(self, projections: Mapping[str, Linear]) -> Self:
-        """The mechanism with arrays computed from the projections of a layer."""
+        """Returns the mechanism with arrays computed from the projections of a layer."""
         return self
 
     def in_layer_backward(self, sums: Sums, projections: Mapping[str, Linear], grads: dict[str, Any]) -> Sums:
@@ -86,7 +86,7 @@ class Mechanism:
     # --- queries and keys ---
 
     def turn(self, q: np.ndarray, k: np.ndarray, attending: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Queries (T, D) and keys (S, D), changed according to position. attending: the rows of k that belong to q."""
+        """Returns queries (T, D) and keys (S, D), changed by position. attending: the rows of k that belong to q."""
         return q, k
 
     def turn_backward(
@@ -105,12 +105,12 @@ class Mechanism:
     def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray] | None:
         """The arguments of `add` for queries at places (N, L) and keys at places (N, S), or None to add nothing.
 
-        Each argument is an array whose first axis is N or 1 and whose second axis is H or 1.
+        Each argument is an array with N or 1 as its first axis, and H or 1 as its second axis.
         """
         return None
 
     def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
-        """Adds to the scores (N, H, L, S), and may overwrite them. Several heads of q may share one head of k."""
+        """Adds terms to the scores (N, H, L, S), possibly in place. Several heads of q may share one head of k."""
         return scores
 
     def add_backward(
@@ -130,7 +130,7 @@ class Mechanism:
         return grad, 0.0, 0.0, {}
 
     def formula(self, scores: str) -> str:
-        """The formula of the scores after `add`, from the formula of the scores before it."""
+        """The formula of the scores after `add`, given the formula of the scores before `add`."""
         return scores
 
     @property
@@ -139,7 +139,7 @@ class Mechanism:
         return ()
 
     def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
-        """True where a query may attend to a key, (N or 1, 1, L, S); None if it may attend to every key."""
+        """True where a query may attend to a key, (N or 1, 1, L, S); None if queries may attend to every key."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Rotary embeddings of part of each head: only its first columns are rotated.
+"""Rotary embeddings of part of each head: only the first columns of a head are rotated.
 
 Black et al., 2022, GPT-NeoX-20B: An Open-Source Autoregressive Language Model, section 2.1, "Rotary
 Positional Embeddings".

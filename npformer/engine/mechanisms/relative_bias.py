@@ -21,7 +21,7 @@ from npformer.engine.mechanisms.mechanism import Mechanism, Sums
 from npformer.engine.runtime.packing import Batch
 from npformer.engine.tape import Stages
 
-MAX_DISTANCE = 128  # this distance and all greater distances share a bucket
+MAX_DISTANCE = 128  # this distance and all larger distances share a bucket
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class RelativeBias(Mechanism):
     Parameters
     ----------
     n_buckets, n_heads : int, rows and columns of the table
-    max_distance : int, this distance and all greater distances share a bucket
-    bidirectional : bool, keys after the query have separate buckets; if False, as in T5's decoder, they share bucket 0
+    max_distance : int, this distance and all larger distances share a bucket
+    bidirectional : bool, keys after the query have separate buckets; if False (T5's decoder), these keys share bucket 0
     bias : (H, 2 M - 1) array, the bias for distance d in column M - 1 + d
     """
 
@@ -95,7 +95,7 @@ def relative_buckets(
 ) -> np.ndarray:
     """The bucket of each distance d = key - query. Raffel et al., 2020, section 2.1, and the published code.
 
-    Each direction has B = n_buckets / 2 buckets. A distance |d| < E = B / 2 has the bucket |d|. A greater distance has
+    Each direction has B = n_buckets / 2 buckets. A distance |d| < E = B / 2 has the bucket |d|. A larger distance has
     the bucket E + (B - E) log(|d| / E) / log(max_distance / E), rounded down, but at most B - 1. If the key is after
     the query, B is added. If not bidirectional, B = n_buckets, and keys after the query have bucket 0.
     """
@@ -109,7 +109,7 @@ def _away(away: np.ndarray, count: int, max_distance: int) -> np.ndarray:
     """The bucket of each distance in one direction with `count` buckets."""
     exact = count // 2
     steps = np.log(np.maximum(away, 1) / exact) / math.log(max_distance / exact) * (count - exact)
-    # 1e-6 keeps distances at the boundary of a bucket, such as 16 = 8 * 2, from being rounded into the bucket below.
+    # Without 1e-6, distances at the boundary of a bucket, such as 16 = 8 * 2, could be rounded into the bucket below.
     far = np.minimum(exact + np.floor(steps + 1e-6).astype(np.int64), count - 1)
     return np.where(away < exact, away, far)
 
@@ -119,7 +119,7 @@ def relative_bias(
 ) -> np.ndarray:
     """b[h, M - 1 + d] = weight[bucket(d), h] for each distance d, from a table (B, H) -> (H, 2 M - 1).
 
-    M - 1 is max_distance or the greatest distance in the batch, whichever is greater. Raffel et al., 2020, section 2.1;
+    M - 1 is max_distance, or the largest distance in the batch if that is larger. Raffel et al., 2020, section 2.1;
     Song et al., 2020, for MPNet.
     """
     last = max(farthest, max_distance)

@@ -119,9 +119,9 @@ def rotary_angles(
 ) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of position * theta^(-2 i / K) for i = 0 ... K / 2 - 1, positions (T,) -> (T, K / 2) each.
 
-    For every dtype, the frequencies are rounded to float32, as when the checkpoints were trained. The angles are not
-    rounded. `scaling` changes the frequencies and multiplies cosines and sines by its `magnitude`. length: number of
-    positions in the text; by default the largest position plus 1. Su et al., 2021, RoFormer, section 3.2.2.
+    For every dtype, frequencies are rounded to float32, as in the training of the checkpoints. Angles are not rounded.
+    `scaling` changes the frequencies and multiplies cosines and sines by its `magnitude`. length: number of positions
+    in the text; by default the largest position plus 1. Su et al., 2021, RoFormer, section 3.2.2.
     """
     length = int(positions.max(initial=0)) + 1 if length is None else length
     angles = positions[:, None] * rotary_frequencies(d_head, theta, scaling, length).astype(np.float64)
@@ -136,15 +136,15 @@ def _lengths(batch: Batch) -> np.ndarray:
         return np.full(len(batch.positions), whole.max() + 1)
     text = np.searchsorted(np.cumsum(batch.lengths), np.arange(len(whole)), side="right")
     longest: np.ndarray = np.maximum.reduceat(whole, batch.first) + 1
-    return longest[np.minimum(text, len(longest) - 1)]  # a batch may end with rows that belong to no text
+    return longest[np.minimum(text, len(longest) - 1)]  # the last rows of a batch may belong to no text
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """y_1 = x_1 cos - x_2 sin; y_2 = x_2 cos + x_1 sin, where x_1 and x_2 are the halves of the columns of each head.
 
     x (T, D), cos and sin (T, K / 2) -> (T, D). The product of a rotated query and a rotated key depends only on the
-    distance between their positions. The paper pairs neighbouring columns; checkpoints pair the two halves. Su et al.,
-    2021, section 3.2.2 and equation 34.
+    distance between their positions. The paper pairs neighbouring columns, but checkpoints pair the two halves. Su et
+    al., 2021, section 3.2.2 and equation 34.
     """
     if x.shape[-1] % (2 * cos.shape[-1]):
         raise NpformerError(f"rotate: expected heads of {2 * cos.shape[-1]} columns, got rows of {x.shape[-1]}")

@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 
 
 def powers(theta: float, d_head: int) -> np.ndarray:
-    """theta^(2 i / K) for i = 0 ... K / 2 - 1, rounded to float32, as when the checkpoints were trained."""
+    """theta^(2 i / K) for i = 0 ... K / 2 - 1, rounded to float32, as in the training of the checkpoints."""
     exponents = (np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)).astype(np.float64)
     powers: np.ndarray = (theta**exponents).astype(np.float32)
     return powers
@@ -32,7 +32,7 @@ class Scaling(ABC):
         """Raises NpformerError if the `Config` contradicts the scaling. d_head: number of rotated columns in a head."""
 
     def same_until(self, length: int) -> int | None:
-        """The length of the longest text with the same frequencies as for this length; None if there is no limit."""
+        """The length of the longest text with the same frequencies as this length; None if there is no limit."""
         return None
 
     @abstractmethod
@@ -67,8 +67,8 @@ class Llama3(Scaling):
     Parameters
     ----------
     factor : float
-    low, high : float; a frequency with fewer than `low` rotations in `original` positions is low, and with more than
-        `high` rotations it is high
+    low, high : float; a low frequency makes fewer than `low` rotations in `original` positions, and a high frequency
+        more than `high`
     original : int, number of positions in training before the scaling
     """
 

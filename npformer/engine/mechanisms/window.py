@@ -18,7 +18,7 @@ class Window(Mechanism):
 
     Parameters
     ----------
-    reach : int, the greatest distance of a key before or after the query
+    reach : int, the largest distance of a key before or after the query
     """
 
     reach: int

@@ -19,7 +19,7 @@ class Norm(ABC):
 
     @abstractmethod
     def __call__(self, x: np.ndarray, out: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
-        """Normalize(x), written to `out` if given."""
+        """Returns Normalize(x), written to `out` if given."""
 
     @abstractmethod
     def backward(

@@ -21,7 +21,7 @@ from npformer.engine.taps import scope, spare, tap
 def pool(first: np.ndarray, activation: Activation, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """act(x W + b) of one row x of each text, (B, D) -> (B, D). act is tanh in BERT and relu in DistilBERT.
 
-    The row belongs to the first token of the text, or in BART to the last end token.
+    The row belongs to the first token of the text or, in BART, to the last end token.
     """
     dense = tap("pooler", linear(first, weight, bias))
     return tap("pooled", activation(dense, out=spare(dense)))
@@ -46,7 +46,7 @@ def pool_stages(x: str) -> list[Stage]:
 
 
 def pooled_stage(x: str) -> Stage:
-    """The stage of the row that a head on texts reads, computed from stage x."""
+    """The stage of the row that a head for whole texts reads, computed from stage x."""
     formula = "act(pooler)" if x == "pooler" else "Z[0], or the mean of Z"
     return Stage("pooled", "(D,)", formula, "output_heads.pool", "pooler.hook_pooler_out", (x,))
 
@@ -139,7 +139,7 @@ def transform_backward(
 
 
 def transform_stages(x: str, activation: Activation, norm: Norm | None) -> list[Stage]:
-    """The stages of `transform` for the rows in stage x. Without a norm, the stages of `replaced_tokens` up to act."""
+    """The stages of `transform` for the rows in stage x. Without a norm, the last stage is omitted."""
     function = f"activations.{activation.__name__}"
     found = [
         Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear", parents=(x,)),

@@ -150,7 +150,7 @@ class Head(ABC):
         return {**below, "head.output": weight_group.linear(width, self.n_outputs, self.bias)}
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
-        """The answers by name, from the rows x (T, D) of the last layer and the row `read` (B, D) of each text."""
+        """Returns the answers by name, from the rows x (T, D) of the last layer and a row of each text, read (B, D)."""
         return self._answer(self.input(read if self.of_texts else x, weights), **weights["head"])
 
     def backward(
@@ -184,7 +184,7 @@ class Head(ABC):
         return [*found, *self._stages(found[-1].name if found else x)]
 
     def finish(self, logits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """The logits, from the output of the head's linear layer. `out` may be used for the result."""
+        """Returns the logits, from the output of the head's linear layer. May write the result to `out`."""
         return logits
 
     def gain(self, stages: Mapping[str, np.ndarray], place: tuple[int, ...]) -> float:
@@ -263,7 +263,7 @@ class ReplacedTokens(Head):
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """The answers of a model without a head: the last layer, and the pooler's output if there are weights for a pooler.
+    """The answers of a model without a head: the last layer, and the pooler's output if the weights include a pooler.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ class HiddenStates:
     means: ClassVar[bool] = False
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights, by name. The weights of the pooler may be missing in a file."""
+        """The groups of weights, by name. A file may lack the weights of the pooler."""
         return {} if self.pooler is None else self.pooler.groups(d_model)
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:

@@ -1,4 +1,4 @@
-"""`Pass`: recurring work, such as a pass of a model, with the information that `Replays` needs to repeat it."""
+"""`Pass`: recurring work, such as a pass of a model, with the information that `Replays` needs to repeat the work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Work = Callable[[Mapping[str, Any], Sequence[np.ndarray], Sequence[Any]], Arrays
 
 
 class InPlace:
-    """Arrays that a pass reads without a copy, because they are large and differ between passes.
+    """Large arrays that differ between passes, and that a pass reads without a copy.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Pass(NamedTuple):
     work : returns arrays by name
     weights : nested dicts and lists of arrays
     inputs : small arrays whose values differ between passes
-    others : function that returns inputs for the test of a program, from the inputs of an earlier pass; at least the
+    others : function that returns inputs for the test of a program, given the inputs of an earlier pass; at least the
         first array must have different values
     caches : objects that differ between passes, with a method `attend` that returns an array; or an `InPlace`, whose
         arrays are passed to `work`
@@ -49,6 +49,6 @@ class Pass(NamedTuple):
     caches: Sequence[Any] | InPlace = ()
 
     def __call__(self, inputs: Sequence[np.ndarray] | None = None) -> Arrays:
-        """Runs the work without a program, by default on the inputs of this pass."""
+        """Runs the work in the engine, by default on the inputs of this pass."""
         caches = self.caches.arrays if isinstance(self.caches, InPlace) else self.caches
         return self.work(self.weights, self.inputs if inputs is None else inputs, caches)

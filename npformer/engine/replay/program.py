@@ -71,11 +71,11 @@ class Program:
         )
 
     def holds(self) -> bool:
-        """Whether all weights that the program has copies of are still read-only."""
+        """Whether all weights that the program has copied are still read-only."""
         return not [1 for each in self._fixed if each.flags.writeable]
 
     def __call__(self, inputs: Sequence[np.ndarray], caches: Sequence[Any] | InPlace = ()) -> dict[str, np.ndarray]:
-        """The answers for new inputs. Raises `Changed` if a pass with these inputs would make other calls."""
+        """Returns the answers for new inputs. Raises `Changed` if a pass with these inputs would make other calls."""
         for own, given in zip(self.inputs, inputs, strict=True):
             own[...] = given
         calls = self._calls
@@ -91,7 +91,7 @@ class Program:
         return {name: each.copy() for name, each in self._answers.items()}
 
     def _bound(self, caches: InPlace) -> list[Bound]:
-        """The calls, bound to the arrays of a pass. `caches` stores them, so the program keeps no array alive."""
+        """The calls, bound to the arrays of a pass. `caches` stores the calls, so the program keeps no array alive."""
         if caches.bound is None or caches.bound[0] is not self:
             memories, calls = list(self._memories), list(self._calls)
             for number, array in zip(self._in_place, caches.arrays, strict=True):
@@ -105,11 +105,11 @@ class Program:
 
 
 def _nothing() -> None:
-    """Stands for a call that is bound later, to the arrays of a pass."""
+    """A placeholder for a call that is later bound to the arrays of a pass."""
 
 
 def _layout(calls: Sequence[Call | InParts], answers: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """The first byte of each memory, and the total size. Memories that are not in use at the same time share bytes.
+    """The first byte of each memory, and the total size. Memories that are never used at the same time share bytes.
 
     answers: the memories that are read after the last call.
     """
@@ -141,7 +141,7 @@ class _Free:
         self._gaps: list[tuple[int, int]] = []  # first byte and size, in order
 
     def take(self, size: int) -> int:
-        """The first of `size` bytes that are free until `give`."""
+        """Reserves `size` bytes until `give`, and returns the first byte."""
         size = _whole(size)
         fitting = [gap for gap in self._gaps if gap[1] >= size]
         if not fitting:
@@ -154,7 +154,7 @@ class _Free:
         return first
 
     def give(self, first: int, size: int) -> None:
-        """Frees the bytes that `take` returned."""
+        """Frees the bytes that `take` reserved."""
         joined: list[tuple[int, int]] = []
         for gap in sorted([*self._gaps, (first, _whole(size))]):
             if joined and sum(joined[-1]) == gap[0]:
@@ -169,7 +169,7 @@ def _whole(size: int) -> int:
 
 
 class _Binder:
-    """Replaces each `Place` with an array. memories: for each memory, the array that holds it and its first byte."""
+    """Replaces each `Place` with an array. memories: for each memory, the array that contains it and its first byte."""
 
     def __init__(self, memories: Sequence[tuple[np.ndarray, int]]) -> None:
         self.memories = memories
@@ -187,12 +187,12 @@ class _Binder:
             parts = [partial(_run, [self.call(each) for each in part]) for part in call.parts]
             return parts[0] if len(parts) == 1 else partial(run_tasks, parts, len(parts))
         args, kwargs, out = self(call.args), self(call.kwargs), self(call.out)
-        if call.function is np.copyto and "where" not in kwargs:  # methods of arrays are not dispatched
+        if call.function is np.copyto and "where" not in kwargs:  # NumPy does not dispatch methods
             target, source = args
             return partial(target.__setitem__, ..., source) if np.ndim(source) else partial(target.fill, source)
         function = call.function
         if isinstance(function, np.ufunc) and len(args) == function.nin and function not in (np.maximum, np.minimum):
-            return partial(function, *args, *out, **kwargs)  # faster than `out=`, which NumPy requires for those two
+            return partial(function, *args, *out, **kwargs)  # faster than `out=`, which only those two need
         return partial(function, *args, **kwargs, **({"out": out[0]} if out else {}))
 
 

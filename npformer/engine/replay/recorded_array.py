@@ -1,8 +1,8 @@
-"""`Recorded`: an array of a pass that is being recorded. NumPy reports each use to the array.
+"""`Recorded`: an array of a pass that is being recorded. NumPy calls its methods for each use of the array.
 
-An operation allocates or overwrites memory, so making a view is not an operation. A query of a value, such as
-`bool(x)`, is also recorded. A replay checks that its result is the same, because the next steps of the pass depend on
-the result.
+An operation allocates or overwrites memory. A view does neither, so it is not recorded. A query of a value, such as
+`bool(x)`, is recorded, because the next steps of the pass depend on its result. A replay checks that the result is the
+same.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from npformer.engine.replay.recorder import Recorder, owner, replaced
 from npformer.engine.runtime import recording
 from npformer.engine.runtime.recording import Changed, Unrecordable
 
-WITH_OUT, WITHOUT_OUT = (np.concatenate, np.dot), (np.where, np.bincount, np.lexsort)  # compiled, returning a new array
-VIEWS = (np.lib.stride_tricks.sliding_window_view, np.broadcast_to)  # return a plain view of the first argument
-ASKING = (np.nonzero, np.flatnonzero)  # functions with a result that depends on the values
+WITH_OUT, WITHOUT_OUT = (np.concatenate, np.dot), (np.where, np.bincount, np.lexsort)  # compiled; return a new array
+VIEWS = (np.lib.stride_tricks.sliding_window_view, np.broadcast_to)  # these return a plain view of the first argument
+ASKING = (np.nonzero, np.flatnonzero)  # functions whose results depend on the values
 ABOUT_SHAPES = (np.result_type, np.can_cast, np.shape, np.ndim, np.size)
 
 
@@ -65,11 +65,11 @@ class Recorded(np.ndarray):
         found = super().__array_function__(function, types, args, kwargs)  # runs the Python code of the function
         for each in found if isinstance(found, tuple | list) else [found]:
             heard = function in ASKING if type(each) is not Recorded else recorder.knows(each)
-            if not heard:  # code that begins with `asarray`, for example
+            if not heard:  # for example code that begins with `asarray`
                 raise Unrecordable(f"numpy.{function.__name__}")
         return found
 
-    # --- views, or copies where no view is possible ---
+    # --- views, or copies if no view is possible ---
 
     def reshape(self, *shape: Any, **options: Any) -> Recorded:
         found = plain(self).reshape(*shape, **options)
@@ -101,7 +101,7 @@ class Recorded(np.ndarray):
         raise Unrecordable("ndarray.flat")
 
     def _copy_to(self, memory: np.ndarray, view: np.ndarray) -> None:
-        """Notes that this array was copied to a view of new memory."""
+        """Records that this array was copied to a view of new memory."""
         _recorder().new(memory)
         _recorder().call(np.copyto, (view, plain(self)), {"casting": "unsafe"})
 
@@ -166,7 +166,7 @@ class Recorded(np.ndarray):
 
 
 def _making(name: str) -> Callable[..., Recorded]:
-    """A method that returns a new array, with a shape that does not depend on values."""
+    """Returns a method that makes a new array whose shape does not depend on values."""
     function = getattr(np.ndarray, name)
 
     def method(self: Recorded, *args: Any, **kwargs: Any) -> Recorded:
@@ -192,7 +192,7 @@ for _name in REFUSING:
 
 
 def plain(value: Any) -> Any:
-    """The value with each recorded array replaced by a plain view, also inside tuples, lists and dicts."""
+    """Replaces each recorded array in a value with a plain view, also inside tuples, lists and dicts."""
     return replaced(value, Recorded, _plain)
 
 

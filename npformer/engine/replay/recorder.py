@@ -1,4 +1,4 @@
-"""`Recorder`: lists the operations of one pass that `Recorded` arrays report."""
+"""`Recorder`: lists the operations that the `Recorded` arrays of one pass report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 class Call(NamedTuple):
     """function(*args, **kwargs, out=out), with a `Place` for each array of the pass.
 
-    Without `out`, the function overwrites one of its arguments, or raises `Changed`. `places` lists all views that the
+    Without `out`, the function overwrites one of its arguments or raises `Changed`. `places` lists all views that the
     call reads or writes.
     """
 
@@ -65,7 +65,7 @@ def owner(array: np.ndarray) -> np.ndarray:
     while base is not None:
         if isinstance(base, np.ndarray):
             array = base
-        base = getattr(base, "base", None)  # `as_strided` has an object between the view and its array
+        base = getattr(base, "base", None)  # `as_strided` puts an object between the view and its array
     return array
 
 
@@ -84,7 +84,7 @@ class CachesOfNow:
 
 
 class Recorder:
-    """Notes the calls of one pass.
+    """Records the calls of one pass.
 
     Recorded calls refer to memory by number, so the arrays of the pass are freed as usual.
 
@@ -93,9 +93,9 @@ class Recorder:
     calls : list of Call and InParts
     sizes : the number of bytes of each memory that the pass made
     caches : the caches of the pass that runs
-    tried : whether trials chose the variant of some work, so that a later program may be faster
+    tried : whether trials chose how some work is done, so that a later program may be faster
     settled : whether all of these trials have ended at least once
-    fixed : read-only weights that the pass read as a copy, which would not follow a change
+    fixed : read-only weights that the pass copied; a copy would not follow a change of the weight
     """
 
     def __init__(self) -> None:
@@ -112,13 +112,13 @@ class Recorder:
     # --- what recorded arrays report ---
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any = {}, out: Sequence[np.ndarray] = ()) -> None:  # noqa: B006
-        """Notes a call that was made."""
+        """Records a call that was made."""
         places: list[Place] = []
         given, options, outs = [self.placed(each, places) for each in (tuple(args), dict(kwargs), tuple(out))]
         self._noted.append(Call(function, given, options, outs, places))
 
     def made(self, function: Callable[..., Any], args: Any, kwargs: Any, out: bool) -> np.ndarray:
-        """Makes and notes a call, and returns the new array. out: whether the function has a parameter `out`."""
+        """Makes and records a call, and returns the new array. out: whether the function has a parameter `out`."""
         found = np.asarray(function(*args, **kwargs))
         array = self.new(found)
         if out:
@@ -128,11 +128,11 @@ class Recorder:
         return array
 
     def expect(self, question: Callable[[np.ndarray], Any], array: np.ndarray, answer: Any) -> None:
-        """Notes that the pass depends on question(array)."""
+        """Records that the pass depends on question(array)."""
         self.call(_expect, (question, array, answer))
 
     def attends(self, index: int, args: Any, found: np.ndarray) -> None:
-        """Notes a call of `attend` of a cache."""
+        """Records a call of a cache's `attend`."""
         self.call(_attend, (found, self.caches, index, args))
 
     def new(self, array: np.ndarray) -> np.ndarray:
@@ -146,7 +146,7 @@ class Recorder:
         return array
 
     def reads(self, array: np.ndarray) -> int:
-        """Registers an array that is replaced in each pass, and returns the number of its memory."""
+        """Registers an array that each pass replaces, and returns the number of its memory."""
         self.new(array)
         return len(self.sizes) - 1
 
@@ -156,7 +156,7 @@ class Recorder:
         return memory in self._numbers or memory in self._owners
 
     def placed(self, value: Any, places: list[Place]) -> Any:
-        """The value with a `Place` for each array in memory of the pass. Appends each `Place` to `places`."""
+        """Replaces each array in memory of the pass with a `Place`. Appends each `Place` to `places`."""
 
         def place(array: np.ndarray) -> Any:
             memory = owner(array)

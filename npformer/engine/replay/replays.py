@@ -14,7 +14,7 @@ from npformer.engine.runtime.threads import plain_products, threads_for_parts
 if TYPE_CHECKING:
     from npformer.engine.replay.program import Program
 
-PASSES = 12  # number of passes before a program is made; making and testing it takes about as long
+PASSES = 12  # number of passes before a program is made, which takes about as long as these passes
 MOST_PASSES = 8 * PASSES  # maximum passes before a program that depends on unfinished trials is made
 REPLAYS = 64  # replays before a program that depends on trials is made again, because later trials may differ
 MOST_REPLAYS = 4096
@@ -29,16 +29,16 @@ class _Shape:
     def __init__(self) -> None:
         self.passes = 0
         self.needed = PASSES
-        self.last = 0  # number of the shape's last pass, counted over all passes of the model
-        self.replays = REPLAYS  # for the next program
+        self.last = 0  # number of the shape's last pass among all passes of the model
+        self.replays = REPLAYS  # replays of the next program until it is made again
         self.left: float = 0  # replays until the program is made again
         self.program: Program | None = None
         self.tested = False
         self.refused = False
-        self.busy = threading.Lock()  # all calls of a program use the same memory
+        self.busy = threading.Lock()  # because all calls of a program use the same memory
 
     def replay(self, each: Pass) -> Arrays | None:
-        """The answers of the program, or None if the program cannot replay this pass."""
+        """Returns the answers of the program, or None if the program cannot replay this pass."""
         if self.program is None or not self.busy.acquire(blocking=False):
             return None
         try:
@@ -62,11 +62,11 @@ class _Shape:
         return None
 
     def _test(self, program: Program, each: Pass) -> None:
-        """Compares the program with the pass, on inputs that differ from the recorded ones."""
+        """Compares the program with the pass, on inputs that differ from the recorded inputs."""
         others = each.others(program.inputs)
         try:
             found, expected = program(others, each.caches), each(others)
-        except Exception:  # if the inputs of the pass are at fault, the pass itself raises the error too
+        except Exception:  # if the inputs cause the error, the pass itself also raises it
             self.refuse()
             return
         self.tested = all(found[name].tobytes() == array.tobytes() for name, array in expected.items())
@@ -79,7 +79,7 @@ class _Shape:
         self.program, self.tested = program, False
 
     def drop(self) -> None:
-        """Drops the program. The next program is made after as many passes as the first."""
+        """Drops the program. The number of passes until the next program is the same as for the first."""
         self.program, self.passes, self.needed = None, 0, PASSES
 
     def refuse(self) -> None:
@@ -91,7 +91,7 @@ class Replays:
     """Runs the passes of a model, and replays recurring passes.
 
     A pass is recorded as a program, which is tested on other inputs and used as long as the model has the same weight
-    arrays. A pass that cannot be recorded, or that has a program with different bits, always runs in the engine.
+    arrays. A pass always runs in the engine if it cannot be recorded, or if its program gives different bits.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Replays:
         self._passes = 0
 
     def run(self, each: Pass) -> Arrays:
-        """The answers of a pass, with the same bits as `each()`."""
+        """Returns the answers of a pass, with the same bits as `each()`."""
         self._passes += 1
         if not self._weights.holds(each.weights):
             self._shapes, self._weights = {}, _Snapshot(each.weights)
@@ -117,27 +117,27 @@ class Replays:
         return self._recorded(shape, each)
 
     def _shape(self, name: Hashable) -> _Shape:
-        """Adds a shape. If there are too many shapes, the least recently used one is dropped."""
+        """Adds a shape if it is new. If there are too many shapes, drops the least recently used shape."""
         if len(self._shapes) >= SHAPES:
             shapes = list(self._shapes.items())
             self._shapes.pop(min(shapes, key=lambda pair: pair[1].last)[0], None)
         return self._shapes.setdefault(name, _Shape())
 
     def _recorded(self, shape: _Shape, each: Pass) -> Arrays:
-        """Records a program, and returns answers that the engine computed, because the program is not tested yet."""
-        from npformer.engine.replay.make_program import make_program  # late: a shape may never recur
+        """Records a program. Returns answers that the engine computed, because the program is not yet tested."""
+        from npformer.engine.replay.make_program import make_program  # imported here, because a shape may never recur
 
         if not self._making.acquire(blocking=False):
             return each()
         try:
             program = make_program(each)
-        except Exception:  # if the pass itself is at fault, each() raises the error too
+        except Exception:  # if the pass itself causes the error, each() also raises it
             shape.refuse()
             return each()
         finally:
             self._making.release()
         if not program.settled and shape.needed < MOST_PASSES:
-            shape.needed *= 2  # only passes in the engine advance trials
+            shape.needed *= 2  # wait longer, because only passes in the engine advance trials
         elif self._has_room(program.nbytes):
             shape.take(program)
         else:

@@ -14,10 +14,10 @@ Calls = list[Call | InParts]
 
 
 def without_copies(calls: Sequence[Call | InParts], sizes: Sequence[int], kept: Sequence[int]) -> Calls:
-    """The calls, with results written directly to the memory that they would be copied to.
+    """Returns the calls, with results written directly to the memory to which they would be copied.
 
-    A copy of a whole memory is omitted if no later call uses that memory, and if no call between its first use and the
-    copy uses the target.
+    A copy of a whole memory is omitted if no later call uses that memory, and if no call between the first use of the
+    memory and the copy uses the target.
 
     sizes: the bytes of each memory. kept: memories that are read after the last call, or that belong to the caller.
     """
@@ -77,7 +77,7 @@ def _is_contiguous(place: Place) -> bool:
 
 
 def _moved(call: Any, moved: Mapping[int, tuple[Place, Place]]) -> Any:
-    """The call with each `Place` in moved memory replaced by its new `Place`."""
+    """Replaces each `Place` in moved memory with its new `Place`."""
     if isinstance(call, InParts):
         return InParts([[_moved(each, moved) for each in part] for part in call.parts])
     if not any(place.memory in moved for place in call.places):

@@ -1,1 +1,1 @@
-"""How models run: batches, products with reproducible bits, threads."""
+"""Runs models: batches, products with reproducible bits, and threads."""

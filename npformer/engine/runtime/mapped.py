@@ -1,4 +1,4 @@
-"""Weights in memory-mapped files: finds the files, detects changes to a file, and releases memory.
+"""Memory-mapped weights: finds their files, detects changes to a file, and releases memory.
 
 Reading a mapped file that was truncated kills the process (SIGBUS), so `MappedFile.check` must be called first.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.engine.runtime.narrow import NarrowWeight
 
-Weights = Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWeight  # a tree of weights, or a part of one
+Weights = Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWeight  # a tree of weights, or part of a tree
 
 
 class MappedFile(mmap.mmap):
@@ -48,7 +48,7 @@ def last_write(status: os.stat_result) -> tuple[int, ...]:
 
 
 def mapped_files(weights: Weights) -> list[MappedFile]:
-    """The mapped files that hold the memory of a tree of weights."""
+    """The mapped files that contain a tree of weights."""
     found = {id(base): base for base in map(_mapping, _arrays(weights))}
     return [base for base in found.values() if isinstance(base, MappedFile)]
 
@@ -86,7 +86,7 @@ def release(array: np.ndarray) -> bool:
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    """The mapped file that contains an array, if any."""
+    """The mapped file that contains an array, or None."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj

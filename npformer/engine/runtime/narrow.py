@@ -1,7 +1,7 @@
 """`NarrowWeight`: a weight that is stored in bfloat16, float16 or int8 and behaves like a float32 array.
 
-Products widen one tile at a time to float32 (`narrow_products.py`), so that each core has only a single float32 tile,
-in its cache. Widening bfloat16 and float16 is exact.
+Products widen one tile at a time to float32 (`narrow_products.py`), so that each core has only one float32 tile, which
+stays in its cache. Widening bfloat16 and float16 is exact.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 
 #: A dtype for the bits of bfloat16, which NumPy does not have.
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
-#: Name -> dtype of the stored values.
+#: Maps each name to the dtype of the stored values.
 NARROW: dict[str, np.dtype[Any]] = {"bfloat16": BFLOAT16, "float16": np.dtype("f2"), "int8": np.dtype("i1")}
 
 _TIMES = np.float32(2 ** (127 - 15))  # compensates for the different exponent biases of float16 and float32
@@ -80,7 +80,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
         if copy is False:
             raise ValueError("a NarrowWeight is widened to a new array; copy=False is not possible")
         if self.values.flags.f_contiguous and not self.values.flags.c_contiguous:
-            return self.T.__array__(dtype).T  # the layout of the float32 weight, on which the bits of a product depend
+            return self.T.__array__(dtype).T  # same layout as the float32 weight; the bits of a product depend on it
         found = np.empty(self.shape, np.float32)
         for block in _blocks(len(found)):
             widen(self.values[block], found[block])
@@ -97,7 +97,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes and methods of the float32 array, such as `mean` and `astype`."""
-        if name.startswith("_") or name in ("values", "scale"):  # not yet set while the object is copied or unpickled
+        if name.startswith("_") or name in ("values", "scale"):  # not set yet during a copy or while unpickling
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 
@@ -116,11 +116,11 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 def widen(values: np.ndarray, out: np.ndarray, around: np.ndarray | None = None) -> None:
     """Writes `values` as float32 to `out`, an array of the same shape. The scale of int8 values is not applied.
 
-    around: a contiguous array that contains `out` and is zero elsewhere. In-place steps process the whole array,
+    around: a contiguous array that contains `out` and is zero elsewhere. In-place steps process all of `around`,
     because one long loop is faster. float16 numbers must be finite.
     """
     around = out if around is None else around
-    if values.dtype == BFLOAT16:  # its bits are the upper half of a float32
+    if values.dtype == BFLOAT16:  # the bits of a bfloat16 are the upper half of a float32
         out.view(np.uint32)[...] = values["bfloat16"]
         bits = around.view(np.uint32)
         bits <<= 16
@@ -133,8 +133,8 @@ def widen(values: np.ndarray, out: np.ndarray, around: np.ndarray | None = None)
 def _widen_float16(values: np.ndarray, out: np.ndarray, around: np.ndarray) -> None:
     """Widens finite float16 numbers exactly, in a quarter to a half of the time that NumPy takes.
 
-    float16 has 5 exponent bits, and float32 has 8. Shifting the bits of a float16, so that the fraction is aligned with
-    that of a float32, gives the value divided by 2^(127 - 15).
+    float16 has 5 exponent bits, and float32 has 8. If the bits of a float16 are shifted to where float32 has its
+    fraction, the result is the value divided by 2^(127 - 15).
     """
     out.view(np.int32)[...] = values.view(np.int16)  # sign extension fills the upper half
     bits = around.view(np.int32)
@@ -144,9 +144,9 @@ def _widen_float16(values: np.ndarray, out: np.ndarray, around: np.ndarray) -> N
 
 
 def has_nonfinite(array: np.ndarray) -> bool:
-    """Whether a float16 array contains infinity or NaN, found in a fifth of the time that np.isfinite takes.
+    """Whether a float16 array contains infinity or NaN. Takes a fifth of the time of np.isfinite.
 
-    Only these numbers have all exponent bits set.
+    Only infinity and NaN have all exponent bits set.
     """
     return bool((array.view(np.uint16) << 1).max(initial=0) >= 0b11111 << 11)
 
@@ -169,9 +169,9 @@ def widened(array: np.ndarray) -> np.ndarray:
 def narrowed(array: np.ndarray, stored: str, outputs: int = -1, copy: bool = False) -> NarrowWeight:
     """Rounds a floating-point matrix to a dtype of `NARROW`.
 
-    A matrix that already has this dtype is copied only if it is not contiguous, is not aligned, or copy=True. int8 has
-    a scale for each index along the axis `outputs`, with which the largest magnitude becomes 127. Raises NpformerError
-    for a number that is too large for float16.
+    A matrix that already has this dtype is copied only if it is not contiguous or not aligned, or if copy=True. int8
+    has a scale for each index along the axis `outputs`, and the largest magnitude becomes 127. Raises NpformerError for
+    a number that is too large for float16.
     """
     dtype = NARROW[stored]
     if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned and not copy:
@@ -179,7 +179,7 @@ def narrowed(array: np.ndarray, stored: str, outputs: int = -1, copy: bool = Fal
     values = np.empty(array.shape, dtype)
     scale = _scales(array, outputs) if stored == "int8" else None
     factors = np.broadcast_to(np.float32(1) if scale is None else scale, array.shape)
-    turned = array.strides[0] < array.strides[1]  # if so, read the transpose, whose rows are contiguous in memory
+    turned = array.strides[0] < array.strides[1]  # then read the transpose, whose rows are contiguous in memory
     source, target, factors = (each.T if turned else each for each in (array, values, factors))
     for block in _blocks(len(source)):
         _round(source[block], target[block], factors[block])
@@ -222,5 +222,5 @@ def _floats(array: np.ndarray) -> np.ndarray:
 
 
 def _blocks(count: int) -> list[slice]:
-    """Slices of rows that are small enough for intermediate arrays to fit in the cache."""
+    """Slices of rows, so small that intermediate arrays fit in the cache."""
     return [slice(i, i + _BLOCK) for i in range(0, count, _BLOCK)]

@@ -1,4 +1,4 @@
-"""Products with `NarrowWeight`s: tiles are widened into the cache of a core and multiplied there.
+"""Products with `NarrowWeight`s: a core widens a tile into its cache and multiplies it there.
 
 A tile consists of some columns of one block of the inner axis. The products have the same bits as with float32 weights,
 for two reasons: a large product sums the inner axis in the same blocks, and margins of zeros keep columns away from the
@@ -19,10 +19,11 @@ from npformer.engine.runtime.same_bits import GROUP, VECTOR, Kernel
 from npformer.engine.runtime.threads import part_counts, run_tasks
 from npformer.engine.runtime.trials import Trial
 
-#: Candidate sizes of a tile, in bytes of float32; a trial chooses. A small tile stays in the core's own cache. A tile
-#: with all columns of a weight is read and written in long runs, which is faster if cores share a large cache.
+#: Candidate sizes of a tile, in bytes of float32, from which a trial chooses. A small tile stays in the core's own
+#: cache. A tile with all columns of a weight is read and written in long runs, which is faster if cores share a large
+#: cache.
 TILES = (7 << 16, 7 << 18, 7 << 20)
-LEAST = 64  # minimum number of columns of a tile, for a BLAS that never splits the inner axis
+LEAST = 64  # minimum columns of a tile, if the BLAS never splits the inner axis
 
 Weight = np.ndarray | NarrowWeight
 
@@ -82,7 +83,7 @@ _memory = threading.local()
 
 
 def _tile(values: np.ndarray, margin: int, whole: int, ordered: bool) -> np.ndarray:
-    """The widened values, (height, count) -> (height, whole), with at least `margin` columns of zeros on both sides.
+    """Widens the values, (height, count) -> (height, whole), with at least `margin` columns of zeros on both sides.
 
     The next call on the same thread overwrites the result. ordered: the result is contiguous even if the values are
     transposed, because small kernels add the columns of a transposed array in a different order.

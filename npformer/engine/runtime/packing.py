@@ -1,6 +1,6 @@
 """Batches without padding: texts as packed rows, in shards that are distributed to cores.
 
-With about a thousand tokens per shard, products are large enough to be fast, and there are enough shards for all cores.
+A shard has about a thousand tokens: enough for fast products, and few enough that all cores have shards.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
 
 SHARD = 1024  # tokens
-PIECE = 16  # minimum tokens per core for threads to share the rows of a single text, if a trial finds that faster
-LONG = 96  # minimum tokens per core for the first guess that sharing the rows of a single text is faster
-SMALL_SHARD = 32  # tokens per core below which a batch is a single shard, with products shared between cores
+PIECE = 16  # minimum tokens per core at which a trial may find that sharing the rows of a single text is faster
+LONG = 96  # minimum tokens per core at which the first guess is that sharing rows is faster
+SMALL_SHARD = 32  # below this number of tokens per core, a batch is one shard, and cores share its products
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Text:
     Parameters
     ----------
     ids : (L,) integer array, or a list
-    token_type_ids : (L,) integer array, token types, for models that have them; zeros unless given
-    positions : (L,) integer array, absolute positions; 0 ... L - 1 unless given
-    places : (L,) integer array, indices from which distances are computed; 0 ... L - 1 unless given
+    token_type_ids : (L,) integer array, token types, for models that have them; by default zeros
+    positions : (L,) integer array, absolute positions; by default 0 ... L - 1
+    places : (L,) integer array, indices from which distances are computed; by default 0 ... L - 1
 
     Raises
     ------
@@ -75,8 +75,8 @@ class Batch:
     """Packed texts: ids, positions, token_type_ids and places (T,), lengths (B,).
 
     farthest is the largest distance between two tokens of a text, even if the batch contains only part of that text.
-    read (B,) is the index of the row that a head with one answer per text reads in each text. If the batch contains
-    only part of a text, without that row, the text has no entry in read.
+    read (B,) is, for each text, the index of the row that a head with one answer per text reads. A text has no entry in
+    read if the batch contains only part of the text, without that row.
     """
 
     ids: np.ndarray
@@ -110,7 +110,7 @@ class Batch:
         return replace(self, ids=ids)
 
     def last_of(self, token: int) -> np.ndarray:
-        """The row of the last occurrence of a token in each text, (B,). Raises NpformerError if a text lacks it."""
+        """The row of the last occurrence of a token in each text, (B,). Raises NpformerError if a text has none."""
         found = np.where(self.ids == token, np.arange(len(self.ids)), -1)
         last = np.maximum.accumulate(found)[np.cumsum(self.lengths) - 1]
         if (last < self.first).any():
@@ -121,7 +121,7 @@ class Batch:
         return last
 
     def filled(self, count: int) -> Batch:
-        """The texts followed by rows of zeros, `count` rows in total, so that products do not have to add rows."""
+        """Adds rows of zeros after the texts, up to `count` rows in total, so that products need not add rows."""
         more = count - len(self.ids)
         if not more:
             return self
@@ -133,7 +133,7 @@ class Batch:
         return Batch(ids, positions, token_type_ids, lengths, change(self.places), self.farthest, read)
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Packed rows (T, ...) as one array (L, ...) for each text."""
+        """Splits packed rows (T, ...) into one array (L, ...) for each text."""
         return split_rows(rows, self.lengths)
 
 
@@ -150,8 +150,8 @@ def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False, padding: int | None = None) -> Batch:
     """Concatenates texts into a batch.
 
-    uncounted: a token that positions do not count; it gets position -1. last: whether a head with one answer per text
-    reads the last token that is not `padding`, instead of the first token.
+    uncounted: a token that positions do not count, and whose position is -1. last: whether a head with one answer per
+    text reads the last token that is not `padding`, instead of the first token.
     """
     lengths = np.array([len(text) for text in texts])
     places = [_last(text.ids, padding) if last else 0 for text in texts]
@@ -182,7 +182,7 @@ def positions(ids: np.ndarray, uncounted: int | None) -> np.ndarray:
 
 
 def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
-    """The indices of texts, in groups of about SHARD tokens or fewer, as in `group_by_length`.
+    """Splits the indices of texts into groups of about SHARD tokens or fewer, as in `group_by_length`.
 
     The number of groups is a multiple of `threads`, unless there are too few texts or tokens.
     """
@@ -192,7 +192,7 @@ def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
 
 
 def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
-    """The indices of examples, in at most `count` groups with similar numbers of tokens.
+    """Splits the indices of examples into at most `count` groups with similar numbers of tokens.
 
     lengths: the lengths of the texts of each example. The longest examples come first, with equal lengths adjacent,
     because attention processes equal lengths together.

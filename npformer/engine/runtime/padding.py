@@ -18,7 +18,7 @@ from npformer.engine.runtime.packing import Text, positions
 def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns ids, boolean mask and token types, each (B, L) or (B, N, L). A single sequence becomes a batch of one.
 
-    A ragged list of sequences is padded on the right, and its mask follows from the lengths.
+    A ragged list of sequences is padded on the right, and its mask is computed from the lengths.
     """
     if _is_ragged(input_ids):
         if attention_mask is not None:

@@ -1,7 +1,7 @@
 """Matrix products of activations for `attention.py`, with the same bits for any number of rows.
 
-`same_bits.py` finds the adjustments that the BLAS needs: added rows, recomputed edge columns, sums in blocks. Products
-with weights are in `weight_products.py`.
+`same_bits.py` finds the adjustments that the BLAS needs: added rows, recomputed edge columns, and sums in blocks.
+Products with weights are in `weight_products.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def kernel(dtype: np.dtype) -> Kernel:
 
 @functools.cache
 def _kernels(dtype: np.dtype) -> tuple[Kernel, Kernel]:
-    """The kernels with and without reproducible bits."""
+    """The kernels with and without reproducible bits, in this order."""
     found = Kernel(dtype)
     return found, found.plain()
 
@@ -51,7 +51,7 @@ def same_bits(dtype: np.dtype) -> bool:
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): the bits of an element depend neither on M nor on N."""
+    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): the bits of an element do not depend on M or N."""
     if not has_kernel(a, b):
         return a @ b
     n_rows = a.shape[-2]
@@ -61,8 +61,8 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): the bits of a row do not depend on M.
 
-    If the columns of b need margins, the transposed product is computed, with margins around the rows of a. These
-    margins cost less, because attention has more rows than columns.
+    If the columns of b need margins, the transposed product is computed, with margins around the rows of a. In
+    attention, these margins cost less, because a has more rows than b has columns.
     """
     if has_kernel(a, b) and kernel(a.dtype).has_edges(b.shape[-1]):
         return column_products(b.mT, a.mT).mT
@@ -93,14 +93,14 @@ def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndar
 def inner_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndarray:
     """a @ b.mT * scale, (..., M, K) and (..., N, K) -> (..., M, N): the bits of a row do not depend on M.
 
-    The last axis of the result is strided in memory, so that sums over it add whole vectors. This is faster than many
-    short sums, and the order is the same for one row as for many.
+    The last axis of the result is strided in memory, so that sums over this axis add whole vectors. This is faster than
+    many short sums, and the order of addition does not depend on the number of rows.
     """
     return column_products(b, a.mT, scale).mT
 
 
 def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b.mT, (..., M, K) and (..., N, K) -> (..., M, N): the bits of an element depend neither on M nor on N.
+    """a @ b.mT, (..., M, K) and (..., N, K) -> (..., M, N): the bits of an element do not depend on M or N.
 
     b.mT is made contiguous, because BLAS may add the columns of a transposed array in a different order.
     """
@@ -117,7 +117,7 @@ class Scratch:
         self._parts = [np.empty_like(like, order="C", shape=0)] * 2
 
     def array(self, *shape: int, part: int = 0) -> np.ndarray:
-        """An array of this shape, in the same memory as earlier arrays of this part."""
+        """Returns an array of this shape, in the same memory as earlier arrays of this part."""
         size = math.prod(shape)
         if size > self._parts[part].size:
             self._parts[part] = np.empty_like(self._parts[part], shape=size)
@@ -125,7 +125,7 @@ class Scratch:
 
 
 class Columns(NamedTuple):
-    """b (..., K, N), laid out by `in_columns` for several products with the same bits as `matmul`."""
+    """b (..., K, N) in the layout of `in_columns`, for several products with the same bits as in `matmul`."""
 
     plain: np.ndarray
     whole: np.ndarray  # `plain` with margins on both sides
@@ -178,7 +178,7 @@ def in_columns(b: np.ndarray, n_rows: int) -> Columns:
 
 
 def has_kernel(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether BLAS computes this product. NumPy itself handles other dtypes and empty arrays."""
+    """Whether BLAS computes this product. NumPy itself computes products of other dtypes and of empty arrays."""
     return a.dtype == b.dtype and a.dtype.char in "fd" and a.size > 0 and b.size > 0
 
 
@@ -193,7 +193,7 @@ def with_rows(a: np.ndarray, n_rows: int) -> np.ndarray:
 
 
 def in_margins(b: np.ndarray, margin: int, scale: float = 1.0, spare: int = 0) -> np.ndarray:
-    """b * scale with `margin` columns of zeros on both sides, padded to a multiple of VECTOR columns plus `spare`."""
+    """b * scale, with `margin` columns of zeros on both sides, padded to a multiple of VECTOR columns plus `spare`."""
     width = b.shape[-1]
     block = np.empty_like(
         b, order="C", shape=(*b.shape[:-1], width + 2 * margin + -(width + 2 * margin) % VECTOR + spare)
@@ -205,7 +205,7 @@ def in_margins(b: np.ndarray, margin: int, scale: float = 1.0, spare: int = 0) -
 
 
 def with_margins(b: np.ndarray) -> np.ndarray:
-    """If b is a slice that `column_products` returned, returns the whole product with its margins, else b."""
+    """Returns the whole product with its margins if b is a slice that `column_products` returned, else b."""
     whole = b.base
     if isinstance(whole, np.ndarray) and whole.shape[:-1] == b.shape[:-1] and whole.strides == b.strides:
         return whole
@@ -230,7 +230,7 @@ def address(array: np.ndarray) -> int:
 
 @functools.lru_cache(maxsize=1000)
 def column_shares(widths: tuple[int, ...], index: int, of: int) -> list[slice]:
-    """The columns of each weight that part `index` computes. Only the last part has columns that fill no panel."""
+    """The columns of each weight that part `index` computes. Only the last part has columns outside panels."""
     return [
         slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
         for n in widths

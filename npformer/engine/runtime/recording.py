@@ -1,4 +1,4 @@
-"""The recorder of each thread's operations, while a pass is being recorded for `engine.replay`."""
+"""The recorder of each thread, while a pass is being recorded for `engine.replay`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Changed(Exception):
 class Recorder(Protocol):
     """The part of a recorder that the runtime calls, implemented in `replay/recorder.py`."""
 
-    tried: bool  # whether a trial chose the variant of some work
+    tried: bool  # whether a trial chose how some work is done
     settled: bool  # whether all of these trials have ended at least once
-    fixed: list[np.ndarray]  # read-only weights of which the pass read a copy
+    fixed: list[np.ndarray]  # read-only weights that the pass copied
 
     def in_parts(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         """The results of tasks that may run at the same time, on several threads."""
@@ -46,7 +46,7 @@ def recorder() -> Recorder | None:
 
 @contextmanager
 def recorded_by(recorder: Recorder | None) -> Iterator[None]:
-    """Inside the block, the operations of this thread are reported to `recorder`."""
+    """Inside the block, `recorder` records the operations of this thread."""
     before = _local.recorder
     try:  # Ctrl-C can occur anywhere
         _local.recorder = recorder

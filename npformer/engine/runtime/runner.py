@@ -1,6 +1,6 @@
-"""`Runner`: runs a model on several cores, with BLAS limited to one thread on each.
+"""`Runner`: runs a model on several cores, with BLAS limited to one thread on each core.
 
-Many texts are split into shards of packed rows. For few texts the threads share each product. For a single text they
+Many texts are split into shards of packed rows. For few texts, threads share each product. For a single text, threads
 share either its products or its rows. While a listener observes the stages (`taps.py`), each stage is computed once for
 all texts, in order. The models in `model.py` are Runners.
 """
@@ -54,7 +54,8 @@ class Runner:
     ) -> list[A]:
         """The outputs for texts of these lengths, in order. work(indices) computes the outputs of some texts.
 
-        work_on_long(n_threads) computes the output of a single long text, its rows split between n_threads threads.
+        work_on_long(n_threads) computes the output of a single long text, with its rows split between n_threads
+        threads.
         """
         if not lengths:
             return []
@@ -78,7 +79,7 @@ class Runner:
         return [by_index[index] for index in range(len(lengths))]
 
     def together(self, shards: Sequence[Steps[A]]) -> Steps[list[A]]:
-        """The results of computations in steps, in order. Each step computes one step of all of them, in threads."""
+        """Runs shards in steps, and returns their results. Each step runs one step of every shard, in threads."""
         found: list[A | None] = [None] * len(shards)
         left = list(enumerate(shards))
         while left:
@@ -107,7 +108,7 @@ class Runner:
 
 
 def _advance(steps: Steps[A], found: list[A | None], index: int) -> bool:
-    """Computes a step. Stores the result after the last step, and returns whether it was the last."""
+    """Runs one step. Returns whether it was the last step, after which the result is stored in `found`."""
     try:
         next(steps)
     except StopIteration as end:

@@ -1,6 +1,6 @@
-"""Finds by trial how to make the bits of each row of a product independent of the other rows, for the BLAS in use.
+"""Finds by trial how the bits of each row of a product become independent of the other rows, for the BLAS in use.
 
-A BLAS chooses a kernel by the sizes of a product, and kernels add terms in different orders. OpenBLAS has these rules:
+A BLAS chooses a kernel by the sizes of a product, and kernels add terms in different orders. OpenBLAS works like this:
 
 * it computes one row with a matrix-vector routine, and certain numbers of rows with special kernels (`Kernel.usable`);
 * it computes columns that do not fill a vector with kernels that depend on the number of rows (so products are padded
@@ -22,13 +22,13 @@ import numpy as np
 
 from npformer.engine.runtime.threads import single_blas_thread
 
-VECTOR = 16  # number of columns that fill the widest vector register; products are padded to a multiple of it
-GROUP = 8  # columns at an edge
+VECTOR = 16  # columns that fill the widest vector register; products are padded to a multiple of this number
+GROUP = 8  # number of columns at an edge
 ROWS = 48  # period of usable row counts: a multiple of every known tile height
 FAR = 16  # distance along the inner axis between terms that a kernel adds to the same accumulator
 INNER = 40  # enough terms to distinguish two orders of addition
 WIDE = 120 * VECTOR  # columns that span several blocks
-LARGE = 2**23  # multiply-adds of a product that is large for every BLAS
+LARGE = 2**23  # number of multiply-adds of a product that is large for every BLAS
 LONG = 2048  # length of an inner axis of more than two blocks
 GOLDEN = (1 + 5**0.5) / 2
 PERIOD = 8191  # a prime, so that all rows differ
@@ -37,9 +37,8 @@ PERIOD = 8191  # a prime, so that all rows differ
 class Kernel:
     """The adjustments that give products of one dtype reproducible bits on this BLAS.
 
-    k_block_size: number of terms of the inner axis that are added in one pass.
-    small: maximum number of multiply-adds for which a product sums the whole inner axis in one pass; 0 if there are no
-    such products.
+    k_block_size: number of terms of the inner axis that are added in one pass. small: maximum number of multiply-adds
+    of a product that sums the whole inner axis in one pass; 0 if no product does so.
     """
 
     def __init__(self, dtype: np.dtype) -> None:
@@ -53,7 +52,7 @@ class Kernel:
             self._edges_from = self._rows_with_edges() if wide else 0
 
     def plain(self) -> Kernel:
-        """A kernel without adjustments, and thus without reproducible bits."""
+        """A kernel without adjustments, which does not give reproducible bits."""
         other = copy.copy(self)
         other._good, other._edges_from = np.ones_like(self._good), 0
         return other
@@ -68,7 +67,7 @@ class Kernel:
     # --- rows and columns --------------------------------------------------------------------------------------------
 
     def usable(self, n_rows: int) -> int:
-        """The smallest usable row count that is at least n_rows. A row has the same bits for all usable counts."""
+        """The smallest usable row count that is at least n_rows. A row has the same bits for every usable count."""
         while not self._good[n_rows if n_rows <= ROWS else ROWS + 1 + (n_rows - ROWS - 1) % ROWS]:
             n_rows += 1
         return n_rows
@@ -91,7 +90,7 @@ class Kernel:
         return [slice(*edge) for edge in places.reshape(-1, 2).tolist()]
 
     def _good_rows(self) -> tuple[np.ndarray, int]:
-        """Finds usable row counts, and the number of rows of a reference product, 2 or ROWS.
+        """Finds the usable row counts, and the number of rows of a reference product, 2 or ROWS.
 
         With a usable count, most columns have the same bits as in the reference product.
         """
@@ -102,7 +101,7 @@ class Kernel:
             good = [bool(np.mean((y != truth[: len(y)]).any(axis=0)) < 0.5) for y in whole]
             if good[ROWS - 2] and good[-1]:
                 return np.array([False, False, *good]), reference
-        return np.arange(2 * ROWS + 1) > 1, 2  # no method is known for this BLAS, and bits may vary
+        return np.arange(2 * ROWS + 1) > 1, 2  # no adjustment is known for this BLAS, so bits may vary
 
     def _rows_with_edges(self) -> int:
         x, w = self._irregular(ROWS, INNER), self._irregular(INNER, 10 * VECTOR)
@@ -121,7 +120,7 @@ class Kernel:
         """The blocks in which a large product sums its inner axis: first within each block, then across blocks.
 
         Let b be so large that b + 1 rounds to b. Then the sum b + 1 - b is 0 if b and 1 are in the same block, and 1 if
-        a block boundary separates them. Each column of a product tests one index.
+        a block boundary is between b and 1. Each column of a product tests one index.
         """
         coarse = self._cut_before(inner, np.arange(FAR, inner - FAR, GROUP))
         first = [place for place in coarse if place - GROUP not in coarse]
@@ -143,7 +142,7 @@ class Kernel:
         return places[sums == 1].tolist()
 
     def _small(self) -> int:
-        """The maximum multiply-adds of a product with two blocks and VECTOR columns that is summed in one pass."""
+        """The most multiply-adds with which a product of two blocks and VECTOR columns is summed in one pass."""
         b = self._irregular(2 * self.k_block_size, VECTOR)
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
@@ -160,7 +159,7 @@ class Kernel:
         Small products are summed in the same blocks as large products.
         """
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
-        # Twice the limit, to be safe. Products up to this size are summed in blocks below, with the same bits.
+        # Twice the limit, to be safe. Products up to this size are summed in blocks below, which gives the same bits.
         if size > 2 * self.small:
             return np.matmul(a, b, out=out)
         if b.strides[-1] != b.itemsize:  # small kernels add the columns of a transposed array in a different order
@@ -175,7 +174,7 @@ class Kernel:
     def _irregular(self, *shape: int) -> np.ndarray:
         """Irregular positive numbers, so that sums are rounded: the fractional parts of multiples of GOLDEN, repeated.
 
-        numpy.random would also work, but importing it takes longer than the whole trial.
+        numpy.random would also work, but its import takes longer than the whole trial.
         """
         multiples = np.arange(PERIOD) * GOLDEN
         return np.resize((multiples - np.floor(multiples)).astype(self.dtype), shape)

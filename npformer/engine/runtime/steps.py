@@ -1,4 +1,4 @@
-"""Computations in steps: generators that yield after each step, so that other work can run, and return a result."""
+"""Computations in steps: generators that yield after each step, so that other work can run, then return a result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npformer.engine.taps import listening
 A = TypeVar("A")
 Steps = Generator[None, None, A]
 
-PIECE = 128  # tokens per core that are read in one step; larger steps are hardly faster per token
+PIECE = 128  # tokens per core in one step; larger steps are hardly faster per token
 
 
 def finished(steps: Steps[A]) -> A:
@@ -24,7 +24,7 @@ def finished(steps: Steps[A]) -> A:
 
 
 def pieces(lengths: Sequence[int], threads: int) -> Iterator[list[int]]:
-    """Yields the indices of texts of these lengths in groups, one for each step: some tokens, or one longer text.
+    """Yields the indices of texts of these lengths in groups, one for each step: several short texts, or one long text.
 
     While a listener is open, all texts form one group.
     """

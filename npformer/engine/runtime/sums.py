@@ -1,8 +1,8 @@
 """Sums in a fixed order. Groups of zeros between or after the terms do not change the bits of a sum.
 
-The order in which NumPy and BLAS add the terms of a long sum depends on its length, so sums here are added in groups of
-TERMS terms. The terms of n sums may be interleaved after the first `front` terms. Each sum then reads zeros in place of
-the terms of the other sums, in groups that are n times as long.
+The order in which NumPy and BLAS add the terms of a long sum depends on its length. This module therefore adds sums in
+groups of TERMS terms. The terms of n sums may be interleaved after the first `front` terms. Each sum then has zeros
+instead of the terms of the other sums, in groups that are n times as long.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 
 from npformer.engine.runtime.products import Scratch, in_columns, matmul
 
-TERMS = 16  # terms in a group; small, because each beam reads its keys in groups of this size
-MANY = 1 << 12  # minimum number of terms for which looping over the terms of a group is faster than looping over groups
-TOGETHER = 1 << 14  # maximum numbers in products of groups that are computed together, to fit in the cache
+TERMS = 16  # terms in a group: few, because each beam reads its keys in groups of this size
+MANY = 1 << 12  # minimum number of terms at which a loop over the terms of a group is faster than a loop over groups
+TOGETHER = 1 << 14  # maximum size of the products of groups that are computed together, so that they fit in the cache
 IN_SCRATCH = 1 << 17  # the same limit for products in reused memory, where the number of calls matters more
 
 
 def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[tuple[slice, tuple[int, int]]]:
     """Splits a sum of `count` terms into groups, in runs of equal group size.
 
-    Yields the slice of a run, and (number of groups, terms per group). Groups have TERMS terms before index `front`, a
-    multiple of TERMS, and `terms` terms after it. The last group may be shorter.
+    Yields the slice of a run, and (number of groups, terms per group). Groups have TERMS terms before index `front`,
+    which is a multiple of TERMS, and `terms` terms from `front` on. The last group may be shorter.
     """
     front = 0 if terms == TERMS else min(front, count)  # groups of equal size form one run
     for first, end, size in ((0, front, TERMS), (front, count, terms)):
@@ -40,7 +40,7 @@ def sum_in_order(
 ) -> np.ndarray:
     """Sums over the last axis, (..., N) -> (..., 1): term by term within each of `groups`, then group by group.
 
-    np.sum uses this order only for sums of whole rows of memory. np.add.accumulate always uses it.
+    np.sum uses this order only for sums of whole rows of memory, but np.add.accumulate always uses it.
     """
     assert axis == -1
     assert keepdims
@@ -52,7 +52,7 @@ def sum_in_order(
             sums = each.sum(axis=-1)
         elif each.size < MANY:
             sums = np.add.accumulate(each, axis=-1)[..., -1]
-        else:  # the same order, faster for many sums
+        else:  # the order is the same, and this is faster for many sums
             sums = each[..., 0] + each[..., 1] if sizes[1] > 1 else each[..., 0].copy()
             for i in range(2, sizes[1]):
                 sums += each[..., i]

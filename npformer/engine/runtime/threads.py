@@ -1,8 +1,8 @@
 """Worker threads for shards of a batch or parts of a product, with BLAS limited to one thread.
 
-Threads suffice, because NumPy releases the GIL inside its loops. While the threads work, BLAS uses one thread in
-each of them; afterwards its original setting is restored. `runner.py` distributes shards; `weight_products.py` and
-`tiles.py` distribute parts of products and of activations.
+Threads suffice, because NumPy releases the GIL inside its loops. While the threads work, BLAS uses one thread in each
+of them. Afterwards, the original setting of BLAS is restored. `runner.py` distributes shards, and `weight_products.py`
+and `tiles.py` distribute parts of products and of activations.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from npformer.common.errors import NpformerError, warn
 from npformer.engine.runtime.recording import recorder
 from npformer.engine.runtime.trials import Trial
 
-HAND_OVER = 100_000  # ns, about twice the cost of waking and awaiting a worker, for first guesses
+HAND_OVER = 100_000  # ns, about twice the time to wake a worker and wait for it, for first guesses
 FORK_PATIENCE = 1.0  # maximum seconds that a fork waits for other threads to leave BLAS
 
 
 class _Local(threading.local):
     num_threads = 1  # threads that a parallel_for on this thread may use
-    plain = False  # products skip the steps for reproducible bits; a task inherits this from the submitting thread
+    plain = False  # products skip the steps for reproducible bits; a task has the setting of the submitting thread
     member: _Member | None = None  # set while threads share the rows of a long text
 
 
@@ -48,7 +48,7 @@ def available_cores() -> int:
 
 
 def thread_count(threads: int | None = None) -> int:
-    """Returns `threads`, else the environment variable NPFORMER_THREADS, else the number of available cores."""
+    """Returns `threads` if given, else the environment variable NPFORMER_THREADS, else the available cores."""
     wanted = threads if threads is not None else os.environ.get("NPFORMER_THREADS") or available_cores()
     count = (
         int(wanted) if isinstance(wanted, np.integer) or (isinstance(wanted, str) and wanted.isdecimal()) else wanted
@@ -60,7 +60,7 @@ def thread_count(threads: int | None = None) -> int:
 
 
 def wants_same_bits(same_bits: bool | None = None) -> bool:
-    """Returns `same_bits`, else the environment variable NPFORMER_SAME_BITS (0 or 1), else True."""
+    """Returns `same_bits` if given, else the environment variable NPFORMER_SAME_BITS (0 or 1), else True."""
     if isinstance(same_bits, bool):
         return same_bits
     if same_bits is not None:
@@ -73,9 +73,8 @@ def wants_same_bits(same_bits: bool | None = None) -> bool:
 
 # --- workers: threads that wait for jobs, started when first needed, shared by all callers ---------------------------
 #
-# concurrent.futures would not do: its executor does not report how many threads it could start, which
-# `run_row_parallel` must know. The executor is not faster either: submitting a task takes 24 us with it,
-# and 21 us here.
+# An executor of concurrent.futures does not report how many threads it could start, which `run_row_parallel` must know.
+# It is also not faster: submitting a task takes 24 us with an executor, and 21 us here.
 
 
 class _Job:
@@ -115,7 +114,7 @@ _starting = threading.Lock()
 
 
 def _work(libraries: list[Any]) -> None:
-    for library in libraries:  # OpenMP builds of BLAS have this setting per thread, others per process
+    for library in libraries:  # in OpenMP builds of BLAS, the setting is per thread, else per process
         if getattr(library, "threading_layer", None) == "openmp":
             library.set_num_threads(1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # as on the submitting thread
@@ -126,8 +125,9 @@ def _work(libraries: list[Any]) -> None:
 def start_workers(count: int) -> int:
     """Starts workers until there are `count`. Returns `count`, or a lower number if no more threads can be started.
 
-    The caller searches for the BLAS libraries. In a worker, the search would call Python under the lock of the dynamic
-    linker, while another thread that imports an extension module waits for this lock and keeps the GIL: a deadlock.
+    The caller searches for the BLAS libraries, because the search could deadlock in a worker. The search calls Python
+    under the lock of the dynamic linker, while another thread that imports an extension module waits for this lock and
+    keeps the GIL.
     """
     libraries = _blas.libraries
     with _starting:
@@ -142,7 +142,7 @@ def start_workers(count: int) -> int:
 
 
 def _forget_workers() -> None:
-    """Resets this module in a forked child, which has only the calling thread. Restores the number of BLAS threads."""
+    """Resets this module and the number of BLAS threads in a forked child, which has only the calling thread."""
     global _jobs, _starting, _one_text
     _jobs, _starting, _one_text = queue.SimpleQueue(), threading.Lock(), threading.Lock()
     _workers.clear()
@@ -151,7 +151,7 @@ def _forget_workers() -> None:
 
 
 def run_tasks(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
-    """The results of the tasks, in order, computed by up to `threads` threads including the caller's."""
+    """Returns the results of tasks, in order. Up to `threads` threads, including the caller's, compute the tasks."""
     if (hears := recorder()) is not None:
         return hears.in_parts(tasks)
     workers = min(threads, len(tasks)) - 1
@@ -180,7 +180,7 @@ def num_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def products(plain: bool) -> Iterator[None]:
-    """Inside the block, products have reproducible bits, or with `plain` skip the steps that ensure them."""
+    """Inside the block, products have reproducible bits. With `plain`, they skip the steps that ensure these bits."""
     before = plain_products()
     _local.plain = plain
     try:
@@ -199,7 +199,7 @@ def threads_for_parts() -> int:
 
 
 def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int, ...], int]:
-    """The numbers of parts to try (1, 2, 4, ..., threads) for some work, and the one to try first.
+    """The numbers of parts to try for some work (1, 2, 4, ..., threads), and the number to try first.
 
     nanoseconds: about the time that the work takes on one core. most: maximum number of parts. Work that is too short
     to hand over to another thread is not split.
@@ -212,7 +212,7 @@ def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int,
 
 
 def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) -> None:
-    """Calls work(slice) for slices that cover range(count), one per thread. A trial finds the number of slices."""
+    """Calls work(slice) for slices that cover range(count), one per thread. A trial chooses the number of slices."""
     counts, first = part_counts(nanoseconds, count)
     if len(counts) == 1:
         work(slice(0, count))
@@ -238,7 +238,7 @@ class _Member:
     def __init__(self, index: int, barrier: threading.Barrier, slots: Sequence[list[Any]]) -> None:
         self.index = index
         self.barrier = barrier
-        self.slots = slots  # two, used in turn, so that no thread overwrites a slot that another thread may still read
+        self.slots = slots  # two slots, used in turn, so that no thread overwrites a slot that another may still read
         self.turn = 0
 
     def run(self, task: Callable[[], Any]) -> Any:
@@ -259,24 +259,24 @@ class _Member:
         return [np.concatenate(parts) for parts in zip(*slots, strict=True)]
 
 
-_one_text = threading.Lock()  # two texts at once could each wait for a worker that the other occupies
+_one_text = threading.Lock()  # two texts at the same time could each wait for a worker that the other text occupies
 
 
 def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of tasks that must all run at the same time, each on its own thread. Needs enough started workers."""
+    """The results of tasks that must run at the same time, each on its own thread. Enough workers must be started."""
     barrier, slots = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
     members = [_Member(index, barrier, slots) for index in range(len(tasks))]
     with _one_text:
         try:
             runs = [functools.partial(member.run, task) for member, task in zip(members, tasks, strict=True)]
             return run_tasks(runs, len(tasks))
-        except BaseException:  # if Ctrl-C stopped the caller before it was a member, workers would wait forever
+        except BaseException:  # else workers would wait forever if Ctrl-C stopped the caller before it was a member
             barrier.abort()
             raise
 
 
 def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-    """Concatenates each array's rows from all threads that share a text, or returns the arrays if no text is shared."""
+    """Concatenates each array's rows from all threads that share a text. Returns the arrays if no text is shared."""
     member = _local.member
     return arrays if member is None else member.all_gather(arrays)
 
@@ -287,16 +287,16 @@ def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
 class _Blas:
     """The BLAS libraries of this process, limited to one thread while any caller requests it.
 
-    Forks wait, for at most FORK_PATIENCE, until no other thread is computing. Otherwise a lock that a thread held
-    inside BLAS or threadpoolctl at the time of the fork would stay locked in the child forever.
+    A fork waits for at most FORK_PATIENCE until no other thread is computing. Otherwise, a lock that another thread
+    holds inside BLAS or threadpoolctl during the fork would stay locked in the child forever.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # entered directly: Ctrl-C in Condition.__enter__ would leave it locked
+        self.lock = threading.RLock()  # entered directly, because Ctrl-C in Condition.__enter__ would leave it locked
         self.condition = threading.Condition(self.lock)
         self.users: dict[object, threading.Thread] = {}
         self.forking: set[threading.Thread] = set()  # threads that wait in `before_fork`
-        self.before: list[tuple[Any, int]] = []  # the original settings, to be restored
+        self.before: list[tuple[Any, int]] = []  # the original settings, for `put_back`
 
     @functools.cached_property
     def libraries(self) -> list[Any]:
@@ -337,7 +337,7 @@ class _Blas:
         return not self.forking or thread in self.users.values() or thread in _workers
 
     def before_fork(self) -> None:
-        """Waits up to FORK_PATIENCE until no other thread is computing. Keeps the lock, so that no thread begins."""
+        """Waits up to FORK_PATIENCE until no other thread is computing. Keeps the lock, so that no thread can begin."""
         self.lock.acquire()
         self.forking.add(threading.current_thread())
         try:
@@ -371,7 +371,7 @@ _blas = _Blas()
 
 
 def single_blas_thread() -> Any:
-    """Limits BLAS to one thread inside the block. The last caller to leave its block restores the old setting."""
+    """Limits BLAS to one thread inside the block. The last caller that leaves its block restores the old setting."""
     return _blas.single()
 
 

@@ -1,4 +1,4 @@
-"""Work in cache-sized parts, shared between threads: activations in blocks of elements, attention in tiles."""
+"""Splits work into cache-sized parts for threads: activations into blocks of elements, and attention into tiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npformer.engine.runtime.products import with_margins
 from npformer.engine.runtime.threads import parallel_for, part_counts
 from npformer.engine.taps import listening, spare
 
-# Elements in a block: few enough to fit in the cache of a core, and enough to keep threads from waiting for the GIL
+# Elements in a block: few enough to fit in the cache of a core, but so many that threads rarely wait for the GIL
 # between the steps of a formula.
 BLOCK = 1 << 16
 SCORES = 1 << 16  # scores in a tile: few enough to stay in the cache of a core for all steps of softmax
@@ -41,7 +41,7 @@ def in_blocks(formula: Elementwise, x: np.ndarray, out: np.ndarray | None = None
 def in_place(function: Callable[..., np.ndarray], array: np.ndarray) -> np.ndarray:
     """Returns function(array), computed in place unless a listener may have kept the array.
 
-    If array is a product with margins (`with_margins`), the function is applied to the margins too, because contiguous
+    If array is a product with margins (`with_margins`), the function is also applied to the margins, because contiguous
     memory is faster.
     """
     if spare(array) is None:
@@ -70,7 +70,7 @@ def over_heads(work: Callable[[Tile], None], n_texts: int, n_heads: int, scores:
 
 
 def _tiles(n_texts: int, heads: slice, scores: int) -> Iterator[Tile]:
-    """Tiles of at most SCORES scores. A head of one text that has more scores is a tile of its own."""
+    """Tiles of at most SCORES scores. A head of one text with more scores is a tile by itself."""
     most = max(1, SCORES // max(1, scores))
     n_heads = heads.stop - heads.start
     heads_of_tile, texts_of_tile = min(n_heads, most), max(1, most // n_heads)

@@ -1,7 +1,7 @@
 """`Trial`: chooses the fastest of several ways to do the same work, by timing the work itself.
 
-The gain from a second thread or from a different layout of weights depends on the machine and its load, so a fixed cost
-model would not work. A trial runs real work in each way several times, in turn, and compares the median times. All ways
+The gain from a second thread or from another layout of weights depends on the machine and its load, so a fixed cost
+model would not work. A trial runs real work several times in each way, in turn, and compares the median times. All ways
 must give the same bits.
 """
 
@@ -16,8 +16,8 @@ from npformer.engine.runtime.recording import recorder
 Way = TypeVar("Way")
 Result = TypeVar("Result")
 
-TURNS = 5  # number of runs of each variant in a trial; the median tolerates two slow runs
-GAIN = 0.95  # because of noise, a variant replaces the current one only if it takes at most this fraction of the time
+TURNS = 5  # runs of each way in a trial; the median tolerates two slow runs
+GAIN = 0.95  # because of noise, a way replaces the current way only if it takes at most this fraction of the time
 SHARE = 0.01  # maximum fraction of the total time that trials may lose to slower ways
 PATIENCE = 0.05  # seconds of work before the first trial, so that a process for a single sentence runs no trial
 

@@ -1,7 +1,8 @@
 """Products with weights, shared between threads, with the same bits for any number of rows.
 
-`functions.linear` uses these products. They are fast even for few rows, because a weight that is used repeatedly is
-also kept in a second layout: as panels, which kernels for small products read in order, or as its edge columns.
+`functions.linear` uses these products. The products are fast even for few rows, because a weight that is used
+repeatedly is also stored in a second layout: as panels, which kernels for small products read in order, or as its edge
+columns.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from npformer.engine.runtime.threads import (
 from npformer.engine.runtime.trials import Trial
 
 TILE = 7 << 18  # bytes of panels that a large product reads at a time
-MANY = 128  # number of rows above which the time to copy the weight matters little in a large product
-FEW = 256  # maximum number of rows for which gathering edge columns takes a large part of the product's time
+MANY = 128  # with more rows, the time to copy the weight hardly matters in a large product
+FEW = 256  # with more rows, gathering edge columns takes only a small part of the product's time
 
 
 def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
     """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared between threads.
 
-    out: arrays (kernel(x.dtype).usable(M), N) to write to; the results are views of them.
+    out: arrays (kernel(x.dtype).usable(M), N) for the results, which are views of these arrays.
     """
     if not all(has_kernel(x, weight) for weight in weights):
         return [x @ weight for weight in weights]
@@ -111,7 +112,7 @@ class _Way:
 
 @functools.lru_cache(maxsize=1000)
 def _way(dtype: np.dtype, n_rows: int, shapes: tuple[tuple[int, int], ...], plain: bool, threads: int) -> _Way:
-    """plain, threads: the settings of the calling thread, on which a `_Way` depends."""
+    """Returns the cached settings. plain, threads: the settings of the calling thread, on which a `_Way` depends."""
     return _Way(dtype, n_rows, shapes)
 
 
@@ -119,7 +120,7 @@ def _way(dtype: np.dtype, n_rows: int, shapes: tuple[tuple[int, int], ...], plai
 def _trial(
     shapes: tuple[tuple[int, ...], ...], n_rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
 ) -> Trial[tuple[int, bool]] | None:
-    """The trial that chooses the number of parts and whether to use panels; None if there is no choice."""
+    """The trial that chooses the number of parts and whether to use panels; None if there is only one choice."""
     if len(counts) == 1 and not paneled:
         return None
     guess = paneled and panels_pay(n_rows)
@@ -138,7 +139,7 @@ def _columns(
 ) -> None:
     """product[:, columns] = x @ weight[:, columns]. Columns that do not fill a panel or vector are computed separately.
 
-    small: if the weight has panels, use small products.
+    small: use small products if the weight has panels.
     """
     if panels is not None and not small and not panels.alone:
         panels = None
@@ -179,7 +180,7 @@ def _columns_at_edges(
 
 @functools.lru_cache(maxsize=1000)
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
-    """For each edge: the index of its weight, the columns to recompute, and their slice among the gathered columns."""
+    """For each edge, the index of its weight, the columns to recompute, and their slice in the gathered columns."""
     places, end = [], 0
     for i, (start, stop) in enumerate(shares):
         for edge in k.edges((stop - start) // VECTOR * VECTOR):
@@ -200,9 +201,10 @@ _kept: dict[tuple, tuple[list[weakref.ref[np.ndarray]], int, Any]] = {}
 
 
 def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any]) -> Any:
-    """make(), a copy of the weights in a different layout, cached as long as the weights exist.
+    """Returns make(), a copy of the weights in another layout, which is cached as long as the weights exist.
 
-    Returns None before the third use, and for writable weights, because a cached copy would not follow their changes.
+    Returns None before the third use. Also returns None for writable weights, because a cached copy would not follow
+    their changes.
     """
     if (hears := recorder()) is not None:
         weights = [hears.original(weight) for weight in weights]
@@ -234,11 +236,11 @@ def _is_fixed(array: np.ndarray) -> bool:
 class Panels:
     """A copy of a weight (K, N) in contiguous panels, (N / 64, block, 64) for each block of the inner axis.
 
-    The blocks are those in which a large product sums the inner axis. Columns that do not fill a panel are omitted.
-    A product of a few rows with one panel is small, and its kernel reads the panel directly. The kernel of a large
-    product copies the weight first, in every call.
+    A large product sums the inner axis in the same blocks. Columns that do not fill a panel are omitted.
+    A product of a few rows with one panel is small, and its kernel reads the panel directly. In every call, the kernel
+    of a large product first copies the weight.
 
-    alone: the weight is mapped from a file and its memory was released, so large products read the panels too.
+    alone: the weight is mapped from a file and its memory was released, so large products also read the panels.
     """
 
     def __init__(self, weight: np.ndarray) -> None:
@@ -262,7 +264,7 @@ class Panels:
                     y += terms @ panels[some, None]
 
     def times_large(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
-        """The same as `times`, but with large products, each of which reads several panels as one matrix."""
+        """Computes the same as `times`, but with large products that each read several panels as one matrix."""
         count = max(1, TILE // (PANEL * 4 * self.blocks[0][0].stop))
         for first in range(columns.start // PANEL, columns.stop // PANEL, count):
             some = slice(first, min(first + count, columns.stop // PANEL))
@@ -290,7 +292,7 @@ def _may_have_panels(dtype: np.dtype, inner: int, columns: int) -> bool:
 
 
 def _panels(weight: np.ndarray, n_rows: int) -> Panels | None:
-    """The panels of a weight that is used repeatedly, made if `panels_pay(n_rows)`. n_rows: 0 means many rows."""
+    """The panels of a weight that is used repeatedly, if `panels_pay(n_rows)`. n_rows: 0 means many rows."""
     return _laid_out([weight], "panels", lambda: Panels(weight) if n_rows and panels_pay(power(n_rows)) else None)
 
 
@@ -313,7 +315,8 @@ def _choice() -> str | None:
 def panels_pay(n_rows: int) -> bool:
     """Tests whether panels are worth their memory for 2, 4, 8 ... or MANY rows.
 
-    The test uses a weight that stays in the cache. Once panels exist, the trial of each product decides.
+    The test uses a weight that stays in the cache. Once panels exist, the trial of each product decides whether to use
+    them.
     """
     if _choice() == "0" or few_rows() < 5:
         return False
