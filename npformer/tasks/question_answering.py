@@ -154,7 +154,7 @@ def _question_and_context(item: Any) -> tuple[Any, Any]:
 
 
 def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Returns the softmax (L,) over the tokens of the context and [CLS], which means no answer; 0 for other tokens."""
+    """Returns the softmax (L,) over the context's tokens and [CLS], the token for no answer. Other tokens get 0."""
     admitted = inside.copy()
     admitted[0] = True
     probabilities = np.zeros_like(logits)

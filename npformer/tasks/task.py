@@ -43,7 +43,7 @@ class Indexed(Protocol):
 
 
 class InputError(NpformerError):
-    """An input without an answer: the `index` of the input, from 0, and the reason."""
+    """The error for an input that has no answer: the input's `index`, from 0, and the reason."""
 
     def __init__(self, index: int, reason: object) -> None:
         super().__init__(f"input {index}: {reason}")
@@ -153,8 +153,7 @@ class Task(Answering):
     def answers(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
         """Yields an answer for each item, in order.
 
-        With `quiet`, an InputError is yielded for an input without an answer, and there is no warning about truncated
-        texts.
+        With `quiet`, yields an InputError for an input without an answer, and gives no warning about truncated texts.
         """
         index = 0
         warned = False
@@ -216,7 +215,7 @@ class Task(Answering):
         return bool(self.form.several)
 
     def columns(self) -> Mapping[str, Any]:
-        """Returns columns for a dataset of answers, name -> type as in `Form`, or {} if columns do not suit them."""
+        """Returns a dataset's columns of answers, name -> type as in `Form`, or {} if they do not fit into columns."""
         return {self.form.several: [self.form.fields]} if self.gives_lists() else self.form.fields
 
     def values(self, answer: Any) -> dict[str, Any]:
@@ -234,7 +233,7 @@ class Task(Answering):
     # --- for a service -------------------------------------------------------------------------------------------
 
     def reply(self, answer: Any) -> Any:
-        """Returns an answer in the format of Hugging Face's inference API, for most tasks that of the pipeline."""
+        """Returns an answer in the format of Hugging Face's inference API, usually the same as the pipeline's."""
         return answer
 
     def n_texts(self, options: Any) -> int:

@@ -174,7 +174,7 @@ class TextGeneration(Writing):
         return {self.form.several: [each[self.key] for each in answer]}
 
     def tokens(self, text: Any, **options: Any) -> Iterator[str]:
-        """As in `Writing`. Joined, the pieces give the same text as return_full_text=False with the same seed."""
+        """As in `Writing`. Together, the pieces are the text that return_full_text=False gives with the same seed."""
         return iter(self.writing(text, **options))
 
     def writing(self, text: Any, **options: Any) -> Writer:

@@ -125,7 +125,7 @@ class Writing(Task):
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds do_sample=False if num_beams is above 1, or num_beams=1 if do_sample is True. Given values stay."""
+    """Adds do_sample=False if num_beams is above 1, or num_beams=1 if do_sample is True, unless already set."""
     beams = settings.get("num_beams")
     if isinstance(beams, int) and beams > 1:
         return {"do_sample": False, **settings}
@@ -135,8 +135,8 @@ def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     """Yields the text of tokens in pieces of whole characters. Joined, the pieces are the whole text.
 
-    Tokenizers with a token for each byte are an exception. There, an invalid byte turns neighbouring bytes into U+FFFD,
-    even bytes that have been yielded as characters. These are not yielded again.
+    Tokenizers with a token for each byte are an exception: an invalid byte turns neighbouring bytes into U+FFFD, even
+    if they have already been yielded as characters. Yielded characters are not corrected.
     """
     ids: list[int] = []
     shown, text = 0, ""  # number of characters yielded so far, and the text of all tokens so far
