@@ -34,7 +34,7 @@ class QueueFull(Refusal):
 
 
 class Call:
-    """A call of a single function in a batch of its own, for example to compute the next piece of a stream."""
+    """A function call that gets a separate batch, for example to compute the next piece of a stream."""
 
     together = stepwise = False
     in_steps: Any = None  # not used, because a call is short
@@ -51,7 +51,7 @@ class Batcher:
 
     Parameters
     ----------
-    max_tokens : int, tokens of a batch; a longer text is a batch of its own
+    max_tokens : int, maximum tokens in a batch; a longer text gets a separate batch
     max_wait : float, seconds that a text waits for other texts for its batch while the batcher is idle
     max_queue : int, maximum number of waiting texts; above it, requests with more than an equal part of the queue are
     refused
@@ -100,7 +100,7 @@ class Batcher:
         reads: Sequence[int] | None = None,
         admitted: bool = False,
     ) -> list[Any]:
-        """Waits for the answers to requests, in order: a value or an error for each request.
+        """Waits for the answers to requests, and returns them in order: a value or an error for each request.
 
         sizes: the cost of each request in tokens. reads: the tokens that the first step of each request reads, by
         default the size of the request. If the waiting task is cancelled, its queued requests are dropped. If there is
@@ -175,7 +175,7 @@ class Batcher:
                 self._changed.wait(wait)
 
     def _is_full(self, more: int) -> bool:
-        """Whether there is no room for this many texts.
+        """Returns whether the queue has no room for this many texts.
 
         A request with at most an equal part of the queue has room even if other requests fill the queue.
         """

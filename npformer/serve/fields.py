@@ -55,7 +55,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a request. The value null stands for the default of the field, if any."""
+    """A field of a request. The value null means the field's default, if it has one."""
 
     kind: Kind
     default: Any = REQUIRED

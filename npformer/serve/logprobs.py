@@ -72,7 +72,7 @@ def _entry(text: str, score: float) -> dict[str, Any]:
 
 
 def _by_text(best: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """The scores by text, with the first score for tokens of the same text, such as parts of characters."""
+    """Returns the scores by text. If tokens have the same text, such as parts of characters, the first score counts."""
     found: dict[str, float] = {}
     for text, score in best:
         found.setdefault(text, score)

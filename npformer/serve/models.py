@@ -98,7 +98,7 @@ class Served:
 
     @property
     def max_length(self) -> int:
-        """The maximum number of tokens that the model takes."""
+        """The maximum number of tokens in a text."""
         task = next(iter(self.tasks.values()))
         return task.limit(task.options)
 

@@ -1,4 +1,4 @@
-"""Servers, with a single process, or with several workers on one socket that a parent watches.
+"""Servers: a single process, or several workers that share a socket under a parent process.
 
 SIGTERM or Ctrl-C stops a server: new requests get 503, accepted requests are answered, and the process exits with 0. A
 second signal ends the server at once, but only if it arrives more than APART seconds later, because the command

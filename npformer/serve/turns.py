@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from npformer.engine.runtime.steps import Steps
 
-PIECE = 64  # tokens per core; takes about twice as long as a short text. Larger pieces are slightly faster per token
+# Tokens per core. A piece takes about twice as long as a short text. Larger pieces are slightly faster per token.
+PIECE = 64
 ALONE = 512  # maximum tokens per core in a batch that serves a single request; larger batches are no faster
 LONG = 4  # a batch with more than LONG pieces' tokens of one request is computed in steps, too
 PATIENCE = 16  # number of batches without other requests after which a large request's pieces double
@@ -91,7 +92,7 @@ class Job:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a caller still waits for an answer."""
+        """Returns whether a caller still waits for an answer."""
         return any(not entry.ticket.done.done() for entry in self.batch)
 
 
@@ -100,7 +101,7 @@ class Turns:
 
     Parameters
     ----------
-    max_tokens : int, tokens of a batch; a longer text is a batch of its own
+    max_tokens : int, maximum tokens in a batch; a longer text gets a separate batch
     cores : int, cores that compute
     """
 
@@ -157,7 +158,7 @@ class Turns:
     def batch(self, ticket: Ticket) -> tuple[list[Entry], bool]:
         """Returns the texts for a turn of a ticket, and whether later texts may still join them.
 
-        The batch has a piece of the ticket's texts and of the texts of other tickets with equal work. A small request
+        The batch contains a piece of this ticket's texts, and texts of other tickets with equal work. A small request
         does not share its batch with a large request, because the other pieces of the large request have to wait
         anyway.
         """
