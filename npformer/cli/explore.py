@@ -1,5 +1,5 @@
-"""Type a text, change the model and see how the answer changes, on a page in the
-browser that this process computes and serves to this machine only."""
+"""Type a text, change the model and see how the answer changes, on a page
+that this process computes and serves only to browsers on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from npformer.common.progress import note
 from npformer.loading import load
 
 MODEL = "distilbert-sst2"
-EPILOG = """The page is served on 127.0.0.1, to the browser that has its address.
+EPILOG = """The page is served on 127.0.0.1, to browsers that know its full address.
 Ctrl-C stops the server.
 
 example:

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int | None:
 
 
 def _place(args: argparse.Namespace) -> Path:
-    """The folder or file that the command names."""
+    """Returns the folder or file named in the command."""
     return Path(args.folder, args.name or "")
 
 

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _files(output: str) -> tuple[Path, Path]:
-    """The paths of a program and its weights."""
+    """Returns the paths of a program and its weights."""
     path = Path(output)
     if not path.name or path.suffix.lower() == ".npz" or is_stream(path):
         raise NpformerError(
@@ -73,7 +73,7 @@ def _files(output: str) -> tuple[Path, Path]:
 
 
 def _ids(model: Any) -> tuple[list[int], str]:
-    """The token ids of TEXT, or the first ids if the model has no tokenizer, with a description of the ids."""
+    """Returns the token ids of TEXT, or the first ids if the model has no tokenizer, and a description of the ids."""
     try:
         found = model.tokenizer.encode(TEXT)
     except NpformerError:

@@ -15,7 +15,7 @@ UNKNOWN = "unrecognized arguments: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with errors for missing, unknown and extra arguments that state the expected arguments."""
+    """An ArgumentParser whose errors for missing, unknown and extra arguments state the expected arguments."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith(REQUIRED):
