@@ -1,7 +1,7 @@
 """The sizes of rows, and the division of a file into parts with a maximum number of rows and bytes.
 
-Without Dask, only one part is in memory at a time. The size of a row is that of its values without dictionary encoding,
-so that parts depend only on the rows and not on their encoding in a file.
+Without Dask, only one part is in memory at a time. The size of a row is the size of its values without dictionary
+encoding, so that parts depend only on the rows and not on their encoding in a file.
 """
 
 from __future__ import annotations

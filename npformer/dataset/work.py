@@ -104,7 +104,7 @@ class RemoteTask:
         found = _digests(made)
         other = [name for name, value in self.digests.items() if found.get(name) != value]
         if other:
-            raise NpformerError(f"{self.model}: the model differs from that of the run in its {', '.join(other)}")
+            raise NpformerError(f"{self.model}: the model differs from the run's model in its {', '.join(other)}")
         return made
 
 
