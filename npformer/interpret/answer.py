@@ -18,7 +18,7 @@ from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace
 
 MOST = 5  # maximum number of outcomes in an answer
-CONTEXT = ".context"  # suffix of the stages that hold the heads' outputs
+CONTEXT = ".context"  # suffix of the stages with the heads' outputs
 
 
 class Effect(NamedTuple):

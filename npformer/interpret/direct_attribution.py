@@ -311,10 +311,10 @@ class _Walk:
         )
 
     def tokens(self) -> tuple[str, ...]:
-        """The tokens of the stack.
+        """Returns the tokens of the stack.
 
-        For a decoder that reads the text again, the start token and the tokens of the text. For a translation, the
-        tokens of the decoder and of the source.
+        If a decoder reads the text again, they are the start token and the tokens of the text. For a translation, they
+        are the tokens of the decoder and of the source.
         """
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
         again = 1 if self.model.config.head != "translation" else None

@@ -46,7 +46,7 @@ def head_effects(
     model : Model or Seq2Seq
     text : str, Pair or token ids; a translation model also takes a tuple of token ids (source, target)
     progress : bool, optional
-        Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
+        Show a progress bar on stderr; by default only if stderr is a terminal and the work takes over two seconds.
     heads : pairs of an attention and a head, such as ("layers.3.attention", 9), optional
         The heads to ablate; by default all of them.
 

@@ -109,7 +109,7 @@ def explained_by_gradients(
     methods: Sequence[str] = METHODS,
     progress: bool | None = None,
 ) -> list[Method]:
-    """Like `by_gradients`, for a given target. For a translation model, text is a pair, and only the source is scored.
+    """Like `by_gradients`, but with a given target. For a translation, `text` is a pair, and only its source is scored.
 
     The integral is a sum over `steps` points, by default STEPS, or fewer for a long text. `columns` are the tokens that
     the model reads, with a decoder's start token.

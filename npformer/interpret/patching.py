@@ -48,7 +48,7 @@ def ablate_heads(
     position : int, optional
         The token of the logit, if `metric` is a label and the head has a row for each token.
     progress : bool, optional
-        Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
+        Show a progress bar on stderr; by default only if stderr is a terminal and the work takes over two seconds.
 
     Returns
     -------

@@ -221,7 +221,7 @@ def unknown(name: str, names: Sequence[str]) -> str:
     here = set(names)
     ours = ours_in(names, name) if known_as(name, names) else ""
     if ours in here:
-        return f"{name!r}: which stage this is shows only after it has fired; here, use its own name, {ours}"
+        return f"{name!r}: its stage is known only after it has fired; until then, use npformer's name, {ours}"
     theirs = [] if ours else [each for each in _with_layer(name) if set(resolve(each)) & here]
     closest = [each for each in nearest(name, [*names, *theirs], 3) if each not in names]
     if closest and not ours and nearest(name, [*names, *theirs])[0] in closest:
@@ -291,7 +291,7 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
-    """Returns the result of `resolve`, or a single stage for the hook of a layer's input or OPT's module of a layer.
+    """Like `resolve`, but returns a single stage for the hook of a layer's input and for OPT's module of a layer.
 
     `fired` are the stages that have fired so far, in order. The last stage of a layer is the residual sum or the norm
     of its FFN, whichever fires later, so it is known when both have fired. The last stage of the embeddings is known
@@ -311,12 +311,12 @@ def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ends_of_layer(number: str) -> tuple[str, ...]:
-    """The two stages that can be the last stage of a layer. The number of the layer may be a pattern."""
+    """Returns the two stages that can be the last stage of a layer. The number of the layer may be a pattern."""
     return f"layers.{number}.ffn_norm", f"layers.{number}.ffn_residual"
 
 
 def _last_of(ends: tuple[str, ...], fired: Sequence[str]) -> tuple[str, ...]:
-    """The later of the two `ends` of a layer; () until both have fired."""
+    """Returns the later of the two `ends` of a layer, or () until both have fired."""
     return tuple([end for each in fired for end in ends if fnmatch.fnmatchcase(each, end)][1:2])
 
 
