@@ -75,7 +75,7 @@ GELU_TANH = Exercise(
 
 
 def drawn_past(seed: int, heads: int, earlier: int, width: int) -> tuple[Array, Array]:
-    """Keys and values of earlier tokens."""
+    """Returns keys and values of earlier tokens."""
     return drawn(seed, heads, earlier, width), drawn(seed + 1, heads, earlier, width)
 
 
@@ -231,7 +231,7 @@ CACHED_LAYER = Exercise(
 
 
 def tiny_decoder(shrunk: float = 1.0) -> dict[str, Any]:
-    """A model with 2 layers and width 6, weights structured like those of GPT-2, and embeddings divided by shrunk."""
+    """Returns a model with 2 layers, width 6, weights structured like GPT-2's, and embeddings divided by `shrunk`."""
     return {
         "embeddings": {
             name: {"weight": (each["weight"] / shrunk).astype(np.float32)} for name, each in tables(1, 6, 9, 6).items()
@@ -243,7 +243,7 @@ def tiny_decoder(shrunk: float = 1.0) -> dict[str, Any]:
 
 
 def _faint(weights: Any) -> Any:
-    """The model with rows so small that the eps of the last norm matters."""
+    """Returns the model with rows so small that the eps of the last norm matters."""
     layers = []
     for layer in weights["layers"]:
         blocks = {
@@ -339,7 +339,7 @@ GPT2_STEP = Exercise(
 
 
 def _top_p_cases() -> list[tuple[Any, ...]]:
-    """Cases without equal probabilities, and without a sum of probabilities that equals p up to rounding."""
+    """Returns cases without equal probabilities, and without a sum of probabilities that equals p up to rounding."""
     logits, wide = np.log(array([0.1, 0.5, 0.15, 0.25])), [_distinct(seed) for seed in (1, 2)]
     return [*((logits, p) for p in (0.7, 0.6, 0.95, 0.3)), *((each, p) for each in wide for p in (0.35, 0.8, 0.99))]
 
