@@ -46,7 +46,7 @@ def with_measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
 
 
 def _named(answer: ModelAnswer, outcome: str) -> str:
-    """An outcome as part of a sentence: a label unchanged, a word in quotes."""
+    """Returns an outcome as part of a sentence: a label unchanged, a word in quotes."""
     return f"'{outcome}' as the {answer.about}" if answer.about in ("next token", "masked word") else outcome
 
 

@@ -77,7 +77,7 @@ def attribution(
     Returns
     -------
     AttributionView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -234,7 +234,7 @@ class AttributionView(View):
         return min(760, 360 + 28 * max(len(method.scores) for method in self.methods))
 
     def text(self, width: int = 80) -> str:
-        """Each measure as a list of words with bars, to the left for words that oppose the label, else to the right."""
+        """Lists the words of each measure with bars, to the left for words that oppose the label, else to the right."""
         lines: list[str] = []
         for method in self.methods:
             largest, words = _largest(method.scores), method.words
@@ -248,7 +248,7 @@ class AttributionView(View):
         return "\n".join(lines).rstrip()
 
     def svg(self) -> str:
-        """The first measure, with a bar for each word."""
+        """Draws the first measure, with a bar for each word."""
         method = self.methods[0]
         largest, words = _largest(method.scores), method.words
         sheet, row, half = Sheet(self.title), 22.0, 150.0

@@ -44,7 +44,7 @@ def logit(
     Returns
     -------
     LogitView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -119,7 +119,7 @@ class LogitView(View):
         return min(900, 420 + 30 * len(self.found.ffn))
 
     def text(self, width: int = 80) -> str:
-        """The table of layers and heads, the table of words, and the sum."""
+        """Returns the table of layers and heads, the table of words, and the sum."""
         found = replace(self.found, tokens=tuple(fit(name, 16).rstrip() for name in piece_names(self.found.tokens)))
         lines = f"{self._of_found}\n\n{found}".splitlines()
         return "\n".join(fit(line, width).rstrip() for line in lines)

@@ -67,7 +67,7 @@ def page(
     Returns
     -------
     PageView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -168,7 +168,9 @@ def heads_to_ablate(source: Any, answer: ModelAnswer | None, view: HeadView) -> 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PageView(View):
-    """See `page`. `texts` has the views of each text. On a terminal and in a picture, only the first text is shown.
+    """The view that `page` returns. `texts` has the views of each text.
+
+    On a terminal and in a picture, only the first text is shown.
 
     answers: the model's answer to each text, with the measured effects of heads; None without a model or a label.
     next_words: for a causal model, the words after each text at any temperature; otherwise None.
@@ -206,11 +208,11 @@ class PageView(View):
         return 1000
 
     def text(self, width: int = 80) -> str:
-        """The head view of the first text, at the initial layer."""
+        """Returns the head view of the first text, at the initial layer."""
         return self.texts[0][0].text(width)
 
     def svg(self) -> str:
-        """The head view of the first text."""
+        """Draws the head view of the first text."""
         return self.texts[0][0].svg()
 
 
