@@ -75,7 +75,7 @@ class Conversation:
 
     def _continued(self, ids: np.ndarray) -> Text:
         """Returns a prompt of these tokens, with the keys and values that earlier turns computed."""
-        most = min(len(self._read), len(ids) - 1)  # the last row must be computed, for the logits
+        most = min(len(self._read), len(ids) - 1)  # the last row must be computed again, to get its logits
         same = self._read[:most] == ids[:most]
         self.n_kept = most if same.all() else int(same.argmin())
         if self._state is None or not self.n_kept:

@@ -77,7 +77,7 @@ class FillMask(Task):
 
     def __init__(self, model: Model, **options: Any) -> None:
         self._warned: set[str] = set()
-        self._target_ids = lru_cache(16)(self._ids_of)  # in a service, each request may have different targets
+        self._target_ids = lru_cache(16)(self._ids_of)  # cached, because the requests of a service may differ
         super().__init__(model, **options)
         self.encoder_model = without_head(model)
         self.mask = special_token(model.folder, model.config, "mask_token")

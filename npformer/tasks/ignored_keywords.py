@@ -26,7 +26,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _among(*known: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str | int | None) and value in known  # `in` does not work on arrays
+    return lambda value: isinstance(value, str | int | None) and value in known  # `in` raises an error for arrays
 
 
 def _is_empty(value: Any) -> bool:
@@ -129,7 +129,7 @@ def loading(given: Mapping[str, Any], model: Any) -> tuple[dict[str, Any], dict[
     """
     options = {name: value for name, value in given.items() if not _is_of(model, name, value)}
     found = {}
-    if isinstance(more := options.get("model_kwargs"), Mapping):  # usually contains only the dtype
+    if isinstance(more := options.get("model_kwargs"), Mapping):  # model_kwargs usually has only the dtype
         dtypes = {name: more[name] for name in ("dtype", "torch_dtype") if name in more}
         options = {**options, "model_kwargs": {k: v for k, v in more.items() if k not in dtypes}}
         found["dtype"] = next(iter(dtypes.values()), None)

@@ -19,7 +19,7 @@ from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
 from npformer.tasks.task_settings import TRANSLATION, languages_of, pairs_of
 
-if TYPE_CHECKING:  # tasks are imported on first use, so that `import npformer` stays fast
+if TYPE_CHECKING:  # tasks are imported when they are first used, so that `import npformer` stays fast
     from npformer.tasks.task import Task
 
 TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders, except translation
@@ -164,7 +164,7 @@ def _task_of(config: Config, described: Mapping[str, Any]) -> str:
         return task
     specific = described.get("task_specific_params")
     known = list(specific) if isinstance(specific, dict) else []
-    summarizes = known and all(name.startswith("summarization") for name in known)  # T5 also translates
+    summarizes = known and all(name.startswith("summarization") for name in known)  # T5 can also translate
     return "summarization" if summarizes else writes
 
 

@@ -76,7 +76,7 @@ class QuestionAnswering(Task):
     options_type = AnswerOptions
     cut = "second"
     form = Form(
-        {"answer": str, "score": float, "start": int, "end": int},  # scores are sums in double precision
+        {"answer": str, "score": float, "start": int, "end": int},  # scores are summed in double precision
         several="answers",
         line="{score:.4f}  {start}-{end}  {answer}",
     )

@@ -61,7 +61,7 @@ class Request:
 
     @property
     def size(self) -> int:
-        """The number of tokens with an output; 0 for a source text, which is translated as a whole."""
+        """The number of tokens with an output, or 0 for a source text, which is translated as a whole."""
         return sum(len(piece) for each in self.encoded for piece in each.pieces)
 
 
@@ -290,7 +290,7 @@ class Task(Answering):
             request.outputs = [[next(outputs) for _ in each.texts] for each in request.encoded]
 
     def in_steps(self, requests: list[Request], options: Any) -> Steps[list[Any]]:
-        """`run` and `answer` in steps, between which a service can compute other answers.
+        """Runs the model and answers in steps, between which a service can compute other answers.
 
         A step computes one layer for some of the texts. A request may have many texts, such as windows.
         """

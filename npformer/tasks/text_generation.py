@@ -26,7 +26,7 @@ from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts, check_nested
 from npformer.text.stop_strings import StopStrings
 
-NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default numbers of new tokens, if they fit
+NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default maximum numbers of new tokens, if they fit
 
 #: Aliases of options, from transformers.pipeline and OpenAI.
 ALIASES = {
@@ -162,7 +162,7 @@ class TextGeneration(Writing):
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
         """Returns the unchecked settings for a prompt of `n_tokens` tokens."""
         settings = dict(options.settings)
-        if "stop_strings" in self.stored:  # already read by `defaults`
+        if "stop_strings" in self.stored:  # `defaults` has already read stop_strings
             settings["stop_strings"] = ""
         usual = self.stored.get("max_new_tokens", CHAT_TOKENS if options.chat else NEW_TOKENS)
         if not {"max_new_tokens", "max_length"} & settings.keys() and "max_length" not in self.stored:
@@ -313,7 +313,7 @@ class Writer:
         self.task, self.prompt, self.options = task, prompt, options
         self.stopped = False
         self.stream: Stream | None = None
-        count = len(prompt) or 1  # an empty prompt means the start token
+        count = len(prompt) or 1  # an empty prompt is read as the start token
         self.settings = task.resolved(options, count)
         self._stopping = task._stopping(options)
         self._tokens = self._noted(task._settings(options, count))

@@ -118,7 +118,7 @@ class TextRanking(Ranking):
         found = as_text_or_pair(item)
         if not isinstance(item, Pair) and not (isinstance(item, Mapping) and item.get("text_pair") is not None):
             raise NpformerError("expected npformer.Pair(query, text), got one text")
-        query, text = (found, "") if isinstance(found, str) else found  # an empty text has a rank too
+        query, text = (found, "") if isinstance(found, str) else found  # an empty text is ranked too
         if self.template is not None:
             return [self.template.text(self.prompt(options), query, text)]
         return [Pair(self.cased(self.prompt(options) + query), self.cased(text))]

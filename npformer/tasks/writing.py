@@ -65,7 +65,7 @@ class Writing(Task):
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         """Returns the options, including generation settings, updated with the given ones."""
         given = one_search(translated(given, self.cut))
-        without = ("settings", "stride", "max_length")  # here max_length is a generation setting
+        without = ("settings", "stride", "max_length")  # max_length is a generation setting in these tasks
         own = [each.name for each in fields(options) if each.name not in without]
         of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` rejects unsupported settings, with the reason
         for name in given.keys() - {*own, *of_search}:
@@ -143,7 +143,7 @@ def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     for token in tokens:
         ids.append(token)
         text = tokenizer.decode(ids)
-        if not text.endswith("\ufffd"):  # an incomplete character waits for the rest
+        if not text.endswith("\ufffd"):  # an incomplete character is yielded later, with its remaining bytes
             yield text[shown:]
             shown = max(shown, len(text))
     if text[shown:]:
