@@ -37,7 +37,7 @@ class Call:
     """A function call that gets a separate batch, for example to compute the next piece of a stream."""
 
     together = stepwise = False
-    in_steps: Any = None  # not used, because a call is short
+    in_steps: Any = None  # a call is short, so it needs no steps
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -71,7 +71,7 @@ class Batcher:
         self.max_queue = max_queue
         self.observe = observe
         self.turns = Turns(max_tokens, cores)
-        self.rate = 5000.0  # tokens per second, a moving average over batches
+        self.rate = 5000.0  # moving average of the tokens computed per second
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="npformer-batches", daemon=True)
@@ -153,7 +153,7 @@ class Batcher:
         self.rate += 0.1 * (rate - self.rate)
         self.observe(job.batch, job.seconds)
         loop = job.ticket.done.get_loop()
-        with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
+        with suppress(RuntimeError):  # raised if the loop is closed, so no caller is waiting
             loop.call_soon_threadsafe(_deliver, job.batch, answers)
 
     def _next(self) -> Job | None:

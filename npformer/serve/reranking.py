@@ -66,12 +66,12 @@ def _shortened(task: Task, texts: Sequence[str], most: int) -> list[str]:
 
 
 def _first_tokens(task: Task, text: str, most: int) -> str:
-    begun = text[: most * LONGEST]  # the rest is truncated in any case, and need not be tokenized
+    begun = text[: most * LONGEST]  # the rest would be truncated anyway, so it is not tokenized
     rows = task.encoder.described(begun, False, len(begun))
     return text if len(rows) <= most and begun == text else text[: rows[:most][-1][4]]
 
 
-LONGEST = 100  # maximum characters of a token, for this estimate
+LONGEST = 100  # assumed maximum number of characters in a token
 _SCORES = {"raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities.")}
 DOCUMENTS = Route(
     "/v1/rerank",

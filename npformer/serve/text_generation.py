@@ -27,7 +27,7 @@ from npformer.serve.routes import MODEL, TRUNCATE, Reply, Service
 from npformer.tasks.text_generation import TextGeneration, Writer
 from npformer.tasks.writing import Writing
 
-COLDEST = 1e-6  # temperature below which sampling is greedy anyway
+COLDEST = 1e-6  # below this temperature, sampling is greedy anyway
 
 #: Sampling parameters that OpenAI does not have, under the names that OpenAI's clients use with other servers.
 MORE_LIMITS = {

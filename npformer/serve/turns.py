@@ -20,7 +20,7 @@ from npformer.engine.runtime.steps import Steps
 # Tokens per core. A piece takes about twice as long as a short text. Larger pieces are slightly faster per token.
 PIECE = 64
 ALONE = 512  # maximum tokens per core in a batch that serves a single request; larger batches are no faster
-LONG = 4  # a batch with more than LONG pieces' tokens of one request is computed in steps, too
+LONG = 4  # a batch with more tokens of one request than LONG pieces is computed in steps
 PATIENCE = 16  # number of batches without other requests after which a large request's pieces double
 JOBS = 8  # maximum batches generated token by token at the same time, each with cached keys and values in memory
 
@@ -29,13 +29,13 @@ class Work(Protocol):
     """A computation on requests. Requests with equal work share a batch if `together` is True."""
 
     @property
-    def together(self) -> bool: ...  # False: a batch has all texts of a single ticket
+    def together(self) -> bool: ...  # if False, a batch has all texts of a single ticket
 
     @property
-    def model(self) -> Any: ...  # models take turns
+    def model(self) -> Any: ...  # the model that computes, because models take turns
 
     @property
-    def stepwise(self) -> bool: ...  # `run` returns steps, which keep memory until the last step
+    def stepwise(self) -> bool: ...  # whether `run` returns steps, which keep memory until the last one
 
     def run(self, requests: list[Any]) -> list[Any] | Steps[list[Any]]: ...
 
@@ -50,7 +50,7 @@ class Entry:
     request: Any
     size: int  # cost in tokens
     ticket: Ticket
-    index: int  # index among the texts of the ticket
+    index: int  # position among the texts of the ticket
     reads: int  # number of tokens that the model reads in the first step
     pauses: bool = False  # whether other texts may be computed between the steps of this text's batch
     arrived: float = field(default_factory=time.monotonic)
@@ -63,7 +63,7 @@ class Ticket:
     done: asyncio.Future[list[Any]]
     answers: list[Any]
     open: int
-    last: int = 0  # when its last turn ended
+    last: int = 0  # time at which the ticket's last turn ended
     total: int = 0  # number of tokens in all texts of the ticket
     waiting: deque[Entry] = field(default_factory=deque)
     job: Job | None = None  # the ticket's unfinished batch
@@ -85,9 +85,9 @@ class Ticket:
 class Job:
     """A batch that is being computed step by step."""
 
-    ticket: Ticket  # ticket that takes the turns
+    ticket: Ticket  # the ticket whose turns compute the batch
     batch: list[Entry]
-    steps: Steps[list[Any]] | None = None  # set when the job begins
+    steps: Steps[list[Any]] | None = None  # None until the job begins
     seconds: float = 0.0
 
     @property
@@ -109,11 +109,11 @@ class Turns:
         self.max_tokens = max_tokens
         self.least, self.most = (min(max_tokens, each * cores) for each in (PIECE, ALONE))
         self.share = self.most  # maximum tokens of a large request in a batch
-        self.lone = 0  # batches without other requests since the last change of the share
+        self.lone = 0  # number of batches without other requests since the share changed
         self.tickets: list[Ticket] = []
         self.jobs = 0
         self.count = 0  # number of waiting texts
-        self._models: dict[int, int] = {}  # model -> when its last turn ended
+        self._models: dict[int, int] = {}  # model -> time at which its last turn ended
         self._clock = count(1)
 
     def add(self, ticket: Ticket, entries: Sequence[Entry]) -> None:
