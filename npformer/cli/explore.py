@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         note("Ctrl-C ends the page")
         if not args.no_browser:
             webbrowser.open(explorer.url)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGINT may be ignored, as in background jobs
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a background job may ignore SIGINT
         with suppress(KeyboardInterrupt):
             explorer.prepare()  # runs while the browser loads the page
             explorer.wait()

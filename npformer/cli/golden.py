@@ -215,7 +215,7 @@ def _compare(args: argparse.Namespace) -> int:
     comparison = golden.compare(reference, arrays, _names(args.names), args.dtype)
     as_text = args.format in (None, "text")
     if as_text:
-        print(comparison, flush=True)  # the diagnosis may take seconds
+        print(comparison, flush=True)  # printed at once, because the diagnosis may take seconds
     diagnosis = None
     if model and (comparison.theirs.weights or not comparison.ok):
         with status() as show:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     path, arrays = _files(args.output)
     ids, meaning = _ids(model)
     text, flat = standalone_model(model, ids, arrays.name)
-    with written_whole(path) as program, written_whole(arrays) as weights:  # both files or, after an error, none
+    with written_whole(path) as program, written_whole(arrays) as weights:  # both files or neither
         program.write_text(text, encoding="utf-8")
         with weights.open("wb") as file:
             np.savez(file, **flat)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def _ids(model: Any) -> tuple[list[int], str]:
     except NpformerError:
         ids = list(range(min(6, model.config.vocab_size)))
         return ids, f"the ids {' '.join(map(str, ids))}"
-    return [int(each) for each in getattr(found, "ids", found)], repr(TEXT)  # translators have lists of ids
+    return [int(each) for each in getattr(found, "ids", found)], repr(TEXT)  # translators return lists of ids
 
 
 def _write(text: str, path: str | Path | None) -> None:

@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         found = []
         for name in names:
             action = known.get(name)
-            if action is None:  # a group of options
+            if action is None:  # the name is that of a group of options
                 found.append(name)
             elif action.option_strings:
                 values = action.metavar if isinstance(action.metavar, tuple) else [action.metavar or ""]
