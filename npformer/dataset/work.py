@@ -173,7 +173,7 @@ def _made(work: RemoteTask) -> Task:
     key = _digest(asdict(work))
     with _making:
         if key not in _tasks:
-            _tasks.clear()  # tasks of an earlier run
+            _tasks.clear()  # removes the tasks of earlier runs
             _tasks[key] = work.make()
         return _tasks[key]
 
