@@ -164,7 +164,7 @@ def logit_attribution(
 
     The parts add up to the logit. They are exact contributions if the mean and deviation of layer norms, and the factor
     act(h) / h in the head, are held constant at their values on this text. A later norm scales the output of earlier
-    layers. `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts are those of the edited
+    layers. `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts belong to the edited
     forward pass. An edit of a sum, a norm or a context causes a difference between `total` and `logit`, because the
     edit belongs to no part.
 

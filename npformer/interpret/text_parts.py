@@ -11,8 +11,8 @@ import numpy as np
 INPUTS = ("ids", "lengths", "read")  # inputs of a forward pass, which are tapped but are not stages
 #: Stages that fire once per run of texts of equal length.
 RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "uncapped_scores", "scores", "weights", "context")
-OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the source, in a decoder
-PER_TEXT = ("pooler", "pooled")  # one row per text, as in the logits that follow
+OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # stages of a decoder with the rows of the source
+PER_TEXT = ("pooler", "pooled")  # stages with one row per text, like the logits computed from them
 #: One row per text or one per token.
 OF_EITHER = ("logits", "probabilities", "head.hidden", "head.activation", "head.norm")
 
