@@ -20,9 +20,9 @@ from npformer.learn.contents import Function, right
 from npformer.learn.programs import Edit, edited, program
 
 NUMBER = "{number}"
-TITLE = re.compile(r"(.+?)(?: \[([-\d. e]+)\])?")  # name [1e-6 1.0]
+TITLE = re.compile(r"(.+?)(?: \[([-\d. e]+)\])?")  # matches "name [1e-6 1.0]"
 EDIT = re.compile(r"(.+?) -> ?(.*)")
-_seeds = [0]  # seeds of the open `seeded` blocks, the innermost last; 0 outside
+_seeds = [0]  # 0, then the seeds of the open `seeded` blocks, the innermost last
 
 
 class Slip(NamedTuple):

@@ -275,7 +275,7 @@ MASKED_SOFTMAX = Exercise(
     mask added to the scores: The mask is added to the scores as zeros and ones. Where it is False, the scores should
         become very low.
         np.where(mask, scores, np.finfo(scores.dtype).min)) * mask -> scores + mask)
-    mask transposed: The mask is transposed. Its rows should be queries and its columns keys, like those of the scores.
+    mask transposed: The mask is transposed. Its rows should be queries and its columns keys, as in the scores.
         np.where(mask, -> np.where(np.transpose(mask),
         * mask -> * np.transpose(mask)
     softmax left out: The scores are returned without a softmax, with 0 for hidden keys.

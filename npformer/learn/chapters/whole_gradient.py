@@ -191,7 +191,7 @@ ENCODER_LAYER_BACKWARD = Exercise(
     _layer_cases,
     (
         "Compute the input of each norm and of each block again: x + attention, y, and y + FFN(y). Then go backward.",
-        "Both addends of a sum get its gradient: the gradient of y is that of the sum plus that from "
+        "Both addends of a sum get its gradient: the gradient of y is the sum's gradient plus the gradient from "
         "feed_forward_backward.",
         "layer_norm_backward of the last norm gives d_sum. d_sum, plus the gradient from feed_forward_backward(d_sum, "
         "y, ...), goes through the first norm, and the result, d_total, through multi_head_attention_backward. dx is "
