@@ -149,7 +149,7 @@ def _translated(
     each: list[list[Method]] = []
     try:
         found = by_source(model, pair, None, methods, steps, group, progress)
-    except NpformerError:  # the source has a single word
+    except NpformerError:  # raised if the source has a single word
         methods = [name for name in methods if name != "leave-one-out"]
         found = by_source(model, pair, None, methods, steps, group, progress)
     if len(names) <= WORDS:

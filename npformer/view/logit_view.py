@@ -106,7 +106,7 @@ class LogitView(View):
             "logits": [_logit_meta(each) for each in self._every],
             "shown": next(i for i, each in enumerate(self._every) if each.position == found.position),
             "heads": found.heads.shape[1],
-            "attention": {"head": 1, "source": 2} if found.source_heads else {},  # kinds of attention; 0: encoder
+            "attention": {"head": 1, "source": 2} if found.source_heads else {},  # the encoder is 0
             "tokens": piece_names(found.tokens),
             "notes": [
                 "Orange adds to the logit, blue subtracts; colours scale with the square root of the magnitude.",

@@ -1,4 +1,4 @@
-"""The page: all views of one or more texts, linked, in one file. `assets/shell.js` draws the frame."""
+"""The page, which links all views of one or more texts in one file. `assets/shell.js` draws the frame."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def page(
     >>> view.answers[0].outcomes[0][0]
     'POSITIVE'
     """
-    several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not token ids
+    # a list of token ids is a single text
+    several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
     answered = list(_each(partial(_answered, source), text if several else [text], several))
     made = _each(lambda pair: _page_of(source, pair[0], pair[1], asked), answered, several)
@@ -134,7 +135,7 @@ def _views(
     walk, first = stages(recorded), heads(recorded, layer=layer or 0, heads=None if head is None else [head])
     without = None
     if not is_arrays(source):
-        with suppress(NpformerError):  # the model has no single answer for the text
+        with suppress(NpformerError):  # raised if the model has no single answer for the text
             without = ablation(source, text, heads=heads_to_ablate(source, answer, first), progress=progress)
     if answer and without:
         answer = with_measured(answer, without.found)
@@ -150,9 +151,9 @@ def _views(
         attribution(source, text, methods=methods, progress=progress),
     ]
     if not is_arrays(source):
-        with suppress(NpformerError):  # the model has no logit to decompose
+        with suppress(NpformerError):  # raised if the model has no logit to decompose
             found.append(logit(source, text))
-        with suppress(NpformerError):  # the model has no labels or words for the rows of a layer
+        with suppress(NpformerError):  # raised if the model has no labels or words
             found.append(lens(source, text))
     return (*found, *([without] if without else [])), answer
 
@@ -217,5 +218,5 @@ class PageView(View):
 
 
 def _as_written(views: Sequence[View]) -> str:
-    """The original text from the stage view, or else the subject of the first view, which consists of joined tokens."""
+    """Returns the original text from the stage view, or else the subject of the first view, made of joined tokens."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)

@@ -76,7 +76,7 @@ class ShownStage:
         return "labels" if self.name in ("logits", "probabilities") else ""
 
     def decimals(self) -> int:
-        """The number of decimals to show: four, or more if all numbers are small."""
+        """Returns the number of decimals to show: four, or more if all numbers are small."""
         largest = float(np.abs(self.array[np.isfinite(self.array)]).max(initial=0.0))
         return 4 if largest == 0.0 else min(8, max(4, 3 - int(np.floor(np.log10(largest)))))
 
@@ -157,12 +157,12 @@ def stages(
 
 
 def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
-    """Returns the token ids of a side; () if unknown."""
+    """Returns the token ids of a side, or () if unknown."""
     return tuple(map(int, ids)) if np.shape(ids) == (len(side.tokens),) else ()
 
 
 def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> ShownStage:
-    from npformer.interpret.summary import summary  # loads the families, which only this view needs
+    from npformer.interpret.summary import summary  # imported here, because it loads all families
 
     # a trace has the model's config, which determines the activation and the other libraries' names
     known = source.row(name) if hasattr(source, "row") else summary(name, [array], None)
