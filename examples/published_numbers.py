@@ -83,7 +83,7 @@ def computed(t: Trace, published: dict[str, Any], table: Table) -> np.ndarray:
 
 
 def single_head_weights(t: Trace) -> np.ndarray:
-    """softmax(Q K^T / sqrt(K)) of the whole projections of the first layer, as if they were one head, (T, T)."""
+    """Returns softmax(Q K^T / sqrt(K)) of the first layer's whole projections, as if they were one head, (T, T)."""
     q, k, d_head = (
         t["layers.0.attention.query"],
         t["layers.0.attention.key"],
