@@ -100,7 +100,7 @@ def differences(printed: Any, ours: np.ndarray, noise: float = 0.0, relative: fl
         return
     for place, number in np.ndenumerate(digits):
         allowed = 0.5001 * 10.0 ** number.as_tuple().exponent + noise + relative * abs(float(number))
-        if not abs(float(ours[place]) - float(number)) <= allowed:  # true for NaN as well
+        if not abs(float(ours[place]) - float(number)) <= allowed:  # this is true for NaN as well
             yield f"{list(place)}: printed {number}, got {float(ours[place]):.6g}"
 
 

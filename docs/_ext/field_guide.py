@@ -171,7 +171,7 @@ def _class(name: str) -> Any:
 
 
 def mistakes(name: str) -> Iterable[str]:
-    """Returns the mistakes that ports of this family can make. The parent's come last."""
+    """Returns the mistakes that ports of this family can make. The parent's mistakes come last."""
     mine, above = _mistakes(name), PARENTS[name]
     inherited = {each.name for each in _mistakes(above)} if above else set()
     yield "## What ports get wrong"

@@ -29,7 +29,7 @@ class HeadEffects:
     before: float
     attentions: tuple[str, ...]  # attention blocks, such as layers.3.attention
     changes: np.ndarray
-    outcomes: tuple[tuple[tuple[tuple[str, float], ...], ...], ...]  # by attention block and head
+    outcomes: tuple[tuple[tuple[tuple[str, float], ...], ...], ...]  # outcomes by attention block and head
     whole: tuple[tuple[str, float], ...] = ()
 
 

@@ -119,7 +119,7 @@ def logits_asked(
         if label is not None and len(positions) != 1:
             raise NpformerError(f"{caller}: {label!r:.80}: expected position=, the token of the logit")
         if not len(positions):
-            raise NpformerError(f"{caller}: the text has no masked word; give position=, the token of the logit")
+            raise NpformerError(f"{caller}: the text has no masked word; pass position=, the token of the logit")
     else:
         positions = [position_of(position, len(logits), caller)]
     found = []
@@ -259,7 +259,7 @@ def _slope(metric: Any, answers: Answers) -> dict[str, np.ndarray]:
     if count > MOST:
         raise NpformerError(
             f"metric: expected at most {MOST} numbers in the answers to find the derivative of {metric!r:.60} by "
-            f"differences, got {count}; give a label, or Differentiable(function, backward), whose "
+            f"differences, got {count}; pass a label, or Differentiable(function, backward), whose "
             "backward(answers, 1.0) returns {name: gradient}"
         )
     wide = {name: array.astype(np.float64) for name, array in answers.items()}

@@ -134,7 +134,7 @@ def _source(model: BaseModel, given: Any) -> np.ndarray:
     text = as_text_or_pair(given)
     if isinstance(text, Pair):
         raise NpformerError(
-            "view: a translation model generates the second text itself; give it one text, or trace it with a target: "
+            "view: a translation model generates the second text itself; pass one text, or trace it with a target: "
             "`with trace() as t: model(ids, labels=...)`, then `heads(t, tokens=..., key_tokens=...)`"
         )
     return SourceEncoder(model).read(text).texts[0].ids

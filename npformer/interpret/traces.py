@@ -266,7 +266,7 @@ class Trace(Mapping[str, Any]):
         arrays, metadata = load_arrays(path)
         try:
             if metadata.get("format") != FORMAT:
-                raise ValueError(f"its metadata does not give the format {FORMAT!r}")
+                raise ValueError(f"its metadata does not name the format {FORMAT!r}")
             description = json.loads(metadata["description"])
             json.dumps(description, ensure_ascii=False).encode()  # raises an error for lone surrogates
             trace = cls(description["stages"])

@@ -118,7 +118,7 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """Returns the encoder, because `answer` runs the head only at masks. With a listener: the whole model."""
+        """Returns the encoder, because `answer` runs the head only at masks, or the whole model for a listener."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:

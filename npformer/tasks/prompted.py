@@ -28,7 +28,7 @@ class PromptOptions(Options):
         if self.prompt is not None:
             as_text(self.prompt, "prompt")
             if self.prompt_name is not None:
-                raise NpformerError("prompt_name: conflicts with prompt=; give only one of the two")
+                raise NpformerError("prompt_name: conflicts with prompt=; pass only one of the two")
 
 
 class PromptedTask(Task):

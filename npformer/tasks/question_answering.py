@@ -129,7 +129,7 @@ class QuestionAnswering(Task):
 def _paired(question: Any, context: Any) -> Any:
     """Pairs questions with contexts. Many questions may share one context."""
     if question is None or context is None:
-        raise NpformerError(f"{'question' if question is None else 'context'}: missing; give question= and context=")
+        raise NpformerError(f"{'question' if question is None else 'context'}: missing; pass question= and context=")
     if isinstance(question, str) or not isinstance(question, list | tuple):
         return Pair(question, context)
     if not isinstance(context, str | list | tuple):

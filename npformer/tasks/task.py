@@ -85,7 +85,7 @@ class Task(Answering):
     cut: ClassVar[str] = "longest"  # which text of a long pair is truncated
     has_windows: ClassVar[bool] = True  # whether long texts can be read in windows
     form: ClassVar[Form] = Form()  # form of the answers
-    instead: ClassVar[str] = "give several texts as a list, a pair as npformer.Pair(a, b), and options by name"
+    instead: ClassVar[str] = "pass several texts as a list, a pair as npformer.Pair(a, b), and options by name"
 
     def __init__(self, model: Model, **options: Any) -> None:
         if not self.accepts(model):

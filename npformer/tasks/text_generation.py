@@ -76,7 +76,7 @@ class TextGeneration(Writing):
     and num_beams=4 means beam search. In a call, num_beams above 1 turns off sampling set for the pipeline, and
     do_sample=True turns off beam search set for the pipeline.
 
-    A prompt includes the tokenizer's special tokens, as in Transformers. A BERT thus continues after [SEP]. For a
+    A prompt includes the tokenizer's special tokens, as in Transformers. A BERT therefore continues after [SEP]. For a
     prompt without tokens, the model reads the start token.
 
     Parameters
@@ -142,7 +142,7 @@ class TextGeneration(Writing):
         for alias, name in ALIASES.items():
             if alias in given:
                 if name in given:
-                    raise NpformerError(f"{alias}: conflicts with {name} or another alias of it; give only one")
+                    raise NpformerError(f"{alias}: conflicts with {name} or another alias of it; pass only one")
                 given[name] = given.pop(alias)
         if one_of("handle_long_generation", given.pop("handle_long_generation", None), (None, "hole")):
             given["long"] = "truncate"
@@ -342,5 +342,5 @@ class Writer:
 
     @property
     def ended(self) -> str:
-        """The reason why the text ended; available after the last piece."""
+        """The reason why the text ended, which is known after the last piece."""
         return _ended(self.prompt, np.array(self.ids), self.settings.end_ids, self._stopping)

@@ -102,7 +102,7 @@ class TextRanking(Ranking):
         kept = {name: value for name, value in given.items() if name != "activation_fn"}
         if given.get("activation_fn") is not None:
             if "function_to_apply" in given:
-                raise NpformerError("activation_fn: conflicts with function_to_apply=; give only one of the two")
+                raise NpformerError("activation_fn: conflicts with function_to_apply=; pass only one of the two")
             kept["function_to_apply"] = _function("activation_fn", given["activation_fn"])
         return super().settle(options, kept)
 
@@ -165,7 +165,7 @@ def _function(where: str, activation: Any) -> str:
     if known is None:
         raise NpformerError(
             f"{where}: expected torch's Identity or Sigmoid, got {shown(activation)}; "
-            "give function_to_apply, 'sigmoid' or 'none'"
+            "pass function_to_apply, 'sigmoid' or 'none'"
         )
     return FUNCTIONS[known[1]]
 

@@ -141,7 +141,7 @@ class Summarization(TextToText):
     Settings come from the caller, the settings for summarization in config.json, generation_config.json, and the
     defaults of Transformers 4 (4 beams and at most 256 tokens), in this order of precedence.
 
-    The parameters are those of `TextToText`.
+    Takes the same parameters as `TextToText`.
 
     Examples
     --------
@@ -162,7 +162,7 @@ class Text2TextGeneration(TextToText):
     For encoder-decoders that paraphrase or correct texts, or answer questions. Settings come from the same sources as
     for `Summarization`, with the settings for text2text-generation in config.json.
 
-    The parameters are those of `TextToText`.
+    Takes the same parameters as `TextToText`.
 
     Examples
     --------
