@@ -113,7 +113,7 @@ def _branching(condition: Condition, inside: Function, outside: Function) -> Fun
 
 
 def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields the right solution with a mistake in a function that it calls, whose steps the learner may have copied."""
+    """Yields the right solution with a mistake in a function that it calls, for steps that the learner copied."""
     for part in _exercises_in(exercise):
         for slip in part.slips:
             yield Candidate(slip.name, f"In the step {part.name}: {slip.sentence}", slip.wrong(exercise.name))
@@ -129,7 +129,7 @@ def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
 
 
 def _pairs_in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields the right solution with two mistakes in a function that it calls, whose steps the learner may have copied."""
+    """Yields the right solution with two mistakes in a function that it calls, for steps that the learner copied."""
     for part in _exercises_in(exercise):
         yield from _two_of(part, exercise.name, f"In the step {part.name}: ")
 
