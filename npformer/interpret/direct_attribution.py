@@ -234,7 +234,7 @@ def logit_attribution(
 
 
 def least_probable(recorded: Trace) -> tuple[int, int | None]:
-    """Returns the position before a translation's least probable word, and the id of this word; else (0, None)."""
+    """Returns the position before a translation's least probable word, and the id of this word, or else (0, None)."""
     ids = np.asarray(recorded.ids)[1:]
     if not len(ids):
         return 0, None

@@ -194,7 +194,7 @@ def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[
 
 
 def _token_number(model: Any, word: str, count: int) -> int | None:
-    """Returns the number of a token, or of a text that is a single token, such as " the" for `Ġthe`; else None."""
+    """Returns the number of a token, or of a text that is a single token, such as " the" for `Ġthe`, or else None."""
     tokenizer = model.tokenizer
     if model.config.head == "translation":
         tokens = tokenizer.tokens(list(range(count)), False)

@@ -22,7 +22,7 @@ PIECE = 64
 ALONE = 512  # maximum tokens per core in a batch that serves a single request; larger batches are no faster
 LONG = 4  # a batch with more tokens of one request than LONG pieces is computed in steps
 PATIENCE = 16  # number of batches without other requests after which a large request's pieces double
-JOBS = 8  # maximum batches generated token by token at the same time, each with cached keys and values in memory
+JOBS = 8  # maximum number of batches generated token by token at a time, each with cached keys and values in memory
 
 
 class Work(Protocol):

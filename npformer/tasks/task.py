@@ -179,7 +179,7 @@ class Task(Answering):
                     index += 1
 
     def _windows(self, items: Iterator[Any]) -> Iterator[list[Any]]:
-        """Yields lists of `self.window` items. If reading fails, yields the items read so far, then raises."""
+        """Yields lists of `self.window` items. If reading fails, yields the items read so far, and then raises."""
         window: list[Any] = []
         try:
             for item in items:

@@ -57,7 +57,7 @@ def attribution(
     text : str, Pair or token ids, for a model
         A text that is too long for the model is truncated with a warning; every measure reads the same words.
     label : str or int, optional
-        The label, or the next word, to explain; by default the prediction.
+        The label or next word to explain; by default the prediction.
     token : int, optional
         The token whose output is explained by the roll-out and, for a head on tokens, by logit attribution. By default
         the first token, or the last token for causal models such as GPT-2.

@@ -45,7 +45,7 @@ def page(
     numbers: int = NUMBERS,
     progress: bool | None = None,
 ) -> PageView:
-    """Draws all views of a text on one page: heads, model, neurons, stages, words, logit attribution, lens, ablation.
+    """Draws all views of a text on one page: heads, model, neurons, stages, words, logit attribution, lens and ablation.
 
     The page begins with the model's answer and its probability, and initially shows the head that affects the answer
     most. For a causal model, a slider sets the sampling temperature for the next token. The views are linked, and the
@@ -174,7 +174,7 @@ class PageView(View):
     On a terminal and in a picture, only the first text is shown.
 
     answers: the model's answer to each text, with the measured effects of heads; None without a model or a label.
-    next_words: for a causal model, the words after each text at any temperature; otherwise None.
+    next_words: for a causal model, the words after each text at any temperature, or None for other models.
     """
 
     texts: tuple[tuple[View, ...], ...]

@@ -104,7 +104,7 @@ def stages(
     formulas: Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
 ) -> StageView:
-    """Draws every stage of a forward pass in order: text, tokens, embeddings, each layer, logits, label.
+    """Draws every stage of a forward pass in order: text, tokens, embeddings, each layer, logits and label.
 
     Parameters
     ----------
