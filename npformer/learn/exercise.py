@@ -60,7 +60,7 @@ class Candidate(NamedTuple):
     ----------
     name : str, the mistake
     sentence : str, the mistake and its correction
-    wrong : the program; it takes the arguments of the exercise
+    wrong : the program, which takes the arguments of the exercise
     """
 
     name: str

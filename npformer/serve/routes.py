@@ -1,7 +1,7 @@
 """The routes: request and response formats of text-embeddings-inference (TEI) and of OpenAI's clients.
 
 A route is an entry of ROUTES. Its fields validate requests and define the OpenAPI page, and its function answers
-requests. The tasks of `npformer.pipeline` compute the answers; this file formats them.
+requests. The tasks of `npformer.pipeline` compute the answers, and this file formats them.
 
 References
 ----------

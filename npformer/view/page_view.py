@@ -45,7 +45,7 @@ def page(
     numbers: int = NUMBERS,
     progress: bool | None = None,
 ) -> PageView:
-    """Draws all views of a text on one page: heads, model, neurons, stages, words, logit attribution, lens and ablation.
+    """Draws all views of a text on a page: heads, model, neurons, stages, words, logit attribution, lens and ablation.
 
     The page begins with the model's answer and its probability, and initially shows the head that affects the answer
     most. For a causal model, a slider sets the sampling temperature for the next token. The views are linked, and the

@@ -152,7 +152,8 @@ MULTI_HEAD_BACKWARD = Exercise(
         dv.
         linear_backward(combine_heads(dq) -> linear_backward(combine_heads(dv)
         linear_backward(combine_heads(dv) -> linear_backward(combine_heads(dq)
-    key and value exchanged: The gradients of key and value are exchanged. The backward of attention returns dq, dk and dv.
+    key and value exchanged: The gradients of key and value are exchanged. The backward of attention returns dq, dk and
+        dv.
         linear_backward(combine_heads(dk) -> linear_backward(combine_heads(dv)
         linear_backward(combine_heads(dv) -> linear_backward(combine_heads(dk)
     output layer skipped: The gradient does not go through the output layer on its way to the heads.
