@@ -81,7 +81,7 @@ def source_of(domain: str, info: Mapping[str, str]) -> str | None:
         found = inspect.unwrap(found)
         module, line = found.__module__, inspect.getsourcelines(found)[1]
     except (AttributeError, OSError, TypeError):
-        return None  # a constant, or a property
+        return None  # constants and properties have no source lines
     if module.startswith(PACKAGE) and module.removeprefix(PACKAGE) in names():
         return address(module.removeprefix(PACKAGE), line)
     path = Path(inspect.getsourcefile(found) or "").relative_to(ROOT)

@@ -119,7 +119,7 @@ def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
     return {stage.name: stage for stage in found}
 
 
-@lru_cache(maxsize=4)  # called for each stage of a model
+@lru_cache(maxsize=4)  # cached, because it is called for each stage of a model
 def of_model(config: Config) -> Mapping[str, Stage]:
     """Returns the stages of a model, by name, in order of computation.
 
@@ -159,7 +159,7 @@ def modules(config: Config) -> dict[str, str]:
     return {path: stages[0] for path, stages in module_runs(config).items() if len(stages) == 1}
 
 
-@lru_cache(maxsize=4)  # called for each stage of a model
+@lru_cache(maxsize=4)  # cached, because it is called for each stage of a model
 def module_runs(config: Config) -> dict[str, list[str]]:
     """Maps each Hugging Face module to the stages that it outputs, or returns {} for torch's own modules.
 
@@ -262,7 +262,7 @@ _IN_GATED = {"layers.*.ffn.hidden": "layers.*.ffn.gate"}
 _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 
 
-@lru_cache(maxsize=1024)  # called for each stage of a model's trace
+@lru_cache(maxsize=1024)  # cached, because it is called for each stage of a trace
 def resolve(name: str) -> tuple[str, ...]:
     """Returns the stages (or patterns) for a TransformerLens hook or a Hugging Face path, or () for other names.
 

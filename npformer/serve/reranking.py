@@ -27,7 +27,7 @@ Ranks = list[tuple[int, float]]  # indices and scores of the texts, best first
 async def _ranks(
     service: Service, task: Task, given: dict[str, Any], texts: Sequence[str], truncate: bool, where: str
 ) -> tuple[Ranks, Prepared]:
-    options = replace(task.options, function_to_apply="none" if given["raw_scores"] else "sigmoid")  # as in TEI
+    options = replace(task.options, function_to_apply="none" if given["raw_scores"] else "sigmoid")  # TEI's scores
     pairs = f.Texts([Pair(given["query"], each) for each in texts], several=True)
     found, prepared = await service.ask(TaskWork(task, options), pairs, truncate, where)
     scores = [(i, each["score"]) for i, each in enumerate(found)]
