@@ -180,7 +180,7 @@ class Turns:
         return batch, left > 0 and len(batch) == self.count
 
     def _set_share(self) -> None:
-        """Sets the share of a large request: the minimum if other requests wait, otherwise doubled after PATIENCE batches."""
+        """Sets a large request's share: the minimum if other requests wait, else doubled after PATIENCE batches."""
         self.lone += 1
         if len(self.tickets) > 1:
             self.share, self.lone = self.least, 0
