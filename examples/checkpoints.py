@@ -51,7 +51,7 @@ run: if its model_type is in the list above, as in Phi-3, npformer's own model i
 
 
 def verdict(config: dict[str, Any]) -> tuple[str, str]:
-    """Whether a checkpoint runs, and its tasks or the missing feature."""
+    """Returns whether a checkpoint runs, and its tasks or the missing feature."""
     try:
         read = read_config(config)
     except NpformerError as error:

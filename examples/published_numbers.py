@@ -83,7 +83,7 @@ def computed(t: Trace, published: dict[str, Any], table: Table) -> np.ndarray:
 
 
 def single_head_weights(t: Trace) -> np.ndarray:
-    """softmax(Q K^T / sqrt(K)) of the whole projections of the first layer, as if they were one head, (T, T)."""
+    """Returns softmax(Q K^T / sqrt(K)) of the first layer's whole projections, as if they were one head, (T, T)."""
     q, k, d_head = (
         t["layers.0.attention.query"],
         t["layers.0.attention.key"],
@@ -100,7 +100,7 @@ def differences(printed: Any, ours: np.ndarray, noise: float = 0.0, relative: fl
         return
     for place, number in np.ndenumerate(digits):
         allowed = 0.5001 * 10.0 ** number.as_tuple().exponent + noise + relative * abs(float(number))
-        if not abs(float(ours[place]) - float(number)) <= allowed:  # true for NaN as well
+        if not abs(float(ours[place]) - float(number)) <= allowed:  # this is true for NaN as well
             yield f"{list(place)}: printed {number}, got {float(ours[place]):.6g}"
 
 

@@ -80,7 +80,7 @@ def main() -> None:
     found = [np.load(path) for path in embeddings]
     if args.tsne:
         frames = [project(each, "tsne") for each in found]
-    else:  # the same two directions for all epochs
+    else:  # projects all epochs onto the same two directions
         frames = np.split(project(np.concatenate(found)), len(found))
     titles = [f"epoch {row['epoch']}: accuracy on the test reviews {row['accuracy']:.3f}" for row in history]
     labels = [example.target for example in examples]

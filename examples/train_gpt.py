@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--start")
     parser.add_argument("--epochs", type=int, default=RECIPE.epochs)
     parser.add_argument("--learning-rate", type=float, default=RECIPE.learning_rate)
-    parser.add_argument("--dropout", type=float, default=0.1, help="of the embeddings and of the output of each block")
+    parser.add_argument("--dropout", type=float, default=0.1, help="rate for the embeddings and each block's output")
     parser.add_argument("--seed", type=int, default=RECIPE.seed)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()

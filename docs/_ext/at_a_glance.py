@@ -22,7 +22,7 @@ from npformer.families import FAMILIES, EncoderTable, parts_of
 from npformer.golden.suite import cases, encoder_config
 from npformer.plain import page
 
-#: Heads of the model that a page of the guide describes: the first that the family has.
+#: Heads in order of preference. A page of the guide describes a model with the first head that the family has.
 HEADS = ("translation", "masked-lm", "causal-lm", "sequence-classification")
 TABLES = {
     "learned": "a learned table, added to the embeddings",
@@ -30,7 +30,7 @@ TABLES = {
     "sinusoidal-halves": "a table of sines, then cosines, added to the embeddings",
     "none": "no table",
 }
-#: Mechanism by which attention knows positions -> how.
+#: Mechanism that depends on positions -> its description.
 POSITIONAL = {
     "Rotary": "queries and keys are rotated by their positions",
     "PartialRotary": "the first columns of queries and keys are rotated by their positions",
@@ -52,7 +52,7 @@ def tiny(name: str) -> Config:
 
 @cache
 def example(name: str) -> tuple[str, Config]:
-    """Returns the name and the config of a published checkpoint of the page; of a tiny model if there is none."""
+    """Returns the name and the config of the page's published checkpoint, or of a tiny model without a checkpoint."""
     found = [(each["name"], config) for member in members(name) for each, config in published(member)]
     return found[0] if found else ("", tiny(name))
 
@@ -129,7 +129,7 @@ def norms(config: Config) -> str:
 
 
 def sizes(config: Config) -> str:
-    """Returns the number of weights of a model, and those of its tables and layers."""
+    """Returns the number of weights in a model, in its tables and in its layers."""
     count = {name: math.prod(each.shape) for name, each in drawn(config).items()}
     layers = {name: each for name, each in count.items() if "layers." in name}
     tables = sum(each for name, each in count.items() if re.search(r"embeddings\.(?!norm)\w+\.weight", name))

@@ -44,7 +44,7 @@ def checkpoints() -> list[dict[str, Any]]:
 
 @cache
 def published(model_type: str) -> list[tuple[dict[str, Any], Config]]:
-    """Returns the checkpoints of a family that run, each with its config, first those with a head."""
+    """Returns the checkpoints of a family that run, each with its config. Checkpoints with a head come first."""
     found = []
     for each in checkpoints():
         try:
@@ -57,7 +57,7 @@ def published(model_type: str) -> list[tuple[dict[str, Any], Config]]:
 
 
 def config_fields(model_type: str, config: Config) -> list[Field]:
-    """Returns the fields that change a model of a family. config: of such a model."""
+    """Returns the fields that change a model of a family. config: the config of such a model."""
     if config.torch_class:
         return []  # torch's own modules have no config.json
     family = FAMILIES[model_type]
@@ -81,7 +81,8 @@ def named(family: Family) -> list[str]:
 def effects(base: Mapping[str, Any], given: list[dict[str, Any]], name: str, known: Any) -> set[tuple[str, str]]:
     """Returns the fields of `Config` that other values of a field change.
 
-    base: the content of a config.json as npformer writes it; given: those of checkpoints, which may have other names
+    base: the content of a config.json that npformer writes. given: the contents of checkpoints' files, which may have
+    other field names.
     """
     plain = {key: each for key, each in base.items() if not isinstance(each, list | dict) or key == name}
     found = set[tuple[str, str]]()

@@ -13,7 +13,7 @@ from types import ModuleType
 from npformer.families import FAMILIES
 from npformer.plain import page
 
-#: Page -> the page that it changes. The order is that of the guide.
+#: Page -> the page that it changes, in the order of the guide.
 PARENTS = {
     "transformer": "",
     "bert": "transformer",

@@ -2,7 +2,7 @@
 
 Both are generated: the text, the difference to the parent and the lines of stages from the pages of `npformer.plain`,
 the tables from the families, the conformance suite, the published checkpoints and the known mistakes of ports. The
-body of `{model}` says the rest, such as the reason for a change.
+body of `{model}` adds the rest, such as the reason for a change.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def described(name: str) -> Iterable[str]:
 
 
 def difference(name: str, above: str) -> Iterable[str]:
-    """Returns the difference of a page to that of its parent, function by function."""
+    """Returns the difference between a page and its parent's page, function by function."""
     child, parent, titled = page(name), page(above), title(above, inside=True)
     yield f"## What differs from {titled}"
     yield f"The functions that [{titled}]({above}.md) lacks, compared with the functions that they replace. A function"
@@ -171,12 +171,12 @@ def _class(name: str) -> Any:
 
 
 def mistakes(name: str) -> Iterable[str]:
-    """Returns the mistakes that ports of this family can make. The parent's come last."""
+    """Returns the mistakes that ports of this family can make. The parent's mistakes come last."""
     mine, above = _mistakes(name), PARENTS[name]
     inherited = {each.name for each in _mistakes(above)} if above else set()
     yield "## What ports get wrong"
     yield "[`npformer golden compare`](../howto/find-a-mistake.md) names these mistakes in a port, in the order of a"
-    yield "model's parts. The sentence after each says what is right. Ports of"
+    yield "model's parts. The sentence after each describes the correct form. Ports of"
     yield "[every family](index.md#mistakes-in-every-family) can make others."
     yield ""
     own = [each for each in mine if each.name not in inherited]
@@ -213,7 +213,7 @@ def _everywhere() -> dict[str, Mistake]:
 
 
 def families() -> Iterable[str]:
-    """Returns the family tree, what each family changes, and all of them side by side."""
+    """Returns the family tree, the changes of each family, and a table that compares all families."""
     yield from drawing()
     yield "## What each family changes"
     yield from table(
@@ -247,7 +247,7 @@ def check(app: Sphinx) -> None:
 
 
 def source(name: str) -> Iterable[str]:
-    """Returns the text of a page that is no family, such as the formulas."""
+    """Returns the text of a page that does not describe a family, such as the formulas."""
     yield from listing(name)
 
 

@@ -47,7 +47,7 @@ class View(SphinxDirective):
         frame = (
             f'<iframe class="view" title="{html.escape(view.title, quote=True)}" src="{up}_static/views/{name}" '
             f'style="height: {self.options.get("height", 560)}px" loading="lazy"></iframe>'
-            f'<p class="view"><a href="{up}_static/views/{name}">This view on a page of its own</a></p>'
+            f'<p class="view"><a href="{up}_static/views/{name}">Open this view in a separate page</a></p>'
         )
         return [nodes.raw("", frame, format="html")]
 

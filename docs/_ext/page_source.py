@@ -1,7 +1,7 @@
 """The text of a page of `npformer.plain` as HTML, with links to definitions, and the line of each stage.
 
 The stages come from `tests/support/page_stages.py`, which runs a page and names each assignment and each call with
-weights. That a page has every stage of the engine is tested there; here each stage gets the line that computed it.
+weights. Tests check that a page has every stage of the engine; this module finds the line that computes a stage.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from npformer.plain import source
 from npformer.plain.pages import PACKAGE, names
 from tests.support.page_stages import Page
 
-#: The repository on GitHub, and here.
+#: The repository on GitHub, and the checkout.
 GITHUB, ROOT = "https://github.com/npformer/npformer/blob/main/", Path(__file__).parents[2]
 Line = tuple[str, int]  # a page and the number of a line
 
@@ -73,7 +73,7 @@ def _definitions(name: str) -> dict[str, Line]:
 def source_of(domain: str, info: Mapping[str, str]) -> str | None:
     """Returns the link to the source of a documented object: to its line on a page, or to its file on GitHub."""
     if not info["module"]:
-        return None  # an entry without a docstring, such as that of a table of fields
+        return None  # an entry without a docstring, such as a table of fields
     found: Any = import_module(info["module"])
     for part in info["fullname"].split("."):
         found = getattr(found, part, None)
@@ -81,7 +81,7 @@ def source_of(domain: str, info: Mapping[str, str]) -> str | None:
         found = inspect.unwrap(found)
         module, line = found.__module__, inspect.getsourcelines(found)[1]
     except (AttributeError, OSError, TypeError):
-        return None  # a constant, or a property
+        return None  # constants and properties have no source lines
     if module.startswith(PACKAGE) and module.removeprefix(PACKAGE) in names():
         return address(module.removeprefix(PACKAGE), line)
     path = Path(inspect.getsourcefile(found) or "").relative_to(ROOT)

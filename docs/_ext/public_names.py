@@ -1,7 +1,7 @@
 """`{public-names} ROOM`: every public name of a room with its docstring. `{public-name} NAME`: one of them.
 
 A room is a page of the reference. Each public name of `npformer` is on one of these pages; `npformer.golden` and the
-other public modules have pages of their own.
+other public modules have their own pages.
 """
 
 from __future__ import annotations

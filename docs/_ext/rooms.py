@@ -45,7 +45,7 @@ WITH_METHODS = (
 
 
 def rooms(without: str = "") -> dict[str, list[str]]:
-    """The full names in each room. Raises LookupError for a public name without a room.
+    """Returns the full names in each room. Raises LookupError for a public name without a room.
 
     without: a public module that cannot be imported, because its extra is not installed.
     """

@@ -1,7 +1,7 @@
 """`{stages} CASE`: the stages of a model in the conformance suite, and a diagram of a layer that links to each stage.
 
 Both follow from the declarations of the model's parts (`npformer/engine/descriptions/stage.py`): the rows from their
-names, shapes and formulas, the diagram from their parents.
+names, shapes and formulas, and the diagram from their parents.
 """
 
 from __future__ import annotations

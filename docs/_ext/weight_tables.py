@@ -1,6 +1,6 @@
 """`{weights}`: the weights of each family, with their shapes and their names in checkpoints.
 
-The families are those of the stages page, from the same cases of the conformance suite, plus DistilBERT.
+The families are the same as on the stages page, from the same cases of the conformance suite, plus DistilBERT.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // Ranks the results of the site's search: pages of How to and of models first, then Reference, Learn and How it works.
-// Sphinx gives equal results the order of the alphabet otherwise.
+// Otherwise Sphinx sorts equal results alphabetically.
 var Scorer = {
   score: ([docname, , , , score]) => score + ({ howto: 3, models: 3, reference: 2, learn: 1 }[docname.split("/")[0]] ?? 0),
   objNameMatch: 11,

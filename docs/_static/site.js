@@ -13,7 +13,7 @@ addEventListener("DOMContentLoaded", () => {
 });
 addEventListener("load", () => frames().forEach(tell));
 
-// A search for several words that no page has together shows the pages with the most of them.
+// If no page has all words of a search, the pages with the most of these words are shown.
 document.addEventListener("DOMContentLoaded", () => {
   if (typeof Search === "undefined") return;
   const withAll = Search.performTermsSearch;
@@ -32,7 +32,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 });
 
-// Each block of code has a button that copies it; of an example at a prompt, what was typed.
+// Each block of code has a button that copies it. Of an example at a prompt, it copies only the typed lines.
 document.addEventListener("DOMContentLoaded", () => {
   for (const pre of document.querySelectorAll("div.highlight > pre")) {
     if (pre.closest(".cell_output")) continue;

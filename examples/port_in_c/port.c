@@ -109,7 +109,7 @@ static int whole(const char *name) {
 typedef struct { char name[96], shape[64]; float *data; size_t bytes; } Stage;
 static Stage *stages;
 static size_t n_stages;
-static int text; /* the number of the text that is computed */
+static int text; /* the number of the current text */
 static char layer[32]; /* "layers.0." in the first layer, "" outside of them */
 
 /* Keeps a copy of a stage of this text, and returns the array. */
@@ -149,7 +149,7 @@ static void write_stages(const char *path) {
 /* --- formulas ---------------------------------------------------------------------------------------------------- */
 
 static Tensors weights;
-static const char *prefix; /* of the encoder's names: a base model has none */
+static const char *prefix; /* of the names of the encoder's tensors; "" in a base model */
 
 static float *weight(const char *module, const char *part) {
     char name[256];
@@ -159,7 +159,7 @@ static float *weight(const char *module, const char *part) {
     return found;
 }
 
-/* x W^T + b, rows (T, in) -> (T, out); W lies (out, in) */
+/* x W^T + b, rows (T, in) -> (T, out); W is stored as (out, in) */
 static float *product(const float *x, int T, int in, int out, const float *w, const float *b) {
     float *y = room((size_t)T * out);
     for (int t = 0; t < T; t++)
@@ -193,7 +193,7 @@ static float *layer_norm(const char *module, const float *x, int T, int D) {
     return free(w), free(b), y;
 }
 
-static void softmax(float *x, int n, int step) { /* of n numbers, each `step` after the one before */
+static void softmax(float *x, int n, int step) { /* of n numbers that are `step` elements apart */
     float largest = x[0], sum = 0;
     for (int i = 1; i < n; i++) largest = fmaxf(largest, x[i * step]);
     for (int i = 0; i < n; i++) sum += x[i * step] = expf(x[i * step] - largest);
@@ -239,7 +239,7 @@ static float *split(const float *x, int T, int H, int K) {
 
 /* --- the model --------------------------------------------------------------------------------------------------- */
 
-static const char *module(const char *name) { /* of the encoder, in the layer that is computed */
+static const char *module(const char *name) { /* returns the name of an encoder module in the current layer */
     static char full[256];
     int n = *layer ? snprintf(full, sizeof full, "%stransformer.layer.%d.", prefix, atoi(layer + 7))
                    : snprintf(full, sizeof full, "%sembeddings.", prefix);

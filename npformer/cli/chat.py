@@ -30,7 +30,7 @@ class _Interrupts:
 
 def converse(task: Task) -> int:
     """Answers messages until Ctrl-D; Ctrl-C ends an answer. Returns the exit code."""
-    with suppress(ImportError):  # line editing, if Python supports it
+    with suppress(ImportError):  # enables line editing if Python supports it
         import readline  # noqa: F401
     given = task.options.settings
     if any(given.get(each, 1) > 1 for each in ("num_beams", "num_return_sequences")):

@@ -1,5 +1,5 @@
-"""Type a text, change the model and see how the answer changes, on a page in the
-browser that this process computes and serves to this machine only."""
+"""Type a text, change the model and see how the answer changes, on a page
+that this process computes and serves only to browsers on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from npformer.common.progress import note
 from npformer.loading import load
 
 MODEL = "distilbert-sst2"
-EPILOG = """The page is served on 127.0.0.1, to the browser that has its address.
+EPILOG = """The page is served on 127.0.0.1, to browsers that know its full address.
 Ctrl-C stops the server.
 
 example:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.pair is not None and args.text is None:
         raise NpformerError("--pair: expected TEXT, the first text, too")
-    Thread(target=import_module, args=("npformer.view.explorer.server",)).start()  # runs while the weights are read
+    Thread(target=import_module, args=("npformer.view.explorer.server",)).start()  # imports while weights load
     models = {name: load(name, **loading(args)) for name in args.model or [MODEL]}
     text = None if args.text is None else paired(args.text, args.pair)
     view = import_module("npformer.view")
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         note("Ctrl-C ends the page")
         if not args.no_browser:
             webbrowser.open(explorer.url)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGINT may be ignored, as in background jobs
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a background job may ignore SIGINT
         with suppress(KeyboardInterrupt):
-            explorer.prepare()  # runs while the browser loads the page
+            explorer.prepare()  # prepares while the browser loads the page
             explorer.wait()

@@ -9,7 +9,7 @@ golden compare FILE THEIRS          THEIRS: a .safetensors or .npz file of the
                                     port's arrays, a folder of .npy files, a
                                     folder of its weights, or --torch MODEL
 golden suite DIR                    tiny models and golden files of every
-                                    family, head and option, 33 MB
+                                    family, head and option (33 MB)
 golden run DIR -- COMMAND ...       run a port's program on each tiny model:
                                     COMMAND ... MODEL IDS OUTPUT, a model's
                                     folder, a file of token ids, and the
@@ -85,7 +85,7 @@ ACTIONS = {
     "suite": Action(
         "DIR",
         "the folder to write",
-        "Write tiny models and golden files of every family, head and option, 33 MB.",
+        "Write tiny models and golden files of every family, head and option (33 MB).",
         '  npformer golden suite suite --case "distilbert-*"',
     ),
     "run": Action(
@@ -215,7 +215,7 @@ def _compare(args: argparse.Namespace) -> int:
     comparison = golden.compare(reference, arrays, _names(args.names), args.dtype)
     as_text = args.format in (None, "text")
     if as_text:
-        print(comparison, flush=True)  # the diagnosis may take seconds
+        print(comparison, flush=True)  # printed at once, because the diagnosis may take seconds
     diagnosis = None
     if model and (comparison.theirs.weights or not comparison.ok):
         with status() as show:

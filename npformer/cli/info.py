@@ -27,7 +27,7 @@ EPILOG = """examples:
   npformer info distilbert-sst2
   npformer info --verify distilbert-sst2"""
 
-MARGIN = 24  # if any name is longer, values are printed below names
+MARGIN = 24  # if a name is longer than this, values are printed below names
 CARD = 2**16  # maximum bytes read from a model card
 
 

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int | None:
 
 
 def _place(args: argparse.Namespace) -> Path:
-    """The folder or file that the command names."""
+    """Returns the folder or file named in the command."""
     return Path(args.folder, args.name or "")
 
 
@@ -111,9 +111,9 @@ def _check(args: argparse.Namespace) -> int:
     except NpformerError as error:
         if not args.gradescope:
             raise
-        print(json.dumps(gradescope({}, str(error)), indent=1))  # without the file, a submission gets no points
+        print(json.dumps(gradescope({}, str(error)), indent=1))  # a submission without the file gets no points
         return DIVERGES
-    seen = file.stat().st_mtime_ns  # read before the check, because the file may change meanwhile
+    seen = file.stat().st_mtime_ns  # read before the check, because the file may change during the check
     code = _checked(args)
     while args.watch:
         time.sleep(PAUSE)
@@ -148,7 +148,7 @@ def _grade(args: argparse.Namespace) -> None:
             for each in learn.grade(*given):
                 grades.append(each)
                 add(1)
-    finally:  # an interrupted run also writes the grades so far
+    finally:  # an interrupted run writes the grades computed so far
         text = grading.table(grades, args.chapter)
         if args.csv is None:
             print(text, end="")

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     warnings.showwarning = lambda message, *_, **__: complain(message)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # escapes characters that the encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that the encoding lacks are escaped
     stdout = sys.stdout
     sys.stdout = Escaping(stdout)
     try:
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     """Runs the subcommand that the first argument names, or prints the version, the help or a completion script."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
+    if "_ARGCOMPLETE" in os.environ:  # set by a shell that requests completions
         from npformer.cli.completion import answer
 
         answer(COMMANDS, find)
@@ -136,7 +136,7 @@ def find(name: str) -> Subcommand:
     if task := TASK_COMMANDS.get(name):
 
         def answer(args: Namespace) -> int:
-            from npformer.cli.run_task import answer_all  # imported late, because a parser does not need it
+            from npformer.cli.run_task import answer_all  # imported here, because the parser does not need it
 
             return answer_all(task.task, task.command, args)
 
@@ -163,7 +163,7 @@ def _subcommand(name: str, arguments: list[str]) -> int:
     command.narrow(parser, arguments)
     try:
         args = parser.parse_intermixed_args(arguments)
-    except SystemExit as end:  # --help, or a wrong argument that argparse has reported
+    except SystemExit as end:  # raised by --help, and for a wrong argument that argparse has reported
         return int(end.code or 0)
     servers = ("explore", "serve")  # commands that run until stopped, and show their own progress
     with nullcontext() if name in servers else waiting(f"npformer {name}"):

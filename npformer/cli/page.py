@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     path, arrays = _files(args.output)
     ids, meaning = _ids(model)
     text, flat = standalone_model(model, ids, arrays.name)
-    with written_whole(path) as program, written_whole(arrays) as weights:  # both files or, after an error, none
+    with written_whole(path) as program, written_whole(arrays) as weights:  # both files or neither
         program.write_text(text, encoding="utf-8")
         with weights.open("wb") as file:
             np.savez(file, **flat)  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _files(output: str) -> tuple[Path, Path]:
-    """The paths of a program and its weights."""
+    """Returns the paths of a program and its weights."""
     path = Path(output)
     if not path.name or path.suffix.lower() == ".npz" or is_stream(path):
         raise NpformerError(
@@ -73,13 +73,13 @@ def _files(output: str) -> tuple[Path, Path]:
 
 
 def _ids(model: Any) -> tuple[list[int], str]:
-    """The token ids of TEXT, or the first ids if the model has no tokenizer, with a description of the ids."""
+    """Returns the token ids of TEXT, or the first ids if the model has no tokenizer, and a description of the ids."""
     try:
         found = model.tokenizer.encode(TEXT)
     except NpformerError:
         ids = list(range(min(6, model.config.vocab_size)))
         return ids, f"the ids {' '.join(map(str, ids))}"
-    return [int(each) for each in getattr(found, "ids", found)], repr(TEXT)  # translators have lists of ids
+    return [int(each) for each in getattr(found, "ids", found)], repr(TEXT)  # translators return lists of ids
 
 
 def _write(text: str, path: str | Path | None) -> None:

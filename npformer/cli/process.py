@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 BAD_INPUT, USAGE, DIVERGES = 1, 2, 3  # exit codes; 0 is success
-SIGNALLED = 128  # added to the number of a signal in a shell's exit code for a program that the signal ended
+SIGNALLED = 128  # a shell's exit code for a program ended by a signal is this plus the signal's number
 INTERRUPTED = SIGNALLED + signal.SIGINT
 
 _interrupted = False  # whether Ctrl-C was pressed, which explains later errors
@@ -25,7 +25,7 @@ _code: int | None = None  # the exit code of a command that has ended
 
 def set_up() -> None:
     """Makes Ctrl-C end the process silently, and opens closed standard streams."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # background jobs ignore Ctrl-C
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in background jobs
         signal.signal(signal.SIGINT, _leave)
         sys.unraisablehook, sys.excepthook = _unraisable, _uncaught
     if not atexit._ncallbacks():  # `_end` would skip hooks that were registered earlier, because these run later
@@ -46,7 +46,7 @@ def _end() -> None:
         from contextlib import suppress
 
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the stream is closed, or the disk is full
+            with suppress(OSError, ValueError):  # raised if the stream is closed or the disk is full
                 stream.flush()
         os._exit(_code)
 

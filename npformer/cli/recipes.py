@@ -20,7 +20,7 @@ TRAINING = "training"  # folder of checkpoints inside the result's folder
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    what = "folder for the result; until the end, its subfolder training/ holds checkpoints for resuming"
+    what = "folder for the result; while training runs, its subfolder training/ stores checkpoints for resuming"
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help=what)
     parser.add_argument(
         "--keep-state", action="store_true", help="keep the folder training/, about four times the model's size"

@@ -52,7 +52,7 @@ def answer_all(name: str, command: Command, args: Namespace) -> int:
     answers = _answered(task, args, as_input, keeps_lines)
     if not interactive(args):
         answers = with_bar(answers, count(args))
-    if command.reads == "query":  # best first
+    if command.reads == "query":  # the texts are printed in order of score, best first
         answers = iter(sorted(answers, key=lambda each: -np.inf if each[1] is None else each[1]["score"], reverse=True))
     if args.output is not None:
         return _write_array(task, answers, Path(args.output))

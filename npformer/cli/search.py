@@ -95,8 +95,9 @@ def _vectors(task: Any, model: str, file: str, read: list[InputLine]) -> np.ndar
             return kept
     unread = sum(bool(line.error) for line in read)
     vectors = _computed(task, read)
-    if keeps and unread == sum(bool(line.error) for line in read):  # lines without an answer must be reported each time
-        with suppress(NpformerError, OSError):  # without write access, the next search computes the vectors again
+    # Vectors are not stored if a line has no answer, because each search must report that line.
+    if keeps and unread == sum(bool(line.error) for line in read):
+        with suppress(NpformerError, OSError):  # if the vectors cannot be stored, the next search computes them again
             save_arrays(place_in_folder(place), {"vectors": vectors}, described)
     return vectors
 

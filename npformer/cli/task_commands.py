@@ -1,4 +1,4 @@
-"""The arguments of the commands in `tasks/catalogue.py`, each of which runs a task on texts.
+"""The arguments of the commands in `tasks/catalogue.py`. Each command runs a task on texts.
 
 `run_task.py` reads the texts, runs the task and writes the answers.
 """

@@ -69,5 +69,5 @@ def _source(recorded: Trace) -> dict[str, Any]:
 
 
 def _values(array: np.ndarray, row: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields with different values in JSON: shape as numbers, full name of the function, some values."""
+    """Returns fields with different values in JSON: shape as numbers, full name of the function, and some values."""
     return {"shape": list(array.shape), "function": f"npformer.engine.{row['function']}", "corners": corners(array)}

@@ -15,7 +15,7 @@ UNKNOWN = "unrecognized arguments: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with errors for missing, unknown and extra arguments that state the expected arguments."""
+    """An ArgumentParser whose errors for missing, unknown and extra arguments state the expected arguments."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith(REQUIRED):
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         found = []
         for name in names:
             action = known.get(name)
-            if action is None:  # a group of options
+            if action is None:  # the name is that of a group of options
                 found.append(name)
             elif action.option_strings:
                 values = action.metavar if isinstance(action.metavar, tuple) else [action.metavar or ""]

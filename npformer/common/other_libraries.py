@@ -194,7 +194,7 @@ def answering(function: F) -> F:
             raise NpformerError(f"{function.__name__.strip('_')}: no argument {name!r}: {lines[name]}")
         for name in kwargs.keys() & renamed.keys():
             if renamed[name] in kwargs:
-                raise NpformerError(f"{name}: conflicts with {renamed[name]}=; give only one of the two")
+                raise NpformerError(f"{name}: conflicts with {renamed[name]}=; pass only one of the two")
             kwargs[renamed[name]] = kwargs.pop(name)
         return function(*args, **kwargs)
 

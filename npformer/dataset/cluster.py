@@ -1,4 +1,4 @@
-"""Answers parts on Dask workers, each of which loads the model once.
+"""Answers parts on Dask workers. Each worker loads the model once.
 
 Workers only compute. The process that calls `map` reads the input, and writes the output and the manifest. A part is
 therefore written once, even if it is computed twice because a worker died. Dask handles retries, and workers that die

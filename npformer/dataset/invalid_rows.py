@@ -24,7 +24,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def checked(where: str, line: str, row: dict[str, Any]) -> dict[str, Any]:
-    """The row of a line. An invalid text is replaced, and `PROBLEM` gives the reason."""
+    """Returns the row of a JSON line. Invalid texts are replaced, and the column `PROBLEM` has the reason."""
     if PROBLEM in row:
         raise NpformerError(f"{where}: the key {shown(PROBLEM)} is reserved; rename it")
     if not ESCAPE.search(line):
@@ -44,7 +44,7 @@ def checked(where: str, line: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replaced(value: Any) -> Any:
-    """A JSON value with each lone surrogate replaced by U+FFFD."""
+    """Returns a JSON value with each lone surrogate replaced by U+FFFD."""
     if isinstance(value, str):
         return SURROGATE.sub("\ufffd", value)
     if isinstance(value, list):
@@ -55,12 +55,12 @@ def _replaced(value: Any) -> Any:
 
 
 def with_problem(schema: Any) -> Any:
-    """The columns of a jsonl file, and `PROBLEM`."""
+    """Returns the columns of a jsonl file, and `PROBLEM`."""
     return schema.append(pa.field(PROBLEM, pa.string()))
 
 
 def problems_kept(table: Any, batches: list[Any]) -> Any:
-    """The table of these batches, with the column `PROBLEM` if any row has a problem."""
+    """Returns the table of these batches, with the column `PROBLEM` if any row has a problem."""
     if not batches or PROBLEM not in batches[0].schema.names:
         return table
     problems = pa.chunked_array([each[PROBLEM] for each in batches], pa.string())
@@ -68,7 +68,7 @@ def problems_kept(table: Any, batches: list[Any]) -> Any:
 
 
 def refused(task: Task, inputs: Any, answers: Any) -> tuple[Any, Any]:
-    """The inputs without the column `PROBLEM`, and the results with an error in each row with a problem."""
+    """Returns the inputs without the column `PROBLEM`, and the results with an error in each row that has a problem."""
     if PROBLEM not in inputs.schema.names:
         return inputs, answers
     parts, after = [], 0

@@ -23,7 +23,7 @@ from npformer.dataset.work import Place, answer, check_repeatable, identity, mac
 from npformer.tasks.task import Task
 from npformer.version import __version__
 
-PART = 8192  # rows per part: an interruption then loses seconds to minutes of work, and the number of files is moderate
+PART = 8192  # rows per part; an interruption loses the work on one part, seconds to minutes
 
 #: Place, input, results and the worker's probe of each part, in any order.
 Answered = Iterator[tuple[Place, Any, Any, str]]
@@ -181,7 +181,7 @@ class _Run:
         return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:
-        return sum(self.source.files[place[0]].parts[place[1] : place[1] + 1])  # an empty part has no entry
+        return sum(self.source.files[place[0]].parts[place[1] : place[1] + 1])  # an empty part has no entry in `parts`
 
     def _is_done(self, name: str) -> bool:
         """Returns whether a part exists and is unchanged."""

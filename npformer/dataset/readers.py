@@ -32,7 +32,7 @@ BLOCK = 2**20  # characters of text per batch, plus MISSING for each value
 LONGEST = 2**26  # maximum characters in a line or in a CSV cell
 ROWS = 2**12  # maximum rows of a batch from Parquet
 BATCH = 2**24  # maximum bytes of a batch from Parquet, unless it is a single row
-TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet with bytes that stay unchanged
+TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet that are read without changing their bytes
 
 
 def form_of(path: Path) -> Format:
@@ -177,7 +177,7 @@ def _row_bytes(coded: Any, index: int, texts: list[str]) -> int:
     for chunk in map(group.column, range(group.num_columns)):
         if chunk.path_in_schema in texts and any("DICTIONARY" in each for each in chunk.encodings):
             one = {"batch_size": 1, "row_groups": [index], "columns": [chunk.path_in_schema], "use_threads": False}
-            with suppress(pa.ArrowException):  # an extension type, or a damaged file, reported when its rows are read
+            with suppress(pa.ArrowException):  # extension types, or damage that is reported when rows are read
                 for batch in islice(coded.iter_batches(**one), 1):
                     total += _longest(batch.column(0)) * -(-chunk.num_values // group.num_rows)
     return total

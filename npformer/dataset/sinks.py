@@ -29,8 +29,8 @@ from npformer.dataset.readers import plain
 from npformer.dataset.sizes import grouped
 from npformer.dataset.values import as_list
 
-GROUP = 2**24  # bytes per row group of a Parquet file; with smaller groups, the file is larger and slower
-ROWS = 256  # rows written at a time in text formats
+GROUP = 2**24  # bytes per row group of a Parquet file; smaller groups make files larger and slower to read
+ROWS = 256  # number of rows written at a time in text formats
 
 
 class Sink:
@@ -90,7 +90,7 @@ class Sink:
                     clear_partial(written.parent, written.name)
                 yield
         finally:
-            with suppress(OSError):  # the folder is not empty
+            with suppress(OSError):  # raised if the folder is not empty
                 self.parts.rmdir()
 
     def check_types(self, schema: Any) -> None:
@@ -216,7 +216,7 @@ def _batches(tables: Iterable[Any]) -> Iterator[Any]:
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_text)
-    except ValueError:  # NaN and infinity, which are not valid in JSON
+    except ValueError:  # raised for NaN and infinity, which JSON does not allow
         return json.dumps(_finite(value), ensure_ascii=False, default=_as_text)
 
 

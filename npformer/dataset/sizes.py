@@ -1,7 +1,7 @@
 """The sizes of rows, and the division of a file into parts with a maximum number of rows and bytes.
 
-Without Dask, only one part is in memory at a time. The size of a row is that of its values without dictionary encoding,
-so that parts depend only on the rows and not on their encoding in a file.
+Without Dask, only one part is in memory at a time. The size of a row is the size of its values without dictionary
+encoding, so that parts depend only on the rows and not on their encoding in a file.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def width(kind: Any) -> int:
 def _sizes(array: Any) -> np.ndarray:
     kind = array.type
     if pa.types.is_dictionary(kind):
-        values = np.append(_sizes(array.dictionary), 0)  # the last value is for nulls
+        values = np.append(_sizes(array.dictionary), 0)  # the appended value is the size of a null
         return values[pc.fill_null(array.indices.cast(pa.int64()), len(values) - 1).to_numpy()]
     if pa.types.is_struct(kind):
         return sum((_sizes(array.field(i)) for i in range(kind.num_fields)), np.zeros(len(array), np.int64))
@@ -106,6 +106,6 @@ def _sizes(array: Any) -> np.ndarray:
         return pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
     try:
         size = kind.bit_width // 8
-    except ValueError:  # a type without a fixed width
+    except ValueError:  # raised for a type without a fixed width
         size = array.nbytes // max(len(array), 1)
     return np.full(len(array), size)

@@ -27,7 +27,7 @@ from npformer.dataset.jsonl import Seen, objects
 from npformer.dataset.readers import batches, carried, conform, form_of, opened_lines, plain
 from npformer.dataset.sizes import DEPTH, MISSING, Cuts, depth, row_sizes
 
-SLICE = 2**12  # rows that are measured at a time
+SLICE = 2**12  # number of rows that are measured at a time
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Datas
     Raises NpformerError if no file can be read, or if the columns of two files differ.
     """
     files: list[File] = []
-    seen = Seen()  # shared by all jsonl files
+    seen = Seen()  # collects the types of all jsonl files
     left = limit
     for path in _paths(Path(given)):
         if left == 0:
@@ -206,7 +206,8 @@ def _common(files: list[File]) -> Any:
             if field.type != plain_types[field.name]:
                 where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]
                 raise NpformerError(f"{where} is {field.type}, but {expected} in {first.path.name}")
-            if file.schema.field(field.name).type != fields[field.name].type:  # encoding or views in only one file
+            # The types may still differ in encoding or views.
+            if file.schema.field(field.name).type != fields[field.name].type:
                 fields[field.name] = field
     return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])
 

@@ -21,7 +21,7 @@ def as_list(array: Any) -> list[Any]:
     if not _has_nanoseconds(array.type):
         try:
             return array.to_pylist()
-        except (ValueError, OverflowError):  # a time, or a text that is not valid UTF-8
+        except (ValueError, OverflowError):  # raised for some times, and for texts that are not valid UTF-8
             pass
     return [_value(each) for each in array]
 
@@ -55,7 +55,7 @@ def _value(scalar: Any) -> Any:
         return scalar.as_py()
     except UnicodeDecodeError:
         return scalar.as_buffer().to_pybytes()
-    except (ValueError, OverflowError):  # a time after the year 9999
+    except (ValueError, OverflowError):  # raised for a time after the year 9999
         return scalar.cast(pa.string()).as_py()
 
 

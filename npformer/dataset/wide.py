@@ -12,7 +12,7 @@ from npformer.common.errors import NpformerError
 from npformer.dataset.sizes import width
 
 COLUMNS = 10_000  # maximum fields of a dataset's rows, at any depth of lists and objects
-MAGIC = 4  # bytes of PAR1 at both ends of a Parquet file, and of the footer's length before the end
+MAGIC = 4  # size in bytes of PAR1, at both ends of a Parquet file, and of the footer's length before the end
 
 
 def check_columns(count: int, where: object, remedy: str = "write a file with only the columns that you need") -> None:

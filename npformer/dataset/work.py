@@ -104,7 +104,7 @@ class RemoteTask:
         found = _digests(made)
         other = [name for name, value in self.digests.items() if found.get(name) != value]
         if other:
-            raise NpformerError(f"{self.model}: the model differs from that of the run in its {', '.join(other)}")
+            raise NpformerError(f"{self.model}: the model differs from the run's model in its {', '.join(other)}")
         return made
 
 
@@ -173,7 +173,7 @@ def _made(work: RemoteTask) -> Task:
     key = _digest(asdict(work))
     with _making:
         if key not in _tasks:
-            _tasks.clear()  # tasks of an earlier run
+            _tasks.clear()  # removes the tasks of earlier runs
             _tasks[key] = work.make()
         return _tasks[key]
 

@@ -18,7 +18,7 @@ from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace
 
 MOST = 5  # maximum number of outcomes in an answer
-CONTEXT = ".context"  # suffix of the stages that hold the heads' outputs
+CONTEXT = ".context"  # suffix of the stages with the heads' outputs
 
 
 class Effect(NamedTuple):
@@ -63,7 +63,7 @@ def answer_of(model: Any, given: Any) -> ModelAnswer | None:
     found = outcome_of(model, text, answers)
     if found is None:
         return None
-    with suppress(UnknownDerivative, NpformerError):  # an edit has no derivative, or the answer has no metric
+    with suppress(UnknownDerivative, NpformerError):  # raised if an edit has no derivative, or the answer has no metric
         metric = metric_of(model, None, None, answers, text)
         return replace(found, metric=metric.what, effects=tuple(_effects(model, text, metric)))
     return found

@@ -25,8 +25,8 @@ from npformer.interpret.metric import asked_label
 from npformer.interpret.stacks import WeightStack
 from npformer.text.words import Span, text_words, word_spans, word_text
 
-TOKENS = 4096  # tokens in a batch; enough to use all cores. A progress bar advances after each batch.
-BATCH = 1024  # tokens in an edited forward pass
+TOKENS = 4096  # tokens in a batch, enough to use all cores; a progress bar advances after each batch
+BATCH = 1024  # number of tokens in an edited forward pass
 MOST = 8_192  # maximum number of tokens to read without grouping words: about 15 s on two cores for BERT-base
 ODDS = "the log-odds of"
 Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text, with the number of the word, or None between words
@@ -67,10 +67,11 @@ class Target:
     translation, it is the mean of the log-odds.
     """
 
-    what: str  # completes a sentence: "the log-odds of POSITIVE"
+    what: str  # a description for use in sentences, such as "the log-odds of POSITIVE"
     labels: tuple[int, ...]
     alone: bool  # True if the target is the logit itself, because labels are independent
-    first: int | None = None  # row of the first label in a text's logits (-1: the last row); None: one row per text
+    # row of the first label in a text's logits (-1: the last row), or None if the text has a single row of logits
+    first: int | None = None
 
     def rows(self, lengths: np.ndarray) -> slice | np.ndarray:
         """Returns the rows of the packed logits that have the labels, text by text, for texts of these lengths."""
@@ -131,7 +132,7 @@ def _without(logits: np.ndarray, at: tuple[np.ndarray, np.ndarray]) -> np.ndarra
 def leave_one_out(
     model: Any, given: Any, label: str | int | None, progress: bool | None = None, group: int | None = None
 ) -> Method:
-    """score_i = log-odds of the label on the whole text - log-odds on the text without word i.
+    """Scores words: score_i = log-odds of the label on the whole text - log-odds on the text without word i.
 
     `label` is by default the model's answer. `group` adjacent words are left out together; by default one word, or more
     if the runs would read more than `MOST` tokens. Raises NpformerError for a text without words, and NothingLeft
@@ -211,7 +212,7 @@ def together(spans: Sequence[Span], size: int) -> list[Span]:
 def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Iterator[np.ndarray]:
     """Yields each input's logits, computed in packed batches. `progress` shows a bar."""
     words = model.config.head in ("causal-lm", "translation")  # these heads compute V logits per token
-    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edits need whole forward passes
+    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edited passes use one thread
     size = max(1, tokens // len(inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]))
     batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
     yield from with_bar((answers["logits"] for batch in batches for answers in batch), len(inputs), shown=progress)

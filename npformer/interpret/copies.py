@@ -53,7 +53,7 @@ def run_copies(
 def _batches(
     given: Any, changes: Sequence[tuple[str, Change]], resumes: bool
 ) -> Iterator[tuple[int | None, list[int]]]:
-    """Yields the first layer to run for each batch of copies, None for all layers, and the indices of its changes."""
+    """Yields for each batch of copies the first layer to run (None: all layers) and the indices of the changes."""
     size = max(1, TOKENS // (sum(map(len, given)) if isinstance(given, tuple) else len(given)))
     of_layer: dict[int | None, list[int]] = {}
     for number, (stage, _) in enumerate(changes):

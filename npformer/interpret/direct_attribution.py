@@ -164,7 +164,7 @@ def logit_attribution(
 
     The parts add up to the logit. They are exact contributions if the mean and deviation of layer norms, and the factor
     act(h) / h in the head, are held constant at their values on this text. A later norm scales the output of earlier
-    layers. `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts are those of the edited
+    layers. `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts belong to the edited
     forward pass. An edit of a sum, a norm or a context causes a difference between `total` and `logit`, because the
     edit belongs to no part.
 
@@ -234,7 +234,7 @@ def logit_attribution(
 
 
 def least_probable(recorded: Trace) -> tuple[int, int | None]:
-    """Returns the position before a translation's least probable word, and the id of this word; else (0, None)."""
+    """Returns the position before a translation's least probable word, and the id of this word, or else (0, None)."""
     ids = np.asarray(recorded.ids)[1:]
     if not len(ids):
         return 0, None
@@ -311,10 +311,10 @@ class _Walk:
         )
 
     def tokens(self) -> tuple[str, ...]:
-        """The tokens of the stack.
+        """Returns the tokens of the stack.
 
-        For a decoder that reads the text again, the start token and the tokens of the text. For a translation, the
-        tokens of the decoder and of the source.
+        If a decoder reads the text again, they are the start token and the tokens of the text. For a translation, they
+        are the tokens of the decoder and of the source.
         """
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
         again = 1 if self.model.config.head != "translation" else None

@@ -155,7 +155,7 @@ def changed(name: str, change: Change, number: int, array: np.ndarray) -> np.nda
 
 def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
     """Returns the function that maps the gradient of `change(array)` to the gradient of `array`."""
-    if not callable(change):  # an array that replaces a stage does not depend on it
+    if not callable(change):  # an array that replaces a stage does not depend on the stage
         return np.zeros_like
     if isinstance(change, Differentiable):
         return lambda grad: change.backward(array, grad.copy())  # a copy, because a user's function may work in place
@@ -268,7 +268,7 @@ def from_trace(
     positions: int | Sequence[int] | None = None,
     heads: int | Sequence[int] | None = None,
 ) -> dict[str, Change]:
-    """Replaces the stages that match `name` with those of the trace `source` (activation patching).
+    """Replaces the stages that match `name` with the stages of the trace `source` (activation patching).
 
     `positions` limits the change to the rows of these tokens. In scores and weights (H, T, T), the rows belong to
     queries. `heads` limits the change to these heads. Text i of the trace replaces text i of the forward pass. A trace
@@ -283,7 +283,7 @@ def from_trace(
 
 
 def freeze_attention(source: Trace) -> dict[str, Change]:
-    """Replaces the attention weights of every layer with those of the trace `source`."""
+    """Replaces the attention weights of every layer with the weights of the trace `source`."""
     return from_trace(source, "layers.*.attention.weights")
 
 

@@ -19,7 +19,7 @@ from npformer.engine.taps import listen
 from npformer.engine.transformer import unread
 from npformer.interpret.metric import metric_of
 
-Gradients = Mapping[str, list[np.ndarray]]  # stage -> its gradient, as one array for each run of texts of equal length
+Gradients = Mapping[str, list[np.ndarray]]  # stage -> an array of its gradient for each run of texts of equal length
 
 
 def differentiate(

@@ -29,7 +29,7 @@ class HeadEffects:
     before: float
     attentions: tuple[str, ...]  # attention blocks, such as layers.3.attention
     changes: np.ndarray
-    outcomes: tuple[tuple[tuple[tuple[str, float], ...], ...], ...]  # by attention block and head
+    outcomes: tuple[tuple[tuple[tuple[str, float], ...], ...], ...]  # outcomes by attention block and head
     whole: tuple[tuple[str, float], ...] = ()
 
 
@@ -46,7 +46,7 @@ def head_effects(
     model : Model or Seq2Seq
     text : str, Pair or token ids; a translation model also takes a tuple of token ids (source, target)
     progress : bool, optional
-        Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
+        Show a progress bar on stderr; by default only if stderr is a terminal and the work takes over two seconds.
     heads : pairs of an attention and a head, such as ("layers.3.attention", 9), optional
         The heads to ablate; by default all of them.
 

@@ -34,7 +34,7 @@ from npformer.interpret.study_inputs import tokens_read
 from npformer.model import Model
 
 METHODS = ("gradient", "integrated")
-STEPS = 50  # points of the integral
+STEPS = 50  # default number of points of the integral
 MOST = 4_096  # default limit on the total number of tokens over all points: about 20 s on two cores for BERT-base
 LEAST = 8
 TOKENS = 1024  # tokens per forward and backward pass; larger batches take more memory and are not faster
@@ -109,7 +109,7 @@ def explained_by_gradients(
     methods: Sequence[str] = METHODS,
     progress: bool | None = None,
 ) -> list[Method]:
-    """Like `by_gradients`, for a given target. For a translation model, text is a pair, and only the source is scored.
+    """Like `by_gradients`, but with a given target. For a translation, `text` is a pair, and only its source is scored.
 
     The integral is a sum over `steps` points, by default STEPS, or fewer for a long text. `columns` are the tokens that
     the model reads, with a decoder's start token.
@@ -170,7 +170,7 @@ def _recorded(model: Any, batches: Sequence[Batch], inputs: Inputs) -> tuple[np.
 
 
 def _stages(model: Any) -> list[str]:
-    """Returns the stages with the embeddings' output: the encoder's, and the decoder's if it reads the same text."""
+    """Returns the stages that the embeddings output: the encoder's, and the decoder's if it reads the same text."""
     output = model.parts.embeddings.output
     if not model.config.decoder:
         return [output]
@@ -183,7 +183,7 @@ def _embeddings(stages: Stages, inputs: Inputs) -> np.ndarray:
 
 
 def _by_token(rows: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """rows . gradient of each token, summed over both stacks. The decoder reads a token one position later."""
+    """Returns rows . gradient for each token, summed over both stacks. A decoder reads a token one position later."""
     scores = np.einsum("...d,...d->...", rows, gradient, dtype=np.float64)
     if scores.ndim == 1:
         return scores

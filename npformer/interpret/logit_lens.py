@@ -128,7 +128,7 @@ def _positions(model: BaseModel, recorded: Trace, asked: Sequence[int] | None) -
     if config.head != "masked-lm":
         return [count - 1] if config.head == "causal-lm" else list(range(count))
     if not (at := masked(model, Text(recorded.ids))):
-        raise NpformerError("logit_lens: the text has no masked word; give positions=, the tokens to read")
+        raise NpformerError("logit_lens: the text has no masked word; pass positions=, the tokens to read")
     return at
 
 

@@ -20,7 +20,7 @@ from npformer.text.words import name_after_word
 
 WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary
 MASKS = ("[MASK]", "<mask>")
-MOST = 1 << 16  # maximum total size of answers that are differentiated by differences
+MOST = 1 << 16  # maximum total size of answers whose derivatives are computed by finite differences
 STEP = 1e-4  # relative step of central differences, which have an error of about its square
 
 Answers = Mapping[str, np.ndarray]
@@ -38,7 +38,7 @@ class Logit(NamedTuple):
 class Metric:
     """A number computed from a text's answers, and its gradients with respect to them."""
 
-    what: str  # completes a sentence
+    what: str  # a description for use in sentences
     of: Callable[[Answers], float]
     gradient: Callable[[Answers], dict[str, np.ndarray]]
 
@@ -112,14 +112,14 @@ def logits_asked(
         places = range(len(logits)) if position is None else [position_of(position, len(logits), caller)]
         return [Logit(f"the replaced-token logit of token {at}", "logits", (at,)) for at in places]
     if position is None:
-        if head == "causal-lm":  # the next word
+        if head == "causal-lm":  # by default, the logit of the next word
             positions: Sequence[int] = [len(logits) - 1]
         else:
             positions = masked(model, text) if head == "masked-lm" else range(len(logits))
         if label is not None and len(positions) != 1:
             raise NpformerError(f"{caller}: {label!r:.80}: expected position=, the token of the logit")
         if not len(positions):
-            raise NpformerError(f"{caller}: the text has no masked word; give position=, the token of the logit")
+            raise NpformerError(f"{caller}: the text has no masked word; pass position=, the token of the logit")
     else:
         positions = [position_of(position, len(logits), caller)]
     found = []
@@ -194,7 +194,7 @@ def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[
 
 
 def _token_number(model: Any, word: str, count: int) -> int | None:
-    """Returns the number of a token, or of a text that is a single token, such as " the" for `Ġthe`; else None."""
+    """Returns the number of a token, or of a text that is a single token, such as " the" for `Ġthe`, or else None."""
     tokenizer = model.tokenizer
     if model.config.head == "translation":
         tokens = tokenizer.tokens(list(range(count)), False)
@@ -227,7 +227,7 @@ def masked(model: Any, text: Any) -> list[int]:
 
 
 def _log_probability(ids: np.ndarray) -> Metric:
-    """The mean log-probability of a translation's tokens, each predicted by the row before it."""
+    """Returns the mean log-probability of a translation's tokens, each predicted by the row before it."""
     rows = np.arange(len(ids))
     count = max(1, len(ids))
 
@@ -259,7 +259,7 @@ def _slope(metric: Any, answers: Answers) -> dict[str, np.ndarray]:
     if count > MOST:
         raise NpformerError(
             f"metric: expected at most {MOST} numbers in the answers to find the derivative of {metric!r:.60} by "
-            f"differences, got {count}; give a label, or Differentiable(function, backward), whose "
+            f"differences, got {count}; pass a label, or Differentiable(function, backward), whose "
             "backward(answers, 1.0) returns {name: gradient}"
         )
     wide = {name: array.astype(np.float64) for name, array in answers.items()}

@@ -14,7 +14,7 @@ from npformer.interpret.metric import label_name
 from npformer.interpret.study_inputs import read_inputs
 
 TEMPERATURES = tuple(round(0.1 * step, 1) for step in range(1, 21))  # 0.1, 0.2, ..., 2.0
-MOST = 10  # number of words
+MOST = 10  # default number of words
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ def ablate_heads(
     position : int, optional
         The token of the logit, if `metric` is a label and the head has a row for each token.
     progress : bool, optional
-        Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
+        Show a progress bar on stderr; by default only if stderr is a terminal and the work takes over two seconds.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def attribution_patching(
     """Estimates the effects of `patch` to first order, from one forward and backward pass on the corrupted text.
 
     effect = sum((clean - corrupted) * d metric / d corrupted) over the elements of a part. The arguments (except
-    `group` and `progress`), the result and the errors are those of `patch`. Nanda, 2023, "Attribution Patching:
+    `group` and `progress`), the result and the errors are the same as for `patch`. Nanda, 2023, "Attribution Patching:
     Activation Patching At Industrial Scale".
 
     >>> model = npformer.load("distilbert-sst2")

@@ -146,7 +146,7 @@ def _leave_one_out(
     group: int | None,
     progress: bool | None,
 ) -> list[Method]:
-    """For each target: score_i = log-odds with the whole source - log-odds without word i of the source."""
+    """For each target, computes score_i = log-odds with the whole source - log-odds without word i of the source."""
     ends = np.isin(source.ids, model.config.decoder.end_ids)
     kept = [token for token, is_end in zip(tokens, ends, strict=True) if not is_end]
     spans = word_spans(kept)

@@ -115,7 +115,7 @@ def sides(
         key_tokens = getattr(source, "key_tokens", None)
     tokens = getattr(source, "tokens", None) if tokens is None else tokens
     if tokens is None:
-        raise NpformerError("view: the arrays have no tokens; give tokens=['[CLS]', ...]")
+        raise NpformerError("view: the arrays have no tokens; pass tokens=['[CLS]', ...]")
     if token_type_ids is None and key_tokens is None:
         token_type_ids = getattr(source, "token_type_ids", None)
     queries = _side("tokens", tokens, token_type_ids)

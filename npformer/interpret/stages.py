@@ -83,7 +83,7 @@ STAGES = (
     *formulas.spans_stages(""),
     *map(formulas.probabilities_stage, ("", "start_", "end_")),
 )
-_NO_NUMBERS = np.zeros(0)  # stands for a weight if only its name matters
+_NO_NUMBERS = np.zeros(0)  # a placeholder for weights of which only the names matter
 _BY_NAME = {stage.name: stage for stage in STAGES}
 #: Heads that return the columns of the last layer's output as separate answers.
 COLUMNS = {"question-answering": ("start_logits", "end_logits"), "replaced-token": ("logits",)}
@@ -92,7 +92,7 @@ _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 
 
 def find(name: str) -> Stage | None:
-    """Returns a stage's entry in `STAGES`, with the layer's number filled in; None for an unknown name.
+    """Returns a stage's entry in `STAGES`, with the layer's number filled in, or None for an unknown name.
 
     The prefixes `encoder.` and `decoder.` are ignored, and cross-attention counts as attention.
 
@@ -119,7 +119,7 @@ def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
     return {stage.name: stage for stage in found}
 
 
-@lru_cache(maxsize=4)  # called for each stage of a model
+@lru_cache(maxsize=4)  # cached, because it is called for each stage of a model
 def of_model(config: Config) -> Mapping[str, Stage]:
     """Returns the stages of a model, by name, in order of computation.
 
@@ -130,7 +130,7 @@ def of_model(config: Config) -> Mapping[str, Stage]:
 
 
 def of(name: str, config: Config | None) -> Stage | None:
-    """Returns a stage of the model with this config, or else the result of `find`; None for an unknown name.
+    """Returns a stage of the model with this config, or else the result of `find`, or None for an unknown name.
 
     >>> of("layers.3.ffn_norm", None).formula
     'Z = Normalize(Y + B)'
@@ -139,7 +139,7 @@ def of(name: str, config: Config | None) -> Stage | None:
 
 
 def module(config: Config, name: str) -> str:
-    """Returns the Hugging Face module with a stage as its output; "" without one.
+    """Returns the Hugging Face module that outputs a stage, or "" without such a module.
 
     >>> module(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
@@ -159,9 +159,9 @@ def modules(config: Config) -> dict[str, str]:
     return {path: stages[0] for path, stages in module_runs(config).items() if len(stages) == 1}
 
 
-@lru_cache(maxsize=4)  # called for each stage of a model
+@lru_cache(maxsize=4)  # cached, because it is called for each stage of a model
 def module_runs(config: Config) -> dict[str, list[str]]:
-    """Maps each Hugging Face module to the stages that it outputs; {} for torch's own modules.
+    """Maps each Hugging Face module to the stages that it outputs, or returns {} for torch's own modules.
 
     A module shared by several layers has several stages, in order of computation.
     """
@@ -221,7 +221,7 @@ def unknown(name: str, names: Sequence[str]) -> str:
     here = set(names)
     ours = ours_in(names, name) if known_as(name, names) else ""
     if ours in here:
-        return f"{name!r}: which stage this is shows only after it has fired; here, use its own name, {ours}"
+        return f"{name!r}: its stage is known only after it has fired; until then, use npformer's name, {ours}"
     theirs = [] if ours else [each for each in _with_layer(name) if set(resolve(each)) & here]
     closest = [each for each in nearest(name, [*names, *theirs], 3) if each not in names]
     if closest and not ours and nearest(name, [*names, *theirs])[0] in closest:
@@ -229,7 +229,7 @@ def unknown(name: str, names: Sequence[str]) -> str:
         return f"{name!r}: no such stage; did you mean {shown}?"
     name_of_ours = ours or name
     near = nearest(name_of_ours, names, 3)
-    if not near:  # perhaps a pattern with a misspelt last part
+    if not near:  # the name may be a pattern with a misspelt last part
         lasts = {each.rpartition(".")[2]: each for each in reversed(names)}
         near = [lasts[last] for last in nearest(name_of_ours.rpartition(".")[2], lasts, 3)]
     near = near or [names[0], names[-1]]
@@ -262,9 +262,9 @@ _IN_GATED = {"layers.*.ffn.hidden": "layers.*.ffn.gate"}
 _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 
 
-@lru_cache(maxsize=1024)  # called for each stage of a model's trace
+@lru_cache(maxsize=1024)  # cached, because it is called for each stage of a trace
 def resolve(name: str) -> tuple[str, ...]:
-    """Returns the stages (or patterns) for a TransformerLens hook or a Hugging Face path; () for other names.
+    """Returns the stages (or patterns) for a TransformerLens hook or a Hugging Face path, or () for other names.
 
     A layer's number may be a pattern. A path may omit the encoder's prefix, as in a base model. A path in BART's
     decoder means two stages: decoder.layers..., and layers... if the decoder is the whole model. The path of OPT's
@@ -291,7 +291,7 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
-    """Returns the result of `resolve`, or a single stage for the hook of a layer's input or OPT's module of a layer.
+    """Like `resolve`, but returns a single stage for the hook of a layer's input and for OPT's module of a layer.
 
     `fired` are the stages that have fired so far, in order. The last stage of a layer is the residual sum or the norm
     of its FFN, whichever fires later, so it is known when both have fired. The last stage of the embeddings is known
@@ -311,12 +311,12 @@ def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ends_of_layer(number: str) -> tuple[str, ...]:
-    """The two stages that can be the last stage of a layer. The number of the layer may be a pattern."""
+    """Returns the two stages that can be the last stage of a layer. The number of the layer may be a pattern."""
     return f"layers.{number}.ffn_norm", f"layers.{number}.ffn_residual"
 
 
 def _last_of(ends: tuple[str, ...], fired: Sequence[str]) -> tuple[str, ...]:
-    """The later of the two `ends` of a layer; () until both have fired."""
+    """Returns the later of the two `ends` of a layer, or () until both have fired."""
     return tuple([end for each in fired for end in ends if fnmatch.fnmatchcase(each, end)][1:2])
 
 
@@ -353,7 +353,7 @@ def _elsewhere() -> dict[str, str]:
         found = dict(family.stages)
         for head, groups in family.heads.items():
             for group, path in {**family.encoder, **groups}.items():
-                if (group, head) != ("head.output", "question-answering"):  # because start and end have the same path
+                if (group, head) != ("head.output", "question-answering"):  # start and end have the same path
                     found[path] = "logits" if group == "head.output" else group
             fused = [path for path, count in Counter(family.encoder.values()).items() if count > 1]
             found = {path: stage for path, stage in found.items() if path not in fused}

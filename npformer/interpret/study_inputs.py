@@ -19,10 +19,10 @@ from npformer.text.inputs import Pair, as_text_or_pair
 class StudyInputs(NamedTuple):
     """Inputs in the form that a model reads, with their tokens."""
 
-    texts: list[Text]  # for a translation model, the targets as its decoder reads them
+    texts: list[Text]  # the texts or, for a translation model, the targets as its decoder reads them
     tokens: list[list[str]]
     token_type_ids: list[np.ndarray]
-    sources: list[Text]  # only for a translation model
+    sources: list[Text]  # the sources, for a translation model
     source_tokens: list[list[str]]
 
     @property
@@ -81,7 +81,7 @@ def _tokens(model: BaseModel, ids: np.ndarray, is_source: bool = False) -> list[
     """
     try:
         tokenizer = model.tokenizer
-    except NpformerError:  # models without a tokenizer, such as the tiny model of a golden file
+    except NpformerError:  # raised for models without a tokenizer, such as the tiny model of a golden file
         return [str(number) for number in ids.tolist()]
     if model.config.head == "translation":
         return tokenizer.tokens(ids.tolist(), is_source)
@@ -121,7 +121,7 @@ def _ids(given: Any) -> np.ndarray:
     """Reads token ids: a sequence of whole numbers."""
     try:
         ids = np.asarray(given)
-    except ValueError:  # lists of different lengths
+    except ValueError:  # raised for lists of different lengths
         ids = np.zeros((1, 1))
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise NpformerError(f"expected token ids, a sequence of whole numbers, got {shown(given)}")
@@ -134,7 +134,7 @@ def _source(model: BaseModel, given: Any) -> np.ndarray:
     text = as_text_or_pair(given)
     if isinstance(text, Pair):
         raise NpformerError(
-            "view: a translation model generates the second text itself; give it one text, or trace it with a target: "
+            "view: a translation model generates the second text itself; pass one text, or trace it with a target: "
             "`with trace() as t: model(ids, labels=...)`, then `heads(t, tokens=..., key_tokens=...)`"
         )
     return SourceEncoder(model).read(text).texts[0].ids

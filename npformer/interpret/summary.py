@@ -38,7 +38,7 @@ class StageSummary:
     shape: str  # the shape for one text, or the number of texts if their shapes differ
     formula: str
     function: str  # module and name of the function, without `npformer.`
-    huggingface: str  # the module that outputs the stage; "" if there is none
+    huggingface: str  # the module that outputs the stage, or "" without one
     transformerlens: str
     mean: float
     std: float

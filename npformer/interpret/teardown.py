@@ -27,7 +27,7 @@ ROWS = 8  # maximum number of rows shown without gaps
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
     """Selects the stages to show: outside the layers, in `layer` (default: 0), and the last layer's output.
 
-    An encoder and a decoder have a last layer each. With `patterns`, selects the matching stages, only in `layer` if
+    In an encoder-decoder, each stack has a last layer. With `patterns`, selects the matching stages, only in `layer` if
     given. Raises NpformerError for an unknown layer, or a pattern without matches.
     """
     places = {name: place for name in trace if (place := _layer(name)) is not None}

@@ -11,8 +11,8 @@ import numpy as np
 INPUTS = ("ids", "lengths", "read")  # inputs of a forward pass, which are tapped but are not stages
 #: Stages that fire once per run of texts of equal length.
 RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "uncapped_scores", "scores", "weights", "context")
-OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the source, in a decoder
-PER_TEXT = ("pooler", "pooled")  # one row per text, as in the logits that follow
+OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # stages of a decoder with the rows of the source
+PER_TEXT = ("pooler", "pooled")  # stages with one row per text, like the logits computed from them
 #: One row per text or one per token.
 OF_EITHER = ("logits", "probabilities", "head.hidden", "head.activation", "head.norm")
 
@@ -81,14 +81,14 @@ class TextParts:
         return self._scope[name]
 
     def _fitting(self, own: list[slice], count: int, of_source: bool) -> list[slice] | None:
-        """Returns the rows of each text in an array of `count` rows: those of the source if they fit, else `own`."""
+        """Returns the rows of each text in an array of `count` rows: the source's rows if they fit, else `own`."""
         either = [*(rows for rows in self._rows.values() if rows is not own), own] if of_source else [own]
         return next((rows for rows in either if rows and rows[-1].stop == count), None)
 
 
 @lru_cache(maxsize=1 << 12)
 def _kinds(name: str) -> tuple[bool, bool, bool]:
-    """Whether a name ends in one of `RUNS`, whether it ends in one of `OF_SOURCE`, and whether it is in `OF_EITHER`."""
+    """Returns whether a name ends in one of `RUNS`, ends in one of `OF_SOURCE`, and is in `OF_EITHER`."""
     return name.rpartition(".")[2] in RUNS, name.endswith(OF_SOURCE), name in OF_EITHER
 
 

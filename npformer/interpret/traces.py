@@ -3,7 +3,7 @@
     t = trace(model, "I love ice cream")          with trace() as t: model(input_ids)
     t["layers.0.attention.weights"]               print(t)
 
-`edits.py` changes stages, `stages.py` describes stages, and `golden/` compares stages with those of another program.
+`edits.py` changes stages, `stages.py` describes stages, and `golden/` compares stages with another program's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Trace(Mapping[str, Any]):
         self._fired: dict[str, bool] = {}  # stage, in order of computation -> whether the trace stores it
         self._listening: AbstractContextManager[None] | None = None
         self._grads: Trace | None = None
-        self._key_tokens: list[list[str]] = []  # for an encoder-decoder, the tokens that the encoder reads
+        self._key_tokens: list[list[str]] = []  # the tokens that the encoder of an encoder-decoder reads
         self._key_ids: list[np.ndarray] = []
 
     # --- recording ---------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class Trace(Mapping[str, Any]):
 
     @property
     def label(self) -> Any:
-        """The label with the largest logit; None for a model without text labels."""
+        """The label with the largest logit, or None for a model without text labels."""
         labels = self.config.labels if self.config and self.config.head == "sequence-classification" else ()
         if not labels or "logits" not in self:
             return None
@@ -266,9 +266,9 @@ class Trace(Mapping[str, Any]):
         arrays, metadata = load_arrays(path)
         try:
             if metadata.get("format") != FORMAT:
-                raise ValueError(f"its metadata does not give the format {FORMAT!r}")
+                raise ValueError(f"its metadata does not name the format {FORMAT!r}")
             description = json.loads(metadata["description"])
-            json.dumps(description, ensure_ascii=False).encode()  # rejects lone surrogates
+            json.dumps(description, ensure_ascii=False).encode()  # raises an error for lone surrogates
             trace = cls(description["stages"])
             trace.config = description["config"] and read_config(description["config"])
             trace._tokens = [[str(token) for token in tokens] for tokens in description["tokens"]]

@@ -48,7 +48,7 @@ def raised(error: BaseException) -> Outcome:
 
 
 class Match(Enum):
-    """How well the answer of a program matches the learner's answer."""
+    """The degree to which the answer of a program matches the learner's answer."""
 
     NO, TYPE, YES = range(3)  # TYPE: the same type of exception with a different message
 

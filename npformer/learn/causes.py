@@ -1,9 +1,9 @@
 """Names the cause of a wrong answer, by finding a program with known mistakes that returns the learner's numbers.
 
 A known mistake is an edit of a page's function. A learner may also make a mistake in only one branch of a function,
-make two mistakes at once, or copy the steps of another exercise, with a mistake, instead of calling its function. For
-each of these possibilities there are programs with the corresponding edits. `constants.py` has mistakes with a number,
-and `changed.py` changes the right answer. A program must reproduce the learner's answers in every case, or in every
+make two mistakes at once, or copy the steps of another exercise, with a mistake, instead of calling its function.
+Programs with the corresponding edits test each of these possibilities. `constants.py` has mistakes with a number, and
+`changed.py` changes the right answer. A program must reproduce the learner's answers in every case, or in every
 case that its sentence mentions.
 """
 
@@ -92,7 +92,7 @@ def _has_axes(axes: Sequence[int], args: tuple[Any, ...]) -> bool:
 
 
 def _is_given(index: int, given: bool, args: tuple[Any, ...]) -> bool:
-    """Whether an optional argument is given. An argument that is missing, True or empty does not count."""
+    """Returns whether an optional argument is given. An argument that is missing, True or empty does not count."""
     value = args[index] if index < len(args) else True
     return given is (value is not True and all(np.size(each) for _, each in leaves(value)))
 
@@ -113,7 +113,7 @@ def _branching(condition: Condition, inside: Function, outside: Function) -> Fun
 
 
 def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields right solutions that call a function with a mistake, for steps that the learner copied."""
+    """Yields the right solution with a mistake in a function that it calls, for steps that the learner copied."""
     for part in _exercises_in(exercise):
         for slip in part.slips:
             yield Candidate(slip.name, f"In the step {part.name}: {slip.sentence}", slip.wrong(exercise.name))
@@ -129,7 +129,7 @@ def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
 
 
 def _pairs_in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields right solutions that call a function with two mistakes, for steps that the learner copied."""
+    """Yields the right solution with two mistakes in a function that it calls, for steps that the learner copied."""
     for part in _exercises_in(exercise):
         yield from _two_of(part, exercise.name, f"In the step {part.name}: ")
 

@@ -1,4 +1,4 @@
-"""Checks a learner's file, in as many processes, one after another, as are needed for a verdict on each function."""
+"""Checks a learner's file, in one process after another until each function has a verdict."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from npformer.learn.exercise import Candidate, Exercise, Slip
 
 STEPS = 30
 RANGE = 1e4  # maximum factor between the number and its initial value; a larger factor has another cause
-NEAR = 1e-10  # relative; float32 answers determine a number to about 1e-7
+NEAR = 1e-10  # relative precision of the number; float32 answers determine a number to about 1e-7
 
 
 def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:

@@ -53,7 +53,7 @@ PAGES = {
 
 
 def names(places: str) -> list[str]:
-    """The names of definitions, given with their pages."""
+    """Returns the names of definitions that are given with their pages."""
     return [each.partition(".")[2] for each in places.split()]
 
 
@@ -62,24 +62,24 @@ LEARNT = [name for _, learnt in CONTENTS.values() for name in names(learnt)]
 
 
 def given_with(name: str) -> list[str]:
-    """The names of the definitions given in the learner's file in a function's chapter."""
+    """Returns the names of the definitions that the learner's file provides in a function's chapter."""
     return next(names(given) for given, learnt in CONTENTS.values() if name in names(learnt))
 
 
 def right(name: str) -> Function:
-    """The function of a page, which is the right answer of an exercise."""
+    """Returns the function of a page, which is the right answer of an exercise."""
     function: Function = getattr(import_module(f"npformer.plain.{PAGES[name]}"), name)
     return function
 
 
 def definition(name: str) -> str:
-    """The text of a definition on its page, with the comment above it."""
+    """Returns the text of a definition on its page, with the comment above it."""
     return contents(PAGES[name]).definitions[name].rstrip()
 
 
 @lru_cache(maxsize=128)
 def split(name: str) -> tuple[str, str, str]:
-    """The signature of a page's function, its docstring, and its body, as lines of the page."""
+    """Returns the signature, the docstring and the body of a page's function, as lines of the page."""
     text = definition(name)
     [node] = ast.parse(text).body
     assert isinstance(node, ast.FunctionDef)

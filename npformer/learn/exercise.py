@@ -20,9 +20,9 @@ from npformer.learn.contents import Function, right
 from npformer.learn.programs import Edit, edited, program
 
 NUMBER = "{number}"
-TITLE = re.compile(r"(.+?)(?: \[([-\d. e]+)\])?")  # name [1e-6 1.0]
+TITLE = re.compile(r"(.+?)(?: \[([-\d. e]+)\])?")  # matches "name [1e-6 1.0]"
 EDIT = re.compile(r"(.+?) -> ?(.*)")
-_seeds = [0]  # seeds of the open `seeded` blocks, the innermost last; 0 outside
+_seeds = [0]  # 0, then the seeds of the open `seeded` blocks, the innermost last
 
 
 class Slip(NamedTuple):
@@ -60,7 +60,7 @@ class Candidate(NamedTuple):
     ----------
     name : str, the mistake
     sentence : str, the mistake and its correction
-    wrong : the program; it takes the arguments of the exercise
+    wrong : the program, which takes the arguments of the exercise
     """
 
     name: str
@@ -156,22 +156,22 @@ def seeded_by() -> int:
 
 
 def array(values: Any) -> np.ndarray:
-    """A float32 array of these values."""
+    """Returns a float32 array of these values."""
     return np.array(values, np.float32)
 
 
 def linear_weights(seed: int, inputs: int, outputs: int) -> dict[str, np.ndarray]:
-    """The weights of a linear layer, with a nonzero bias."""
+    """Returns the weights of a linear layer, with a nonzero bias."""
     return {"weight": drawn(seed, inputs, outputs), "bias": drawn(seed + 1000, outputs)}
 
 
 def norm_weights(seed: int, width: int) -> dict[str, np.ndarray]:
-    """The weights of a norm, with a weight that is not 1 and a nonzero bias."""
+    """Returns the weights of a norm, with a weight that is not 1 and a nonzero bias."""
     return {"weight": 1 + drawn(seed, width) / 4, "bias": drawn(seed + 1000, width)}
 
 
 def layer_weights(seed: int, width: int, hidden: int) -> dict[str, Any]:
-    """The weights of a layer of an encoder or decoder."""
+    """Returns the weights of a layer of an encoder or decoder."""
     names = ("query", "key", "value", "output")
     return {
         "attention": {name: linear_weights(seed + i, width, width) for i, name in enumerate(names)},

@@ -34,8 +34,8 @@ from npformer.learn.running import INTERVAL, LIMIT, Time, ended_in
 from npformer.learn.source import source_of
 from npformer.learn.template import FILE
 
-SECONDS = 120.0  # seconds for a file
-START = 60.0  # additional seconds for the check of a file
+SECONDS = 120.0  # maximum seconds for all functions of a file
+START = 60.0  # additional seconds for starting and ending the check of a file
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from npformer.learn.exercise import Exercise
 from npformer.learn.shown import difference, shown_answer, shown_case, value_name
 from npformer.learn.widening import widening
 
-SECONDS = 1.5  # processor time to search for a cause beyond the exercise's table of mistakes
+SECONDS = 1.5  # seconds of processor time to search for a cause beyond the exercise's table of mistakes
 LINE, MESSAGE = 150, 300  # maximum characters to show of a learner's line and of a message
 PRINTED = 2**24  # maximum bytes of output of a process, so that a printing loop cannot fill the disk
 NARROW = "Use math.sqrt and float() for numbers, or end with .astype(x.dtype)."
@@ -66,7 +66,7 @@ class Verdict:
     kind : "numbers", "form", "dtype", "argument", "exception", "random", "signature", "missing", "syntax" or "time", if
         wrong
     problem : str, one sentence
-    cause, sentence : str, the known mistake that gives the learner's numbers, and its explanation; "" without one
+    cause, sentence : str, the known mistake that gives the learner's numbers, and its explanation, or ""
     line : int, line that raised an exception; 0 without an exception
     numbers : str, the first case that shows the problem
     note : str, a sentence about a right function
@@ -131,7 +131,7 @@ def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file:
         if verdict is not None:
             return Judged(exercise, verdict, _cases(verdict, calls, truths))
     dtypes = (_dtype(exercise.name, each.outcome.answer, true) for each, true in zip(calls, truths, strict=True))
-    found = sorted(filter(None, dtypes), key=lambda verdict: verdict.state == PASSED)  # wrong dtypes first
+    found = sorted(filter(None, dtypes), key=lambda verdict: verdict.state == PASSED)  # wrong dtypes come first
     verdict = next(iter(found), Verdict(exercise.name, PASSED))
     return Judged(exercise, replace(verdict, note=_widened(function, calls)) if verdict.note else verdict)
 
@@ -279,7 +279,7 @@ def short(text: str, longest: int = LINE) -> str:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the last line of a file in a traceback, as its number and as the start of a sentence.
+    """Returns the number of the last line of a file in a traceback, and the start of a sentence about this line.
 
     If no line of the file is in the traceback, returns 0 and "".
     """
@@ -300,7 +300,7 @@ def _exception(wrong: Verdict, made: _Call, names: list[str], file: str) -> Verd
 
 
 def _form(answer: Any, right: Any, values: Sequence[str] = (), path: str = "") -> str:
-    """Returns a sentence if an answer's type, structure or shape differs from that of the right answer, else ""."""
+    """Returns a sentence if an answer's type, structure or shape differs from the right answer's, else ""."""
     where = f" for {value_name(values, path)}" if path else ""
     if answer is None:
         return f"It returns None{where}. Is a return missing?"

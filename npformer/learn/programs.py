@@ -65,7 +65,7 @@ def parts(name: str) -> tuple[str, ...]:
 
 
 def _read(code: CodeType) -> list[str]:
-    """The names that the code of a function reads, including functions defined inside it."""
+    """Returns the names that the code of a function reads, including functions defined inside it."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return [*code.co_names, *(name for each in inner for name in _read(each))]
 

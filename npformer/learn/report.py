@@ -24,10 +24,10 @@ class Report:
     file : str, the learner's file
     verdicts : the verdict on each function of the checked chapters
     runs : runs of the whole model
-    problem : str, the reason why the file could not be loaded; "" if it was loaded
+    problem : str, the reason why the file could not be loaded, or ""
     printed : str, the end of the file's output
     hints : name of a function -> number of hints shown
-    note : str, the reason why the progress could not be stored; "" if it was stored
+    note : str, the reason why the progress could not be stored, or ""
     imports : names of the modules that the file imports
     foreign : name of a function that the file imports instead of defining it -> the module that defines the function
     """

@@ -19,7 +19,7 @@ from npformer.learn.template import empty
 def reset(name: str, folder: str | os.PathLike[str] = ".") -> Path:
     """Resets a function to its empty form, and saves the former code in a separate file. Adds a missing function.
 
-    If the file lacks definitions that the course provides in the same chapter, these are added too.
+    If the file lacks definitions that the course provides in the same chapter, they are added too.
 
     Parameters
     ----------

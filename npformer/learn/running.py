@@ -22,7 +22,7 @@ from typing import Any
 
 from npformer.learn.chapters import EXERCISES
 
-LIMIT = 5.0  # seconds for a function; a right function takes milliseconds, or a tenth of a second with plain loops
+LIMIT = 5.0  # seconds for a function; a right function takes milliseconds, or 0.1 s with plain loops
 RUN_LIMIT = 20.0  # seconds for the whole model, which normally takes less than a second
 WHOLE = 900.0  # seconds for all processes of a file together
 PATIENCE = 4  # a step may take this many times its processor time
@@ -54,7 +54,7 @@ class Ended:
     printed : str, the end of the output of the learner's file
     line : int, the line that was being executed when the time ran out, or 0
     why : str, the reason why the parent ended the process: COMPUTED if its processor time ran out, WAITED, HALTED by a
-    signal, or OVER if the time for the file ran out; "" if the process ended by itself
+    signal, or OVER if the time for the file ran out, or "" if the process ended by itself
     """
 
     told: tuple[dict[str, Any], ...]
@@ -108,7 +108,7 @@ def text_of(path: Path) -> str:
 
 def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[int, str, str]:
     """Runs a process. Returns the exit code, the reason for ending the process or "", and the end of the output."""
-    root = str(Path(__file__).parents[2])  # so that the process imports this npformer in any folder
+    root = str(Path(__file__).parents[2])  # with it, the process imports this npformer in any folder
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
@@ -117,7 +117,7 @@ def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[i
             stdout=said,
             stderr=subprocess.STDOUT,
             env={**ONE_THREAD, **os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,  # so that its children can be ended too
+            start_new_session=True,  # with its own session, its children can be ended too
         )
         try:
             why = _watched(process, results, limit, time)
@@ -136,7 +136,7 @@ def _watched(process: subprocess.Popen[bytes], results: Path, limit: float, time
         waited = max(0.0, waited + INTERVAL - SLOW * (used - before))
         stopped = (stopped + 1) * is_stopped(process.pid)
         with suppress(OSError):
-            if (now := os.path.getsize(results)) != size:  # a step began or ended
+            if (now := os.path.getsize(results)) != size:  # the results have grown, so a step began or ended
                 waited, size, longest = 0.0, now, _longest(results, limit)
         if stopped == STOPPED:
             return HALTED
@@ -172,7 +172,7 @@ def is_stopped(pid: int) -> bool:
     """Returns whether a signal has stopped a child process. Before Python 3.13, macOS and Windows do not report it."""
     if not hasattr(os, "waitid"):
         return False
-    with suppress(ChildProcessError):  # the process has just ended
+    with suppress(ChildProcessError):  # raised if the process has just ended
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     return False
 

@@ -11,8 +11,8 @@ from npformer.learn.answers import Truth, is_numeric, leaves, near
 
 NUMBERS = 24  # maximum number of an array's values to show
 ARRAYS = 4  # maximum number of a dict's arrays to show
-DIGITS = 4  # minimum number of decimals; more if two different answers would look the same
-WIDTH = 74  # the report indents by 6
+DIGITS = 4  # minimum number of decimals; more are shown if two different answers would look the same
+WIDTH = 74  # maximum width of a line, because the report indents by 6
 
 
 def shown_case(names: list[str], args: tuple[Any, ...]) -> str:
@@ -95,7 +95,7 @@ def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
 
 
 def difference(answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Describes where a large answer differs most from the right answer; "" for a small answer, shown in full."""
+    """Describes where a large answer differs most from the right answer, or returns "" for a small answer."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         right = np.asarray(exact[path])

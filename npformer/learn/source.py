@@ -27,7 +27,7 @@ from npformer.common.files import as_given, named, read_bytes
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.judge import raised_at, said_of, short
 
-LARGEST = 2**22  # bytes of a file
+LARGEST = 2**22  # maximum bytes of a file
 FAILED = "__npformer_failed__"
 #: The first line of a top-level function, class, import or assignment.
 BEGINS = re.compile(r"(async\s+def|def|class|import|from)\b|@|[A-Za-z_]\w*\s*=(?!=)")
@@ -200,7 +200,7 @@ def _executed(tree: ast.Module, path: Path) -> tuple[ModuleType, str]:
     guarded = ast.Module([each if _before_all(each) else _guarded(each) for each in tree.body], [])
     try:
         exec(compile(guarded, str(path), "exec", dont_inherit=True), vars(module))
-    except (SyntaxError, RecursionError) as error:  # `return` outside a function, or very deep nesting
+    except (SyntaxError, RecursionError) as error:  # raised for `return` outside a function, and for very deep nesting
         problems.append(not_python(error, path) if isinstance(error, SyntaxError) else said_of(error))
     vars(module).pop(FAILED, None)
     return module, next(iter(problems), "")
@@ -238,7 +238,7 @@ def _foreign(module: ModuleType, file: str) -> Iterator[tuple[str, str]]:
     """Yields the functions that the learner's file imports, with the modules that define these functions."""
     for name in EXERCISES:
         given: Any = getattr(module, name, None)
-        with suppress(Exception):  # the file may define any objects
+        with suppress(Exception):  # objects that the file defines may raise any exception
             function = inspect.unwrap(given)
             code = getattr(function, "__code__", None)
             place = code.co_filename if code else ""

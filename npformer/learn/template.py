@@ -48,7 +48,7 @@ import numpy as np
 COMMENTS = {
     "Learning": """\
 # A backward function takes grad, the gradient of the loss with respect to the result of its function, and then the
-# arguments of its function. It returns the gradient of x, and those of the weights in the form of the weights.
+# arguments of its function. It returns the gradients of x and of the weights, the latter structured like the weights.
 """,
 }
 

@@ -18,7 +18,7 @@ import numpy as np
 from npformer.learn.answers import copied, leaves
 
 SEEN = "__npformer_seen__"
-MOST = 60  # expressions to try
+MOST = 60  # maximum number of expressions to try
 
 
 def widening(function: Any, args: tuple[Any, ...]) -> tuple[int, str]:

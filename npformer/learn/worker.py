@@ -87,7 +87,7 @@ def main() -> None:
 
         def tell(**fields: Any) -> None:
             if os.getpid() != process:
-                os._exit(0)  # a copy of the process, made by os.fork in the file
+                os._exit(0)  # this process is a copy, made by os.fork in the learner's file
             print(json.dumps(fields), file=results, flush=True)
 
         @contextmanager
@@ -110,7 +110,7 @@ def main() -> None:
         tell(end=True)
     with suppress(OSError):
         sys.stdout.flush()
-    os._exit(0)  # without waiting for threads that the file started
+    os._exit(0)  # ends without waiting for threads that the learner's file started
 
 
 def _complete(module: ModuleType) -> None:

@@ -19,8 +19,8 @@ from npformer.serve.fields import Refusal
 from npformer.serve.replies import refused
 from npformer.serve.watch import path_of
 
-PIECE = 16 * 1024  # bytes buffered in a connection
-FRESH = 1.0  # seconds during which a client is not disconnected to make room for another answer
+PIECE = 16 * 1024  # maximum bytes buffered in a connection
+FRESH = 1.0  # seconds before a client may be disconnected to make room for another answer
 
 
 @dataclass(eq=False)
@@ -106,5 +106,5 @@ class Answer(StreamingResponse):  # type: ignore[misc, unused-ignore]
     async def _sliced(self, content: bytes) -> AsyncIterator[memoryview]:
         for at in range(0, len(content), PIECE):
             piece = memoryview(content)[at : at + PIECE]
-            yield piece  # resumed when the connection accepts more
+            yield piece  # the generator resumes when the connection accepts more
             self.answers.sent(self.unread, len(piece))

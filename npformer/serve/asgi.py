@@ -42,10 +42,10 @@ from npformer.tasks.catalogue import TASKS
 from npformer.text.chat_template import end_waiting, start_ahead
 from npformer.version import __version__
 
-TOKENIZERS = 2  # threads that tokenize
+TOKENIZERS = 2  # number of threads that tokenize
 EVENTS = "text/event-stream"
-UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # otherwise nginx would buffer 8 KB of events
-RENDERERS = 2  # threads that render chat templates, each in a process that is started ahead
+UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # without these, nginx buffers 8 KB of events
+RENDERERS = 2  # number of threads that render chat templates, each in a process started in advance
 
 
 class App:
@@ -56,12 +56,12 @@ class App:
         self.limits = limits
         self.key = None if api_key is None else _digest(api_key.strip())
         self.stopping = False
-        self.end: float | None = None  # end of the grace period of a stopping server, by time.monotonic
+        self.end: float | None = None  # end of a stopping server's grace period, in the time of time.monotonic
         self.open = 0  # requests with a complete body and no answer yet
         self.bodies = Bodies(limits)
         self.answers = Answers(limits.answers)
         self.routes = {route.path: route for route in ALL_ROUTES}
-        self.service: Service | None = None  # during the lifespan
+        self.service: Service | None = None  # set during the app's lifespan
         self.metrics = Metrics(lambda: 0 if self.service is None else self.service.batcher.waiting)
 
     @asynccontextmanager
@@ -96,7 +96,7 @@ class App:
         self._check_open()
         try:
             async with self.bodies.read(request) as body:
-                self._check_open()  # again, because other requests may have been accepted while this body arrived
+                self._check_open()  # checked again: other requests may have been accepted while this body arrived
                 return await self._accepted(path, request, body)
         except asyncio.CancelledError:
             if self.stopping:  # the grace period is over
@@ -241,7 +241,7 @@ def _rendering(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
         try:
             return await in_thread(function, *arguments)
         finally:
-            with suppress(RuntimeError):  # the pool is shut down
+            with suppress(RuntimeError):  # raised if the pool is shut down
                 pool.submit(start_ahead, RENDERERS)
 
     return waiting
@@ -275,7 +275,7 @@ def _described(served: Served) -> dict[str, Any]:
     if "text-classification" in served.tasks:
         labels = {str(i): label for i, label in enumerate(config.labels)}
         kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": labels}}
-    elif "text-ranking" in served.tasks:  # a causal language model, which has no labels
+    elif "text-ranking" in served.tasks:  # a ranker without labels is a causal language model
         kind = {"reranker": {"id2label": {"0": "LABEL_0"}}}
     elif (first := next(iter(served.tasks))) == "sparse-embedding":
         kind = {"embedding": {"pooling": "splade"}}
@@ -304,7 +304,7 @@ async def _not_a_route(request: Request, error: Exception) -> Response:
     what = {404: "unknown route; see /docs", 405: "method not allowed for this route; see /docs"}
     refusal = Refusal(error.status_code, what.get(error.status_code, "malformed request"))
     response = await _refused(request, refusal)
-    response.headers.update(error.headers or {})  # lists the allowed methods
+    response.headers.update(error.headers or {})  # the header Allow lists the allowed methods
     return response
 
 

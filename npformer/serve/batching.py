@@ -34,10 +34,10 @@ class QueueFull(Refusal):
 
 
 class Call:
-    """A call of a single function in a batch of its own, for example to compute the next piece of a stream."""
+    """A function call that gets a separate batch, for example to compute the next piece of a stream."""
 
     together = stepwise = False
-    in_steps: Any = None  # not used, because a call is short
+    in_steps: Any = None  # a call is short, so it needs no steps
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -51,7 +51,7 @@ class Batcher:
 
     Parameters
     ----------
-    max_tokens : int, tokens of a batch; a longer text is a batch of its own
+    max_tokens : int, maximum tokens in a batch; a longer text gets a separate batch
     max_wait : float, seconds that a text waits for other texts for its batch while the batcher is idle
     max_queue : int, maximum number of waiting texts; above it, requests with more than an equal part of the queue are
     refused
@@ -71,7 +71,7 @@ class Batcher:
         self.max_queue = max_queue
         self.observe = observe
         self.turns = Turns(max_tokens, cores)
-        self.rate = 5000.0  # tokens per second, a moving average over batches
+        self.rate = 5000.0  # moving average of the tokens computed per second
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="npformer-batches", daemon=True)
@@ -100,7 +100,7 @@ class Batcher:
         reads: Sequence[int] | None = None,
         admitted: bool = False,
     ) -> list[Any]:
-        """Waits for the answers to requests, in order: a value or an error for each request.
+        """Waits for the answers to requests, and returns them in order: a value or an error for each request.
 
         sizes: the cost of each request in tokens. reads: the tokens that the first step of each request reads, by
         default the size of the request. If the waiting task is cancelled, its queued requests are dropped. If there is
@@ -153,7 +153,7 @@ class Batcher:
         self.rate += 0.1 * (rate - self.rate)
         self.observe(job.batch, job.seconds)
         loop = job.ticket.done.get_loop()
-        with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
+        with suppress(RuntimeError):  # raised if the loop is closed, so no caller is waiting
             loop.call_soon_threadsafe(_deliver, job.batch, answers)
 
     def _next(self) -> Job | None:
@@ -175,7 +175,7 @@ class Batcher:
                 self._changed.wait(wait)
 
     def _is_full(self, more: int) -> bool:
-        """Whether there is no room for this many texts.
+        """Returns whether the queue has no room for this many texts.
 
         A request with at most an equal part of the queue has room even if other requests fill the queue.
         """

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from npformer.serve.fields import Refusal
 from npformer.serve.request_limits import ServiceLimits
 
-PATIENCE = 10.0  # seconds for a body, plus 1 s per RATE bytes received
-RATE = 8000  # bytes per second of a slow mobile connection
+PATIENCE = 10.0  # a body may take this many seconds, plus 1 s per RATE bytes received
+RATE = 8000  # minimum bytes per second, reached by a slow mobile connection
 HELD = 2**28  # maximum bytes of the bodies of all open requests
 
 

@@ -43,7 +43,7 @@ MESSAGE = {
     "content": Field(f.CONTENT, what="A text, or a list of its parts."),
     "name": Field(f.TEXT, None, "Ignored."),
     "refusal": Field(f.TEXT, None, "Ignored."),
-    # Clients send the message of an answer back with all its fields.
+    # Clients send earlier answers back with all their fields.
     **{name: Field(f.nothing_else(NO_TOOLS, []), None) for name in ("tool_calls", "function_call")},
     **{name: Field(f.nothing_else("models read texts", []), None) for name in ("annotations", "audio")},
 }
@@ -87,7 +87,7 @@ async def chat_completions(service: Service, given: dict[str, Any]) -> Reply:
         one = f.Texts([messages], several=False)  # type: ignore[list-item]
         rendering = replace(service, in_thread=service.in_renderer)
         prompts = await read_prompts(rendering, task, one, False, "messages", options)
-    except Refusal as refusal:  # the path of the template is hidden from the client
+    except Refusal as refusal:  # the client must not see the path of the template
         raise Refusal(refusal.status, refusal.message.replace(f"{where}: ", ""), refusal.kind) from None
     [writer] = prompts.writers
     n, new = given["n"], writer.settings.max_new_tokens

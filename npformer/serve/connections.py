@@ -8,7 +8,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD = 10.0  # seconds for the head of a request, from the start of the connection or the first byte of a later request
+HEAD = 10.0  # seconds for a request's head, from the start of the connection or the first byte of a later request
 STALLED = 30.0  # seconds within which a client must read LEAST bytes of a pending answer
 LEAST = 30 * 1000
 AT_ONCE = 4 * 1024  # maximum bytes read before other tasks run; one-byte chunks take 20 ms of processor time
@@ -22,7 +22,7 @@ class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
         super().connection_made(transport)
         with suppress(AttributeError):  # uvloop's transports have no such setting
             transport.max_size = AT_ONCE
-        transport.set_write_buffer_limits(high=0)  # otherwise deadlines would not apply to the last 64 KB of an answer
+        transport.set_write_buffer_limits(high=0)  # a buffer would hide up to 64 KB of an answer from deadlines
         self.reading: asyncio.TimerHandle | None = self.loop.call_later(HEAD, self._close_unless_answering)
         self.writing: asyncio.TimerHandle | None = None
 

@@ -12,8 +12,8 @@ from npformer.serve.pages import ERRORS, GETS, METRICS
 from npformer.serve.routes import Route
 from npformer.version import __version__
 
-Row = tuple[str, ...]  # cells of HTML
-WIDTH = 72  # characters of a line of JSON
+Row = tuple[str, ...]  # cells of a table's row, as HTML
+WIDTH = 72  # maximum characters in a line of JSON
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --mark: #2563eb; }
 * { box-sizing: border-box; }

@@ -17,8 +17,8 @@ from npformer.common.errors import NpformerError
 from npformer.text.inputs import Pair, as_text
 
 REQUIRED = object()
-MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; after every token, each string is searched for
-STOP_LENGTH = 1000  # characters
+MOST_STOPS = 4  # maximum stop strings, as in OpenAI's API and TGI; every string is searched for after each token
+STOP_LENGTH = 1000  # maximum characters of a stop string
 MOST_SHORT, SHORT_LENGTH = 1000, 1000  # maximum texts and characters in parameters such as labels
 MOST_PARTS = 100_000  # maximum lists and objects in a body; no other thread runs while json creates them
 #: A JSON string, or an unterminated string up to the end of the body. A pattern that failed for an unterminated string
@@ -34,7 +34,7 @@ class Refusal(Exception):
         self.status = HTTPStatus(status)
         self.message = message
         self.kind = kind
-        self.seconds = seconds  # seconds before a retry
+        self.seconds = seconds  # seconds after which the client may retry
 
 
 def wrong(where: str, message: str) -> Refusal:
@@ -55,7 +55,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a request. The value null stands for the default of the field, if any."""
+    """A field of a request. The value null means the field's default, if it has one."""
 
     kind: Kind
     default: Any = REQUIRED
@@ -133,7 +133,7 @@ def _openai_texts(where: str, value: Any) -> Texts:
     first = value[0] if isinstance(value, list) and value else None
     first = first[0] if isinstance(first, list) and first else first
     if isinstance(first, int):
-        embeds = where == "input"  # otherwise the field is `prompt`
+        embeds = where == "input"  # generation routes have the field `prompt` instead
         how = "; let the client send texts (check_embedding_ctx_length=False in LangChain's OpenAIEmbeddings)"
         raise wrong(where, f"expected texts, got token ids{how if embeds else ''}")
     return _texts(where, value)
@@ -337,7 +337,7 @@ def read_json(body: bytes | bytearray) -> Any:
         raise wrong("body", f"not JSON: byte {error.start} is not UTF-8") from None
     except RecursionError:
         raise wrong("body", "JSON nested too deeply") from None
-    except ValueError:  # an integer with thousands of digits
+    except ValueError:  # raised for an integer with thousands of digits
         raise wrong("body", "JSON with a number that is too long") from None
 
 

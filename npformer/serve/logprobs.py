@@ -35,7 +35,7 @@ def scored(tokenizer: Any, likely: Best | None, ended: str | None, begins: bool 
 
 
 def _text(tokenizer: Any, token: int, begins: bool) -> str:
-    """The text of a token. At the beginning of a text, decoders such as Llama 2's drop the leading space of a token."""
+    """Returns a token's text. At the beginning of a text, decoders such as Llama 2's drop the leading space."""
     alone: str = tokenizer.decode([token], skip_special_tokens=False)
     if begins:
         return alone
@@ -67,12 +67,12 @@ def of_chat(tokens: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _entry(text: str, score: float) -> dict[str, Any]:
-    known = None if "\ufffd" in text else list(text.encode())  # part of a character has no bytes to report
+    known = None if "\ufffd" in text else list(text.encode())  # the bytes of part of a character are unknown
     return {"token": text, "logprob": score, "bytes": known}
 
 
 def _by_text(best: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """The scores by text, with the first score for tokens of the same text, such as parts of characters."""
+    """Returns the scores by text. If tokens have the same text, such as parts of characters, the first score counts."""
     found: dict[str, float] = {}
     for text, score in best:
         found.setdefault(text, score)

@@ -28,7 +28,7 @@ from npformer.tasks.text_ranking import TextRanking
 from npformer.tasks.writing import Writing
 from npformer.text.inputs import Pair
 
-PORTION = 50_000  # characters that are tokenized at a time
+PORTION = 50_000  # number of characters that are tokenized at a time
 Given = str | Path | Model | Seq2Seq | Task
 
 #: Task -> options in a service that differ from the task's own defaults. The root path serves the first of a model's
@@ -98,7 +98,7 @@ class Served:
 
     @property
     def max_length(self) -> int:
-        """The maximum number of tokens that the model takes."""
+        """The maximum number of tokens in a text."""
         task = next(iter(self.tasks.values()))
         return task.limit(task.options)
 
@@ -164,7 +164,7 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
     for name in names:
         try:
             yield name, _in_service(name, task)
-        except NpformerError as error:  # for example, a tokenizer without a mask token
+        except NpformerError as error:  # raised, for example, if the tokenizer has no mask token
             log.warning("no route %s: %s", TASKS[name].route, error)
 
 
@@ -230,7 +230,7 @@ def portions(items: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
 
 
 def n_characters(item: Any) -> int:
-    """Returns the number of characters of a text or pair; 0 for a conversation, which is read only once."""
+    """Returns the number of characters of a text or pair, or 0 for a conversation, which is read only once."""
     return len(item) if isinstance(item, str) else sum(map(len, item)) if isinstance(item, Pair) else 0
 
 
@@ -300,7 +300,7 @@ def prepare(
         if longest.truncated:
             cut.append(index)
             if not truncate:
-                most = limit + isinstance(task, TextGeneration)  # a prompt may have one more token, see `_whole`
+                most = limit + isinstance(task, TextGeneration)  # a prompt may have one token more; see `_whole`
                 taken = f"expected at most {most} tokens, got {longest.n_tokens}"
                 raise too_large(f"{place}: {taken}; shorten it or set truncate=true")
         requests.append(request)

@@ -6,7 +6,7 @@ import logging
 import time
 
 LINES = 5  # maximum lines of one kind in a PERIOD
-PERIOD = 60.0  # seconds
+PERIOD = 60.0  # length of a period in seconds
 KINDS = 100  # maximum kinds of lines to remember
 
 
@@ -21,7 +21,7 @@ class Sparing(logging.Filter):
         self.periods: dict[str, tuple[float, int]] = {}  # kind -> start of the period, lines since then
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING:  # the access log, which the operator has requested
+        if record.levelno < logging.WARNING:  # access logs are always passed, because the operator has requested them
             return True
         kind, now = record.msg, time.monotonic()
         start, count = self.periods.pop(kind, (now, 0))

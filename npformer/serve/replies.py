@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: the error.
 ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
-PORTION = 200_000  # bytes of JSON that are encoded at a time
+PORTION = 200_000  # number of bytes of JSON that are encoded at a time
 
 
 def as_json(value: Any) -> bytes:

@@ -27,7 +27,7 @@ Ranks = list[tuple[int, float]]  # indices and scores of the texts, best first
 async def _ranks(
     service: Service, task: Task, given: dict[str, Any], texts: Sequence[str], truncate: bool, where: str
 ) -> tuple[Ranks, Prepared]:
-    options = replace(task.options, function_to_apply="none" if given["raw_scores"] else "sigmoid")  # as in TEI
+    options = replace(task.options, function_to_apply="none" if given["raw_scores"] else "sigmoid")  # TEI's scores
     pairs = f.Texts([Pair(given["query"], each) for each in texts], several=True)
     found, prepared = await service.ask(TaskWork(task, options), pairs, truncate, where)
     scores = [(i, each["score"]) for i, each in enumerate(found)]
@@ -66,12 +66,12 @@ def _shortened(task: Task, texts: Sequence[str], most: int) -> list[str]:
 
 
 def _first_tokens(task: Task, text: str, most: int) -> str:
-    begun = text[: most * LONGEST]  # the rest is truncated in any case, and need not be tokenized
+    begun = text[: most * LONGEST]  # the rest would be truncated anyway, so it is not tokenized
     rows = task.encoder.described(begun, False, len(begun))
     return text if len(rows) <= most and begun == text else text[: rows[:most][-1][4]]
 
 
-LONGEST = 100  # maximum characters of a token, for this estimate
+LONGEST = 100  # assumed maximum number of characters in a token
 _SCORES = {"raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities.")}
 DOCUMENTS = Route(
     "/v1/rerank",

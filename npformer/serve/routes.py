@@ -1,7 +1,7 @@
 """The routes: request and response formats of text-embeddings-inference (TEI) and of OpenAI's clients.
 
 A route is an entry of ROUTES. Its fields validate requests and define the OpenAPI page, and its function answers
-requests. The tasks of `npformer.pipeline` compute the answers; this file formats them.
+requests. The tasks of `npformer.pipeline` compute the answers, and this file formats them.
 
 References
 ----------
@@ -43,7 +43,7 @@ from npformer.tasks.task import Task
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to prepared texts: a value for JSON, in which iterators stand for lists, or pieces of a text.
+    """An answer to prepared texts: a value for JSON, with iterators in place of lists, or pieces of a text.
 
     Iterators and functions in the value are computed outside the event loop, so slow computations belong there.
     """
@@ -51,7 +51,7 @@ class Reply:
     prepared: Prepared
     value: Any = None
     pieces: AsyncIterator[bytes] | None = None
-    held: int = 0  # bytes in memory until the last piece is sent
+    held: int = 0  # bytes that stay in memory until the last piece is sent
     media_type: str = "application/json"
 
 
@@ -63,7 +63,7 @@ class Service:
     batcher: Batcher
     limits: ServiceLimits
     in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
-    in_renderer: Callable[..., Awaitable[Any]]  # the same for templates, so that tokenizing does not wait
+    in_renderer: Callable[..., Awaitable[Any]]  # the same, but for chat templates, which would delay tokenizing
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
         """Encodes the texts of a request. Refuses too many texts, and texts that are too long."""
@@ -111,9 +111,9 @@ class Route:
     summary: str
     fields: Fields
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
-    other: Route | None = None  # for bodies in another format
+    other: Route | None = None  # the route for bodies in another format
     is_other: Callable[[dict[str, Any]], bool] = lambda given: False
-    sign: str = ""  # how a body in the other format is recognized, for the documentation
+    sign: str = ""  # how a body in the other format is recognized; text for the documentation
 
     def of(self, given: Any) -> Route:
         """Returns the route for the parsed body of a request."""
@@ -221,7 +221,7 @@ async def similarity(service: Service, given: dict[str, Any]) -> Reply:
     texts = [inputs["source_sentence"], *inputs["sentences"]]
     options = {**(given["parameters"] or {}), "model": given["model"]}
     vectors, prepared, _ = await _vectors(service, options, f.Texts(texts, several=True), "inputs")
-    products = (vectors[1:] * vectors[0]).sum(axis=1)  # not `@`, because its sums depend on the number of rows
+    products = (vectors[1:] * vectors[0]).sum(axis=1)  # the sums of `@` would depend on the number of rows
     return Reply(prepared, products.tolist())
 
 

@@ -1,4 +1,4 @@
-"""Servers, with a single process, or with several workers on one socket that a parent watches.
+"""Servers: a single process, or several workers that share a socket under a parent process.
 
 SIGTERM or Ctrl-C stops a server: new requests get 503, accepted requests are answered, and the process exits with 0. A
 second signal ends the server at once, but only if it arrives more than APART seconds later, because the command
@@ -31,7 +31,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 try:
     import resource
-except ImportError:  # Windows, which does not limit open files in this way
+except ImportError:  # Windows has no such limit on open files
     resource = None  # type: ignore[assignment]
 
 from npformer.checkpoint.convert import convert
@@ -50,11 +50,11 @@ from npformer.serve.request_limits import ServiceLimits
 
 POLL = 0.2  # seconds between checks of workers, and of whether a stopping server is idle
 APART = 0.2  # minimum seconds between two signals for the second signal to count
-SHORT_LIFE = 5.0  # seconds; a worker that lives for less time is replaced only after a pause
+SHORT_LIFE = 5.0  # a worker that lives for fewer seconds is replaced only after a pause
 PAUSE = 1.0
 HANDLED = (signal.SIGTERM, signal.SIGINT)
 CONNECTIONS = 16_384  # maximum number of open files; each connection takes a few kilobytes
-BACKLOG = 2048  # connections that the system queues until they are accepted
+BACKLOG = 2048  # maximum number of connections that wait to be accepted
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Supervisor:
             home = stack.enter_context(partial_folder(Path(tempfile.gettempdir(), "npformer-serve")))
             stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _leave))
             settings = shared(self.settings, home)
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # so that each worker reports the sums over all workers
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # with it, each worker reports the sums over all workers
             for each in HANDLED:
                 before = signal.signal(each, self._note)
                 stack.callback(signal.signal, each, before)

@@ -1,7 +1,7 @@
 """Text generation after a prompt: /generate of text-generation-inference (TGI), and OpenAI's /v1/completions.
 
 Requests with the same settings share batches. A request with a seed has its own batch, because a sampled text depends
-on its place in the batch. A stream has an event for each piece, and each piece waits for its turn in the queue. The
+on its position in the batch. A stream has an event for each piece, and each piece waits for its turn in the queue. The
 prompt is read with the first piece. The limits apply to each prompt together with all its new tokens.
 
 References
@@ -27,7 +27,7 @@ from npformer.serve.routes import MODEL, TRUNCATE, Reply, Service
 from npformer.tasks.text_generation import TextGeneration, Writer
 from npformer.tasks.writing import Writing
 
-COLDEST = 1e-6  # temperature below which sampling is greedy anyway
+COLDEST = 1e-6  # below this temperature, sampling is greedy anyway
 
 #: Sampling parameters that OpenAI does not have, under the names that OpenAI's clients use with other servers.
 MORE_LIMITS = {
@@ -43,7 +43,7 @@ SEARCH = {
     **MORE_LIMITS,
     "seed": Field(f.whole(0, 2**63 - 1), None, "Seed for sampling (default: random)."),
     "repetition_penalty": Field(f.number(1e-6, 1e6), None, "Above 1: earlier tokens become less likely."),
-    "no_repeat_ngram_size": Field(f.whole(0), None, "No sequence of this many tokens occurs twice (0: any may)."),
+    "no_repeat_ngram_size": Field(f.whole(0), None, "Do not repeat any sequence of this many tokens (0: no limit)."),
 }
 WITHOUT_EFFECT = {
     "best_of": Field(f.nothing_else("only one text is generated", 1), None),

@@ -26,10 +26,10 @@ from npformer.serve.text_generation import (
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.text_to_text import TextToText
 
-BEAMS = 16  # more beams cost memory and time without benefit
+BEAMS = 16  # maximum number of beams; more cost memory and time without benefit
 
 BEAM_SEARCH = {
-    "num_beams": Field(f.whole(1, BEAMS), None, "Beams of the search (1: greedy decoding, or sampling)."),
+    "num_beams": Field(f.whole(1, BEAMS), None, "Number of beams (1: greedy decoding, or sampling)."),
     "length_penalty": Field(f.number(-50, 50), None, "Above 0: beam search prefers longer texts."),
     "early_stopping": Field(f.BOOLEAN, None, "Beam search ends once num_beams texts are finished."),
     "min_length": Field(f.whole(0), None, "Minimum number of tokens, including the start token."),
@@ -61,7 +61,7 @@ def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
 
 
 def _work(task: TextToText, options: Any) -> TaskWork:
-    """Returns the work of a request. A sampled text depends on its place in a batch, so it has its own batch."""
+    """Returns the work of a request. A sampled text depends on its position in a batch, so it gets a separate batch."""
     return TaskWork(task, options, together=not options.settings.get("do_sample"))
 
 

@@ -17,24 +17,25 @@ from typing import Any, Protocol
 
 from npformer.engine.runtime.steps import Steps
 
-PIECE = 64  # tokens per core; takes about twice as long as a short text. Larger pieces are slightly faster per token
+# Tokens per core. A piece takes about twice as long as a short text. Larger pieces are slightly faster per token.
+PIECE = 64
 ALONE = 512  # maximum tokens per core in a batch that serves a single request; larger batches are no faster
-LONG = 4  # a batch with more than LONG pieces' tokens of one request is computed in steps, too
+LONG = 4  # a batch with more tokens of one request than LONG pieces is computed in steps
 PATIENCE = 16  # number of batches without other requests after which a large request's pieces double
-JOBS = 8  # maximum batches generated token by token at the same time, each with cached keys and values in memory
+JOBS = 8  # maximum number of batches generated token by token at a time, each with cached keys and values in memory
 
 
 class Work(Protocol):
     """A computation on requests. Requests with equal work share a batch if `together` is True."""
 
     @property
-    def together(self) -> bool: ...  # False: a batch has all texts of a single ticket
+    def together(self) -> bool: ...  # if False, a batch has all texts of a single ticket
 
     @property
-    def model(self) -> Any: ...  # models take turns
+    def model(self) -> Any: ...  # the model that computes, because models take turns
 
     @property
-    def stepwise(self) -> bool: ...  # `run` returns steps, which keep memory until the last step
+    def stepwise(self) -> bool: ...  # whether `run` returns steps, which keep memory until the last one
 
     def run(self, requests: list[Any]) -> list[Any] | Steps[list[Any]]: ...
 
@@ -49,7 +50,7 @@ class Entry:
     request: Any
     size: int  # cost in tokens
     ticket: Ticket
-    index: int  # index among the texts of the ticket
+    index: int  # position among the texts of the ticket
     reads: int  # number of tokens that the model reads in the first step
     pauses: bool = False  # whether other texts may be computed between the steps of this text's batch
     arrived: float = field(default_factory=time.monotonic)
@@ -62,7 +63,7 @@ class Ticket:
     done: asyncio.Future[list[Any]]
     answers: list[Any]
     open: int
-    last: int = 0  # when its last turn ended
+    last: int = 0  # time at which the ticket's last turn ended
     total: int = 0  # number of tokens in all texts of the ticket
     waiting: deque[Entry] = field(default_factory=deque)
     job: Job | None = None  # the ticket's unfinished batch
@@ -84,14 +85,14 @@ class Ticket:
 class Job:
     """A batch that is being computed step by step."""
 
-    ticket: Ticket  # ticket that takes the turns
+    ticket: Ticket  # the ticket whose turns compute the batch
     batch: list[Entry]
-    steps: Steps[list[Any]] | None = None  # set when the job begins
+    steps: Steps[list[Any]] | None = None  # None until the job begins
     seconds: float = 0.0
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a caller still waits for an answer."""
+        """Returns whether a caller still waits for an answer."""
         return any(not entry.ticket.done.done() for entry in self.batch)
 
 
@@ -100,7 +101,7 @@ class Turns:
 
     Parameters
     ----------
-    max_tokens : int, tokens of a batch; a longer text is a batch of its own
+    max_tokens : int, maximum tokens in a batch; a longer text gets a separate batch
     cores : int, cores that compute
     """
 
@@ -108,11 +109,11 @@ class Turns:
         self.max_tokens = max_tokens
         self.least, self.most = (min(max_tokens, each * cores) for each in (PIECE, ALONE))
         self.share = self.most  # maximum tokens of a large request in a batch
-        self.lone = 0  # batches without other requests since the last change of the share
+        self.lone = 0  # number of batches without other requests since the share changed
         self.tickets: list[Ticket] = []
         self.jobs = 0
         self.count = 0  # number of waiting texts
-        self._models: dict[int, int] = {}  # model -> when its last turn ended
+        self._models: dict[int, int] = {}  # model -> time at which its last turn ended
         self._clock = count(1)
 
     def add(self, ticket: Ticket, entries: Sequence[Entry]) -> None:
@@ -157,7 +158,7 @@ class Turns:
     def batch(self, ticket: Ticket) -> tuple[list[Entry], bool]:
         """Returns the texts for a turn of a ticket, and whether later texts may still join them.
 
-        The batch has a piece of the ticket's texts and of the texts of other tickets with equal work. A small request
+        The batch contains a piece of this ticket's texts, and texts of other tickets with equal work. A small request
         does not share its batch with a large request, because the other pieces of the large request have to wait
         anyway.
         """
@@ -179,7 +180,7 @@ class Turns:
         return batch, left > 0 and len(batch) == self.count
 
     def _set_share(self) -> None:
-        """Sets the share of a large request in the next batch: the minimum while other requests wait, then growing."""
+        """Sets a large request's share: the minimum if other requests wait, else doubled after PATIENCE batches."""
         self.lone += 1
         if len(self.tickets) > 1:
             self.share, self.lone = self.least, 0

@@ -14,7 +14,7 @@ from npformer.serve.fields import Refusal
 from npformer.serve.prometheus import Metrics
 from npformer.serve.replies import refused
 
-GONE = 499  # nginx's status, in metrics and logs, for a request whose client disconnected
+GONE = 499  # nginx's status for a request whose client disconnected, used in metrics and logs
 
 
 class Watch:

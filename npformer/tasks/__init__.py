@@ -15,5 +15,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Pair", "pipeline"]
 
-# lazy, so that task declarations can be read without importing model code
+# imports are lazy, so that task declarations can be read without importing model code
 __getattr__, __dir__ = lazy_names(__name__, {"pipelines": "pipeline"})

@@ -51,7 +51,7 @@ class Conversation:
         self._state: PromptState | None = None
 
     def say(self, text: str) -> Iterator[str]:
-        """Yields the pieces of the answer to a message. If the caller stops early, these pieces form the answer.
+        """Yields the pieces of the answer to a message. If the caller stops early, the pieces so far form the answer.
 
         If the message does not fit, raises NpformerError and leaves the conversation unchanged.
         """
@@ -74,8 +74,8 @@ class Conversation:
                 self._read = np.concatenate([prompt.ids, writer.ids])[: self._state.length]
 
     def _continued(self, ids: np.ndarray) -> Text:
-        """Returns a prompt of these tokens, with the keys and values that earlier turns have computed."""
-        most = min(len(self._read), len(ids) - 1)  # the last row must be computed, for the logits
+        """Returns a prompt of these tokens, with the keys and values that earlier turns computed."""
+        most = min(len(self._read), len(ids) - 1)  # the last row must be computed again, to get its logits
         same = self._read[:most] == ids[:most]
         self.n_kept = most if same.all() else int(same.argmin())
         if self._state is None or not self.n_kept:

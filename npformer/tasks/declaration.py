@@ -36,7 +36,7 @@ def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
     elif "choices" not in how:
         how.setdefault("action", "store_true")
     if sets:
-        how = {"default": None, **how, "dest": sets}  # None leaves the setting to the task
+        how = {"default": None, **how, "dest": sets}  # if an option is None, the task's setting applies
     return Option(flags, {**how, "help": what}, sets)
 
 
@@ -114,13 +114,13 @@ class Form(NamedTuple):
 class Declaration(NamedTuple):
     """A task: class, supported models, command and route."""
 
-    place: str  # module in this folder, and class in the module
-    head: str  # head of the models; "base": any model except an encoder-decoder
+    place: str  # name of a module in this folder, and of a class in it
+    head: str  # head of the models; "base" allows any model except an encoder-decoder
     models: str  # description of the supported models
     example: str = ""  # an example of a model
     aliases: tuple[str, ...] = ()  # other names: Transformers' aliases, or the command's name
     default: str = ""  # the bundled model
-    n_labels: int = 0  # required number of labels; 0: any
+    n_labels: int = 0  # required number of labels; 0 allows any number
     label: str = ""  # required prefix of one of the labels
     by_folder: bool = False  # True if the head is in a separate file, which config.json does not name
     command: Command | None = None

@@ -43,7 +43,7 @@ class FillOptions(Options):
 class FillMask(Task):
     """Returns the most likely words for a text's mask: dicts of "score", "token", "token_str", "sequence", best first.
 
-    A text with several masks gives one list per mask; while one mask is filled, the others stay in the text. Unlike in
+    A text with several masks gives one list per mask. While one mask is filled, the others stay in the text. Unlike in
     transformers.pipeline, a list of one text gives a list of one answer.
 
     Parameters
@@ -77,12 +77,12 @@ class FillMask(Task):
 
     def __init__(self, model: Model, **options: Any) -> None:
         self._warned: set[str] = set()
-        self._target_ids = lru_cache(16)(self._ids_of)  # in a service, each request may have different targets
+        self._target_ids = lru_cache(16)(self._ids_of)  # cached, because the requests of a service may differ
         super().__init__(model, **options)
         self.encoder_model = without_head(model)
         self.mask = special_token(model.folder, model.config, "mask_token")
         self.mask_id = model.tokenizer.token_to_id(self.mask)
-        if self.mask_id is None or self.mask_id >= model.config.vocab_size:  # the mask may have no row
+        if self.mask_id is None or self.mask_id >= model.config.vocab_size:
             raise NpformerError(f"{self.name}: the tokenizer has no mask token {self.mask}")
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
@@ -118,7 +118,7 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """The encoder, because `answer` runs the head only at masks. With a listener, the whole model."""
+        """Returns the encoder, because `answer` runs the head only at masks, or the whole model for a listener."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:

@@ -26,7 +26,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _among(*known: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str | int | None) and value in known  # `in` does not work on arrays
+    return lambda value: isinstance(value, str | int | None) and value in known  # `in` raises an error for arrays
 
 
 def _is_empty(value: Any) -> bool:
@@ -49,7 +49,7 @@ TRANSFORMERS = {
     "device_map": Habit(_among(None, "auto", "cpu"), "everything runs on the CPU: 'cpu' or 'auto'"),
     "feature_extractor": Habit(_among(None), "models read texts only; leave it out"),
     "framework": Habit(_among(None, "np"), "everything runs on NumPy: 'np'"),
-    "grouped_entities": Habit(_among(None, False), "give aggregation_strategy='simple'"),
+    "grouped_entities": Habit(_among(None, False), "pass aggregation_strategy='simple'"),
     "image_processor": Habit(_among(None), "models read texts only; leave it out"),
     "low_cpu_mem_usage": Habit(_among(None, True, False), "leave it out"),
     "max_question_len": Habit(_is_count, "expected a whole number, which is ignored; only slow tokenizers read it"),
@@ -62,12 +62,12 @@ TRANSFORMERS = {
     "return_all_scores": Habit(_among(None, False), "top_k=None gives the scores of all labels"),
     "stream": Habit(_among(None, False), STREAMS),
     "streamer": Habit(_among(None), STREAMS),
-    "text_pair": Habit(_among(None), "give npformer.Pair(text, text_pair) as the input"),
+    "text_pair": Habit(_among(None), "pass npformer.Pair(text, text_pair) as the input"),
     "token": Habit(_among(None, True), "set HF_TOKEN in the environment, or log in with `hf auth login`"),
     "tokenize_kwargs": Habit(_is_empty, ENTRIES),
     "tokenizer": Habit(lambda value: value is None, "the tokenizer comes with the model; leave it out"),
     "tokenizer_kwargs": Habit(_is_empty, ENTRIES),
-    "torch_dtype": Habit(_among(None, "auto", "float32"), "give dtype= when the pipeline is made"),
+    "torch_dtype": Habit(_among(None, "auto", "float32"), "pass dtype= when the pipeline is made"),
     "trust_remote_code": Habit(_among(None, False), "a checkpoint's code is never run"),
     "use_auth_token": Habit(_among(None, True), "set HF_TOKEN in the environment, or log in with `hf auth login`"),
     "use_cache": Habit(_among(None, True, False), "leave it out"),
@@ -116,7 +116,7 @@ def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
     if truncation is None:
         return kept
     if "long" in kept:
-        raise NpformerError("truncation: conflicts with long=; give only one of the two")
+        raise NpformerError("truncation: conflicts with long=; pass only one of the two")
     if not isinstance(truncation, str | bool) or truncation not in (True, False, STRATEGIES[cut], "do_not_truncate"):
         raise NpformerError(f"truncation: expected True, False or {STRATEGIES[cut]!r}, got {shown(truncation)}")
     return {**kept, "long": "error" if truncation in (False, "do_not_truncate") else "truncate"}
@@ -129,7 +129,7 @@ def loading(given: Mapping[str, Any], model: Any) -> tuple[dict[str, Any], dict[
     """
     options = {name: value for name, value in given.items() if not _is_of(model, name, value)}
     found = {}
-    if isinstance(more := options.get("model_kwargs"), Mapping):  # usually contains only the dtype
+    if isinstance(more := options.get("model_kwargs"), Mapping):  # model_kwargs usually has only the dtype
         dtypes = {name: more[name] for name in ("dtype", "torch_dtype") if name in more}
         options = {**options, "model_kwargs": {k: v for k, v in more.items() if k not in dtypes}}
         found["dtype"] = next(iter(dtypes.values()), None)

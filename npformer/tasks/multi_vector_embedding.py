@@ -79,7 +79,7 @@ class MultiVectorEmbedding(Encoding):
         return "meanmaxsim"
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each text in a to each text in b: the best match of a token of a, averaged over tokens.
+        """Returns the similarity of each text in a to each text in b: the best match of each token of a, averaged.
 
         Parameters
         ----------

@@ -19,7 +19,7 @@ from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
 from npformer.tasks.task_settings import TRANSLATION, languages_of, pairs_of
 
-if TYPE_CHECKING:  # tasks are imported on first use, so that `import npformer` stays fast
+if TYPE_CHECKING:  # tasks are imported when they are first used, so that `import npformer` stays fast
     from npformer.tasks.task import Task
 
 TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders, except translation
@@ -81,11 +81,11 @@ def pipeline(
     if isinstance(model, Model | Seq2Seq):
         if dtype not in (None, "auto") and parameter_dtype(dtype) != model.dtype:
             raise NpformerError(
-                f"dtype: expected {model.dtype}, the loaded model's, got {shown(dtype)}; give dtype= to npformer.load"
+                f"dtype: expected {model.dtype}, the loaded model's, got {shown(dtype)}; pass dtype= to npformer.load"
             )
         for where, is_given in (("revision", revision is not None), ("keep", keep != "float32")):
             if is_given:
-                raise NpformerError(f"{where}: the model is already loaded; give {where}= to npformer.load")
+                raise NpformerError(f"{where}: the model is already loaded; pass {where}= to npformer.load")
         kind = class_of(name or _task_of(model.config, _described(model.folder, limits)))
         made: Any = model if threads is None else _with_threads(model, threads)
     else:
@@ -137,7 +137,7 @@ def _default(task: str | None, name: str | None) -> str:
         raise NpformerError("pipeline: expected a task or a model, such as pipeline('text-classification')")
     if not TASKS[name].default:
         raise NpformerError(
-            f"{task}: no default model; give model=, the folder or Hugging Face id of {TASKS[name].wanted}"
+            f"{task}: no default model; pass model=, the folder or Hugging Face id of {TASKS[name].wanted}"
         )
     return TASKS[name].default
 
@@ -164,7 +164,7 @@ def _task_of(config: Config, described: Mapping[str, Any]) -> str:
         return task
     specific = described.get("task_specific_params")
     known = list(specific) if isinstance(specific, dict) else []
-    summarizes = known and all(name.startswith("summarization") for name in known)  # T5 also translates
+    summarizes = known and all(name.startswith("summarization") for name in known)  # T5 can also translate
     return "summarization" if summarizes else writes
 
 
@@ -191,7 +191,7 @@ def _inferred(folder: Path, limits: Limits) -> str:
             if (named := described.get("architectures"))
             else "without architectures"
         )
-        raise NpformerError(f"{folder / CONFIG}: cannot infer the task {reason}; give the task")
+        raise NpformerError(f"{folder / CONFIG}: cannot infer the task {reason}; pass the task")
     config = config_of(folder, described, limits=limits)
     if (is_cross_encoder(outer) or was_cross_encoder(described)) and "text-ranking" in tasks_of(config):
         return "text-ranking"

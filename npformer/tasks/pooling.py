@@ -36,7 +36,7 @@ POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def normalize(x: np.ndarray) -> np.ndarray:
-    """x / |x| for each vector, (..., D) -> (..., D). A zero vector stays zero."""
+    """Returns x / |x| for each vector x, (..., D) -> (..., D). A zero vector stays zero."""
     lengths = np.sqrt((x * x).sum(axis=-1, keepdims=True))
     scaled: np.ndarray = x / np.maximum(lengths, 1e-12)
     return scaled
@@ -49,14 +49,14 @@ def dense(
     bias: np.ndarray | None = None,
     residual: np.ndarray | None = None,
 ) -> np.ndarray:
-    """act(x W + b) + x R, (B, D) -> (B, E); activation and R are optional."""
+    """Returns act(x W + b) + x R, (B, D) -> (B, E). The activation and R are optional."""
     y = linear(x, weight, bias)
     y = y if activation is None else activation(y)
     return y if residual is None else y + linear(x, residual)
 
 
 def splade(logits: np.ndarray, strategy: str = "max", twice: bool = False) -> np.ndarray:
-    """max over tokens of log(1 + relu(logits)), (L, V) -> (V,): the weight of each word in the vocabulary.
+    """Returns the weight of each word in the vocabulary: max over tokens of log(1 + relu(logits)), (L, V) -> (V,).
 
     Strategy "sum" sums over the tokens instead of taking the maximum. With `twice`, the logarithm is applied twice:
     log(1 + log(1 + relu(logits))).
@@ -65,7 +65,7 @@ def splade(logits: np.ndarray, strategy: str = "max", twice: bool = False) -> np
     "SPLADE v2: Sparse Lexical and Expansion Model for Information Retrieval", section 3.1 (max). Geng et al., 2024,
     "Towards Competitive Search Relevance For Inference-Free Learned Sparse Retrievers" (twice).
     """
-    if strategy == "max":  # the function below is monotonic, so only the largest logit matters
+    if strategy == "max":  # log(1 + relu(x)) is monotonic, so only the largest logit matters
         logits = logits.max(axis=0, keepdims=True)
     weights: np.ndarray = np.log1p(np.maximum(logits, 0))
     weights = np.log1p(weights) if twice else weights

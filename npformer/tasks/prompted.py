@@ -28,18 +28,18 @@ class PromptOptions(Options):
         if self.prompt is not None:
             as_text(self.prompt, "prompt")
             if self.prompt_name is not None:
-                raise NpformerError("prompt_name: conflicts with prompt=; give only one of the two")
+                raise NpformerError("prompt_name: conflicts with prompt=; pass only one of the two")
 
 
 class PromptedTask(Task):
     """A task with prompts from a sentence-transformers folder, stored in `recipe`."""
 
     options_type = PromptOptions
-    recipe: EmbeddingRecipe  # set before `__init__`
+    recipe: EmbeddingRecipe  # a subclass sets it before calling `__init__`
 
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(model, **options)
-        if self.recipe.max_length is not None:  # overrides the tokenizer's model_max_length, even a smaller one
+        if self.recipe.max_length is not None:  # it overrides the tokenizer's model_max_length, even if this is smaller
             self.encoder.limit = min(self.recipe.max_length, self.model.config.max_length)
 
     @property
@@ -49,7 +49,7 @@ class PromptedTask(Task):
 
     @max_seq_length.setter
     def max_seq_length(self, tokens: int) -> None:
-        self.encoder = copy(self.encoder)  # calls in progress keep the old limit
+        self.encoder = copy(self.encoder)  # a copy, so that calls in progress keep the old limit
         self.encoder.limit = whole("max_seq_length", tokens, 3, self.model.config.max_length)
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:

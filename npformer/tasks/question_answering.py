@@ -76,7 +76,7 @@ class QuestionAnswering(Task):
     options_type = AnswerOptions
     cut = "second"
     form = Form(
-        {"answer": str, "score": float, "start": int, "end": int},  # scores are sums in double precision
+        {"answer": str, "score": float, "start": int, "end": int},  # scores are summed in double precision
         several="answers",
         line="{score:.4f}  {start}-{end}  {answer}",
     )
@@ -129,7 +129,7 @@ class QuestionAnswering(Task):
 def _paired(question: Any, context: Any) -> Any:
     """Pairs questions with contexts. Many questions may share one context."""
     if question is None or context is None:
-        raise NpformerError(f"{'question' if question is None else 'context'}: missing; give question= and context=")
+        raise NpformerError(f"{'question' if question is None else 'context'}: missing; pass question= and context=")
     if isinstance(question, str) or not isinstance(question, list | tuple):
         return Pair(question, context)
     if not isinstance(context, str | list | tuple):
@@ -154,7 +154,7 @@ def _question_and_context(item: Any) -> tuple[Any, Any]:
 
 
 def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Returns the softmax (L,) over the tokens of the context and [CLS], which means no answer; 0 for other tokens."""
+    """Returns the softmax (L,) over the context's tokens and [CLS], the token for no answer. Other tokens get 0."""
     admitted = inside.copy()
     admitted[0] = True
     probabilities = np.zeros_like(logits)

@@ -47,16 +47,16 @@ class Array(Answering, np.ndarray):
     """A result that is an array. For several texts, `n_tokens` and `truncated` are arrays with one entry per text."""
 
     lines = ARRAY
-    n_tokens: Any = None  # None in a slice of an array
+    n_tokens: Any = None  # a slice of an array has None
     truncated: Any = None
 
 
 class Written(dict[str, Any]):
     """A generated text, or the messages of a conversation with the generated message.
 
-    `n_tokens` is the number of generated tokens. `ended` is the reason for the end: an "end" token, a "stop" string, or
-    the maximum "length". With the setting logprobs, `likely` has tokens and their log probabilities, each (L, 1 +
-    logprobs), with the generated tokens in the first column and the most likely tokens in the other columns.
+    `n_tokens` is the number of generated tokens. `ended` is the reason why generation ended: an "end" token, a "stop"
+    string, or the maximum "length". With the setting logprobs, `likely` has tokens and their log probabilities, each
+    (L, 1 + logprobs), with the generated tokens in the first column and the most likely tokens in the other columns.
     """
 
     def __init__(self, text: Any, n_tokens: int, ended: str, likely: Any = None) -> None:

@@ -73,7 +73,7 @@ class SentenceEmbedding(Encoding):
         if self.recipe.splade is not None:
             raise NpformerError(f"{model.folder}: its vectors are sparse; use pipeline('sparse-embedding')")
         pooled, steps = model.config.d_model * len(self.recipe.poolings), self.recipe.steps
-        self.width = steps[-1].width if steps else pooled  # before truncation
+        self.width = steps[-1].width if steps else pooled  # the width before truncation
         super().__init__(without_head(model), **options)
         self.steps: list[Function] = []
         self.module_sums: dict[str, str] = {}  # folder of a module -> sha256 of its weights

@@ -31,10 +31,10 @@ FLAGS = {
 }
 
 DESCRIPTION = "config_sentence_transformers.json"
-#: Fields of config.json for the activation of a `CrossEncoder`, in sentence-transformers up to version 3 and from 4 on.
+#: The field of config.json with a `CrossEncoder`'s activation, up to sentence-transformers 3 and from version 4 on.
 OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
 PROMPTS = {"query": "", "document": ""}  # prompt names that every folder has
-#: X in sentence_X_config.json, the file of the encoder's settings: "bert" since version 2.0, any of these before.
+#: X in sentence_X_config.json, the file of the encoder's settings: "bert" since version 2.0, any of these names before.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 
@@ -99,7 +99,7 @@ def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
 
 
 def _unsupported(folder: Path, modules: Sequence[Module]) -> str:
-    """The error message for modules that are not supported in this order, or ""."""
+    """Returns the error message for modules that are not supported in this order, or ""."""
     kinds = [each.kind for each in modules]
     is_sparse = kinds[1:] == ["SpladePooling"]
     is_dense = kinds[1:2] == ["Pooling"] and set(kinds[2:]) <= set(KINDS)
@@ -112,7 +112,7 @@ def _unsupported(folder: Path, modules: Sequence[Module]) -> str:
 
 
 def unsupported_modules(folder: Path) -> str:
-    """The error message for a folder with modules that only sentence-transformers supports, or ""."""
+    """Returns the error message for a folder with modules that only sentence-transformers supports, or ""."""
     makes_vectors = (folder / MODULES).exists() and not is_cross_encoder(folder)
     return _unsupported(folder, read_modules(folder)) if makes_vectors else ""
 

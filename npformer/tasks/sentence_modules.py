@@ -30,7 +30,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 TORCH = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": "none"}
 KINDS = (*WITH_WEIGHTS, "Normalize", "Dropout")
 WIDEST = 2**16
-EPS = 1e-5  # torch's default, which the config of the module does not contain
+EPS = 1e-5  # torch's default; the module's config does not contain eps
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from npformer.tasks.vector_search import similarity
 from npformer.text.inputs import Pair
 
 Prompt = str | None
-SIZES = ("truncate_dim", "max_active_dims")  # None for these options means the setting of the task or of its folder
+SIZES = ("truncate_dim", "max_active_dims")  # if these options are None, the setting of the task or folder applies
 
 
 class Encoding(PromptedTask):
@@ -60,17 +60,17 @@ class Encoding(PromptedTask):
     def encode_query(
         self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any
     ) -> Any:
-        """Same as `encode`, with the folder's prompt for queries by default."""
+        """Like `encode`, but by default with the folder's prompt for queries."""
         return self.encode(inputs, "query" if prompt_name is prompt is None else prompt_name, prompt, **options)
 
     def encode_document(
         self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any
     ) -> Any:
-        """Same as `encode`, with the folder's prompt for documents by default."""
+        """Like `encode`, but by default with the folder's prompt for documents."""
         return self.encode(inputs, "document" if prompt_name is prompt is None else prompt_name, prompt, **options)
 
     def get_embedding_dimension(self) -> int:
-        """The length of a vector."""
+        """Returns the length of a vector."""
         return getattr(self.options, "truncate_dim", None) or self.width
 
     get_sentence_embedding_dimension = get_embedding_dimension  # the older name
@@ -86,7 +86,7 @@ class Encoding(PromptedTask):
         return self.recipe.similarity or self.default_similarity
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each vector in a to each vector in b, (N, D) and (M, D) -> (N, M).
+        """Returns the similarity of each vector in a to each vector in b, (N, D) and (M, D) -> (N, M).
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class SparseEncoding(Encoding):
     default_similarity = "dot"
 
     def encode(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:
-        """Same as `Encoding.encode`, with dense vectors (V,) and (N, V).
+        """Like `Encoding.encode`, but returns dense vectors (V,) or (N, V).
 
         For many texts, call the task itself: its answers contain only the nonzero weights.
         """
@@ -237,7 +237,7 @@ def _vectors(embeddings: Any) -> np.ndarray:
 
 
 def _answers(task: Task, inputs: Any, prompt_name: Prompt, prompt: Prompt, options: dict[str, Any]) -> Any:
-    """Calls a task with one input or a list. A given prompt replaces the task's prompt; None keeps the task's size."""
+    """Calls a task with one input or a list. A given prompt replaces the task's; a size of None keeps the task's."""
     options = {name: value for name, value in options.items() if value is not None or name not in SIZES}
     if inputs is None:
         inputs = options.pop("sentences", None)  # the older name of `inputs`

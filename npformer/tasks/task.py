@@ -43,7 +43,7 @@ class Indexed(Protocol):
 
 
 class InputError(NpformerError):
-    """An input without an answer: the `index` of the input, from 0, and the reason."""
+    """The error for an input that has no answer: the input's `index`, from 0, and the reason."""
 
     def __init__(self, index: int, reason: object) -> None:
         super().__init__(f"input {index}: {reason}")
@@ -61,7 +61,7 @@ class Request:
 
     @property
     def size(self) -> int:
-        """The number of tokens with an output; 0 for a source text, which is translated as a whole."""
+        """The number of tokens with an output, or 0 for a source text, which is translated as a whole."""
         return sum(len(piece) for each in self.encoded for piece in each.pieces)
 
 
@@ -85,7 +85,7 @@ class Task(Answering):
     cut: ClassVar[str] = "longest"  # which text of a long pair is truncated
     has_windows: ClassVar[bool] = True  # whether long texts can be read in windows
     form: ClassVar[Form] = Form()  # form of the answers
-    instead: ClassVar[str] = "give several texts as a list, a pair as npformer.Pair(a, b), and options by name"
+    instead: ClassVar[str] = "pass several texts as a list, a pair as npformer.Pair(a, b), and options by name"
 
     def __init__(self, model: Model, **options: Any) -> None:
         if not self.accepts(model):
@@ -153,8 +153,7 @@ class Task(Answering):
     def answers(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
         """Yields an answer for each item, in order.
 
-        With `quiet`, an InputError is yielded for an input without an answer, and there is no warning about truncated
-        texts.
+        With `quiet`, yields an InputError for an input without an answer, and gives no warning about truncated texts.
         """
         index = 0
         warned = False
@@ -180,7 +179,7 @@ class Task(Answering):
                     index += 1
 
     def _windows(self, items: Iterator[Any]) -> Iterator[list[Any]]:
-        """Yields lists of `self.window` items. If reading fails, yields the items read so far, then raises."""
+        """Yields lists of `self.window` items. If reading fails, yields the items read so far, and then raises."""
         window: list[Any] = []
         try:
             for item in items:
@@ -216,7 +215,7 @@ class Task(Answering):
         return bool(self.form.several)
 
     def columns(self) -> Mapping[str, Any]:
-        """Returns columns for a dataset of answers, name -> type as in `Form`, or {} if columns do not suit them."""
+        """Returns a dataset's columns of answers, name -> type as in `Form`, or {} if they do not fit into columns."""
         return {self.form.several: [self.form.fields]} if self.gives_lists() else self.form.fields
 
     def values(self, answer: Any) -> dict[str, Any]:
@@ -234,7 +233,7 @@ class Task(Answering):
     # --- for a service -------------------------------------------------------------------------------------------
 
     def reply(self, answer: Any) -> Any:
-        """Returns an answer in the format of Hugging Face's inference API, for most tasks that of the pipeline."""
+        """Returns an answer in the format of Hugging Face's inference API, usually the same as the pipeline's."""
         return answer
 
     def n_texts(self, options: Any) -> int:
@@ -291,7 +290,7 @@ class Task(Answering):
             request.outputs = [[next(outputs) for _ in each.texts] for each in request.encoded]
 
     def in_steps(self, requests: list[Request], options: Any) -> Steps[list[Any]]:
-        """`run` and `answer` in steps, between which a service can compute other answers.
+        """Runs the model and answers in steps, between which a service can compute other answers.
 
         A step computes one layer for some of the texts. A request may have many texts, such as windows.
         """

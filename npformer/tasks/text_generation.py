@@ -26,7 +26,7 @@ from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts, check_nested
 from npformer.text.stop_strings import StopStrings
 
-NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default numbers of new tokens, if they fit
+NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default maximum numbers of new tokens, if they fit
 
 #: Aliases of options, from transformers.pipeline and OpenAI.
 ALIASES = {
@@ -76,7 +76,7 @@ class TextGeneration(Writing):
     and num_beams=4 means beam search. In a call, num_beams above 1 turns off sampling set for the pipeline, and
     do_sample=True turns off beam search set for the pipeline.
 
-    A prompt includes the tokenizer's special tokens, as in Transformers. A BERT thus continues after [SEP]. For a
+    A prompt includes the tokenizer's special tokens, as in Transformers. A BERT therefore continues after [SEP]. For a
     prompt without tokens, the model reads the start token.
 
     Parameters
@@ -142,7 +142,7 @@ class TextGeneration(Writing):
         for alias, name in ALIASES.items():
             if alias in given:
                 if name in given:
-                    raise NpformerError(f"{alias}: conflicts with {name} or another alias of it; give only one")
+                    raise NpformerError(f"{alias}: conflicts with {name} or another alias of it; pass only one")
                 given[name] = given.pop(alias)
         if one_of("handle_long_generation", given.pop("handle_long_generation", None), (None, "hole")):
             given["long"] = "truncate"
@@ -162,7 +162,7 @@ class TextGeneration(Writing):
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
         """Returns the unchecked settings for a prompt of `n_tokens` tokens."""
         settings = dict(options.settings)
-        if "stop_strings" in self.stored:  # already read by `defaults`
+        if "stop_strings" in self.stored:  # `defaults` has already read stop_strings
             settings["stop_strings"] = ""
         usual = self.stored.get("max_new_tokens", CHAT_TOKENS if options.chat else NEW_TOKENS)
         if not {"max_new_tokens", "max_length"} & settings.keys() and "max_length" not in self.stored:
@@ -174,7 +174,7 @@ class TextGeneration(Writing):
         return {self.form.several: [each[self.key] for each in answer]}
 
     def tokens(self, text: Any, **options: Any) -> Iterator[str]:
-        """As in `Writing`. Joined, the pieces give the same text as return_full_text=False with the same seed."""
+        """As in `Writing`. Together, the pieces are the text that return_full_text=False gives with the same seed."""
         return iter(self.writing(text, **options))
 
     def writing(self, text: Any, **options: Any) -> Writer:
@@ -313,7 +313,7 @@ class Writer:
         self.task, self.prompt, self.options = task, prompt, options
         self.stopped = False
         self.stream: Stream | None = None
-        count = len(prompt) or 1  # an empty prompt means the start token
+        count = len(prompt) or 1  # an empty prompt is read as the start token
         self.settings = task.resolved(options, count)
         self._stopping = task._stopping(options)
         self._tokens = self._noted(task._settings(options, count))
@@ -342,5 +342,5 @@ class Writer:
 
     @property
     def ended(self) -> str:
-        """The reason why the text ended; available after the last piece."""
+        """The reason why the text ended, which is known after the last piece."""
         return _ended(self.prompt, np.array(self.ids), self.settings.end_ids, self._stopping)

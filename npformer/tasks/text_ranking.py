@@ -102,7 +102,7 @@ class TextRanking(Ranking):
         kept = {name: value for name, value in given.items() if name != "activation_fn"}
         if given.get("activation_fn") is not None:
             if "function_to_apply" in given:
-                raise NpformerError("activation_fn: conflicts with function_to_apply=; give only one of the two")
+                raise NpformerError("activation_fn: conflicts with function_to_apply=; pass only one of the two")
             kept["function_to_apply"] = _function("activation_fn", given["activation_fn"])
         return super().settle(options, kept)
 
@@ -118,7 +118,7 @@ class TextRanking(Ranking):
         found = as_text_or_pair(item)
         if not isinstance(item, Pair) and not (isinstance(item, Mapping) and item.get("text_pair") is not None):
             raise NpformerError("expected npformer.Pair(query, text), got one text")
-        query, text = (found, "") if isinstance(found, str) else found  # an empty text has a rank too
+        query, text = (found, "") if isinstance(found, str) else found  # an empty text is ranked too
         if self.template is not None:
             return [self.template.text(self.prompt(options), query, text)]
         return [Pair(self.cased(self.prompt(options) + query), self.cased(text))]
@@ -165,7 +165,7 @@ def _function(where: str, activation: Any) -> str:
     if known is None:
         raise NpformerError(
             f"{where}: expected torch's Identity or Sigmoid, got {shown(activation)}; "
-            "give function_to_apply, 'sigmoid' or 'none'"
+            "pass function_to_apply, 'sigmoid' or 'none'"
         )
     return FUNCTIONS[known[1]]
 

@@ -71,7 +71,7 @@ class TextToText(Writing):
         return pairs_of(self.model) if self.name == "translation" else {}
 
     def values(self, answer: Any) -> dict[str, Any]:
-        return {self.key: ""} if answer is None else super().values(answer)  # None: a blank line
+        return {self.key: ""} if answer is None else super().values(answer)  # a blank line has the answer None
 
     def settle(self, options: TextToTextOptions, given: Mapping[str, Any]) -> Any:
         """Returns the options, including generation settings, updated with the given ones."""
@@ -121,7 +121,7 @@ class TextToText(Writing):
 class Translation(TextToText):
     """Returns a dict with "translation_text" for each text, or a list of dicts if num_return_sequences is above 1.
 
-    The parameters are those of `TextToText`.
+    Takes the same parameters as `TextToText`.
 
     Examples
     --------
@@ -141,7 +141,7 @@ class Summarization(TextToText):
     Settings come from the caller, the settings for summarization in config.json, generation_config.json, and the
     defaults of Transformers 4 (4 beams and at most 256 tokens), in this order of precedence.
 
-    The parameters are those of `TextToText`.
+    Takes the same parameters as `TextToText`.
 
     Examples
     --------
@@ -162,7 +162,7 @@ class Text2TextGeneration(TextToText):
     For encoder-decoders that paraphrase or correct texts, or answer questions. Settings come from the same sources as
     for `Summarization`, with the settings for text2text-generation in config.json.
 
-    The parameters are those of `TextToText`.
+    Takes the same parameters as `TextToText`.
 
     Examples
     --------

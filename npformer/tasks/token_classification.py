@@ -37,7 +37,7 @@ class TokenOptions(Options):
 
 
 class Token(NamedTuple):
-    """A token with its label scores. With a word-level strategy, a word."""
+    """A token, or with a word-level strategy a word, and its label scores."""
 
     text: str  # the token's string, or the characters of an unknown token
     scores: np.ndarray
@@ -55,8 +55,8 @@ class TokenClassification(Task):
     """Returns a list for each text: a dict for each token, or, with a strategy, a dict for each entity.
 
     A token has "entity", "score", "index", "word", "start" and "end". An entity has "entity_group", "score", "word",
-    "start" and "end". "start" and "end" are character positions. Of overlapping entities in neighbouring windows, only
-    the longest is returned; of equally long ones, the one with the highest score.
+    "start" and "end". "start" and "end" are character positions. If entities in
+    neighbouring windows overlap, only the longest is returned, or the best-scoring one if they are equally long.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from npformer.engine.runtime.runner import Runner
 from npformer.engine.runtime.threads import run_tasks
 from npformer.tasks.pooling import normalize
 
-BLOCK = 2**19  # numbers of the corpus in a block; fits in the cache of a core
+BLOCK = 2**19  # numbers of the corpus in a block, which fits in the cache of a core
 QUERIES = 256  # number of queries compared with each block in one product
 PENDING = 1024  # pairs of query and vector scored at a time
 

@@ -100,7 +100,7 @@ class OfVocabulary:
         waiting: list[tuple[int, np.ndarray]] = []
         for index, request in enumerate(requests):
             rows = vectors(request)
-            if listening():  # with a listener, the whole model has run, including the head
+            if listening():  # with a listener, the whole model has been run, including the head
                 yield index, rows
                 continue
             for start in range(0, len(rows), ROWS):

@@ -65,7 +65,7 @@ class Writing(Task):
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         """Returns the options, including generation settings, updated with the given ones."""
         given = one_search(translated(given, self.cut))
-        without = ("settings", "stride", "max_length")  # here max_length is a generation setting
+        without = ("settings", "stride", "max_length")  # max_length is a generation setting in these tasks
         own = [each.name for each in fields(options) if each.name not in without]
         of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` rejects unsupported settings, with the reason
         for name in given.keys() - {*own, *of_search}:
@@ -125,7 +125,7 @@ class Writing(Task):
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds do_sample=False if num_beams is above 1, or num_beams=1 if do_sample is True. Given values stay."""
+    """Adds do_sample=False if num_beams is above 1, or num_beams=1 if do_sample is True, unless already set."""
     beams = settings.get("num_beams")
     if isinstance(beams, int) and beams > 1:
         return {"do_sample": False, **settings}
@@ -135,15 +135,15 @@ def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     """Yields the text of tokens in pieces of whole characters. Joined, the pieces are the whole text.
 
-    Tokenizers with a token for each byte are an exception. There, an invalid byte turns neighbouring bytes into U+FFFD,
-    even bytes that have been yielded as characters. These are not yielded again.
+    Tokenizers with a token for each byte are an exception: an invalid byte turns neighbouring bytes into U+FFFD, even
+    if they have already been yielded as characters. Yielded characters are not corrected.
     """
     ids: list[int] = []
     shown, text = 0, ""  # number of characters yielded so far, and the text of all tokens so far
     for token in tokens:
         ids.append(token)
         text = tokenizer.decode(ids)
-        if not text.endswith("\ufffd"):  # an incomplete character waits for the rest
+        if not text.endswith("\ufffd"):  # an incomplete character is yielded later, with its remaining bytes
             yield text[shown:]
             shown = max(shown, len(text))
     if text[shown:]:

@@ -93,7 +93,7 @@ class ZeroShotClassification(Task):
 
     def __call__(self, inputs: Any = None, candidate_labels: Any = None, **options: Any) -> Any:
         if inputs is None:
-            inputs = options.pop("sequences", None)  # the name in Transformers
+            inputs = options.pop("sequences", None)  # Transformers' name for `inputs`
         if candidate_labels is not None:
             options["candidate_labels"] = candidate_labels
         return super().__call__(inputs, **options)

@@ -75,7 +75,7 @@ class AblationView(View):
         return sentence(Side(self.tokens))
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Returns the title and layer of each attention block, and the number of its kind in order of computation."""
+        """Returns the title, layer and kind of each attention block. Kinds are numbered in order of computation."""
         names = [attention.partition("layers.")[::2] for attention in self.found.attentions]
         parts = [(prefix, *rest.split(".")) for prefix, rest in names]
         kinds = list(dict.fromkeys((prefix, block) for prefix, _, block in parts))
@@ -122,14 +122,14 @@ class AblationView(View):
         return Effects(100 * self.found.changes, rows, columns)
 
     def text(self, width: int = 80) -> str:
-        """The table of changes, in percentage points."""
+        """Returns the table of changes, in percentage points."""
         answer = f"{fit(self.found.answer, 40).rstrip()} {self.found.before:.2%}"
         about = f"{self.heading}: {self.subject}\n{answer}, and its change in percentage points"
         lines = f"{about}\n\n{self._effects()}".splitlines()
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The table of changes as coloured cells, orange for heads that support the answer."""
+        """Draws the table of changes as coloured cells, orange for heads that support the answer."""
         sheet = Sheet(self.title)
         sheet.text(0, 12, f"{self.heading}: {shortened(self.found.answer, 60)} {self.found.before:.2%}", bold=True)
         draw_effects(sheet, self._effects(), 36, decimals=2, sign=-1)

@@ -46,12 +46,12 @@ def with_measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
 
 
 def _named(answer: ModelAnswer, outcome: str) -> str:
-    """An outcome as part of a sentence: a label unchanged, a word in quotes."""
+    """Returns an outcome as part of a sentence: a label unchanged, a word in quotes."""
     return f"'{outcome}' as the {answer.about}" if answer.about in ("next token", "masked word") else outcome
 
 
 def _log_odds(shares: np.ndarray) -> np.ndarray:
-    """log p - log(1 - p), finite for probabilities of 0 and 1."""
+    """Returns log p - log(1 - p), which is finite here even for probabilities of 0 and 1."""
     shares = np.clip(shares, 1e-16, 1 - 1e-16)
     return np.log(shares) - np.log1p(-shares)
 
@@ -109,7 +109,7 @@ def _selection(view: View, effect: Effect) -> dict[str, Any]:
 
 
 def _for_and_against(items: Sequence[Any], scores: np.ndarray) -> list[list[tuple[Any, str]]]:
-    """Returns items with their scores: at most LOOKS with the largest positive scores, and as many negative.
+    """Returns items with their scores: at most LOOKS with the largest positive scores, and LOOKS with negative scores.
 
     Items with a magnitude below a tenth of the largest magnitude are left out.
     """

@@ -57,7 +57,7 @@ def attribution(
     text : str, Pair or token ids, for a model
         A text that is too long for the model is truncated with a warning; every measure reads the same words.
     label : str or int, optional
-        The label, or the next word, to explain; by default the prediction.
+        The label or next word to explain; by default the prediction.
     token : int, optional
         The token whose output is explained by the roll-out and, for a head on tokens, by logit attribution. By default
         the first token, or the last token for causal models such as GPT-2.
@@ -77,7 +77,7 @@ def attribution(
     Returns
     -------
     AttributionView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def _translated(
     each: list[list[Method]] = []
     try:
         found = by_source(model, pair, None, methods, steps, group, progress)
-    except NpformerError:  # the source has a single word
+    except NpformerError:  # raised if the source has a single word
         methods = [name for name in methods if name != "leave-one-out"]
         found = by_source(model, pair, None, methods, steps, group, progress)
     if len(names) <= WORDS:
@@ -234,7 +234,7 @@ class AttributionView(View):
         return min(760, 360 + 28 * max(len(method.scores) for method in self.methods))
 
     def text(self, width: int = 80) -> str:
-        """Each measure as a list of words with bars, to the left for words that oppose the label, else to the right."""
+        """Lists the words of each measure with bars, to the left for words that oppose the label, else to the right."""
         lines: list[str] = []
         for method in self.methods:
             largest, words = _largest(method.scores), method.words
@@ -248,7 +248,7 @@ class AttributionView(View):
         return "\n".join(lines).rstrip()
 
     def svg(self) -> str:
-        """The first measure, with a bar for each word."""
+        """Draws the first measure, with a bar for each word."""
         method = self.methods[0]
         largest, words = _largest(method.scores), method.words
         sheet, row, half = Sheet(self.title), 22.0, 150.0

@@ -127,7 +127,7 @@ class View(ABC):
 
 def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: Sequence[dict[str, Any] | None]) -> str:
     """Makes a page from a list of views for each text, with equal arrays stored once."""
-    stored: dict[str, int] = {}  # data -> its index in the page
+    stored: dict[str, int] = {}  # data of an array -> its index in the page
     described = [
         [described_view(view, text, lambda data: stored.setdefault(data, len(stored))) for view in views]
         for text, views in texts

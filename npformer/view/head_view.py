@@ -48,7 +48,7 @@ def heads(
     Returns
     -------
     HeadView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -104,7 +104,7 @@ class HeadView(StackView):
         return f"{stack.title}, layer {stack.numbers[self.layer]}, {names}"
 
     def text(self, width: int = 80) -> str:
-        """The mean of the selected heads as a heat map, and the strongest links."""
+        """Returns the mean of the selected heads as a heat map, and the strongest links."""
         stack, weights = self._first, self._map()
         if not self.shown:
             return "no head is selected"

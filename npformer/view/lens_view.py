@@ -32,7 +32,7 @@ def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = Non
     Returns
     -------
     LensView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------

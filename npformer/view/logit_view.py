@@ -44,7 +44,7 @@ def logit(
     Returns
     -------
     LogitView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -106,7 +106,7 @@ class LogitView(View):
             "logits": [_logit_meta(each) for each in self._every],
             "shown": next(i for i, each in enumerate(self._every) if each.position == found.position),
             "heads": found.heads.shape[1],
-            "attention": {"head": 1, "source": 2} if found.source_heads else {},  # kinds of attention; 0: encoder
+            "attention": {"head": 1, "source": 2} if found.source_heads else {},  # the encoder is 0
             "tokens": piece_names(found.tokens),
             "notes": [
                 "Orange adds to the logit, blue subtracts; colours scale with the square root of the magnitude.",
@@ -119,7 +119,7 @@ class LogitView(View):
         return min(900, 420 + 30 * len(self.found.ffn))
 
     def text(self, width: int = 80) -> str:
-        """The table of layers and heads, the table of words, and the sum."""
+        """Returns the table of layers and heads, the table of words, and the sum."""
         found = replace(self.found, tokens=tuple(fit(name, 16).rstrip() for name in piece_names(self.found.tokens)))
         lines = f"{self._of_found}\n\n{found}".splitlines()
         return "\n".join(fit(line, width).rstrip() for line in lines)

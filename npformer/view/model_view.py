@@ -30,7 +30,7 @@ def model(
     Returns
     -------
     ModelView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class ModelView(StackView):
         return min(900, 260 + 100 * len(self.stacks[0].layers))
 
     def text(self, width: int = 80) -> str:
-        """Every head as a few characters, from its matrix max-pooled in blocks."""
+        """Draws every head as a few characters, from its matrix max-pooled in blocks."""
         stack = self._first
         cell = min(8, (width - 4) // stack.heads - 1)
         if cell < 2:
@@ -82,7 +82,7 @@ class ModelView(StackView):
         return "\n".join(lines)
 
     def svg(self) -> str:
-        """The grid of heat maps."""
+        """Draws the grid of heat maps."""
         stack, size, gap = self._first, 64.0, 6.0
         sheet = Sheet(self.title)
         sheet.text(0, 12, f"{stack.title}: layers down, heads across", bold=True)

@@ -78,7 +78,7 @@ def neurons(
     Returns
     -------
     NeuronView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def _check(where: str, arrays: dict[str, np.ndarray], queries: int, keys: int) -
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NeuronView(View):
-    """See `neurons`. `parts[part]` is shown initially; `layer` and `head` are indices in it."""
+    """The view that `neurons` returns. It opens on `parts[part]`, in which `layer` and `head` are indices."""
 
     parts: tuple[NeuronArrays, ...]
     layer: int
@@ -233,7 +233,7 @@ class NeuronView(View):
         )
 
     def text(self, width: int = 80) -> str:
-        """A line for each key with the dot product, the score and the weight, followed by the output of the head."""
+        """Returns a line for each key with its dot product, score and weight, followed by the output of the head."""
         part, arrays = self._chosen()
         query, scores, weights = (arrays[name][self.token] for name in ("query", "scores", "weights"))
         label, sums = min(24, max(10, width - 50)), arrays["key"] @ query
@@ -252,7 +252,7 @@ class NeuronView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The strips of the selected token: query and keys, products, scores and weights, values and output."""
+        """Draws the strips of the selected token: query and keys, products, scores and weights, values and output."""
         part, arrays = self._chosen()
         query, strip = arrays["query"][self.token], 190.0
         products = arrays["key"] * query

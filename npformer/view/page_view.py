@@ -1,4 +1,4 @@
-"""The page: all views of one or more texts, linked, in one file. `assets/shell.js` draws the frame."""
+"""The page, which links all views of one or more texts in one file. `assets/shell.js` draws the frame."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def page(
     numbers: int = NUMBERS,
     progress: bool | None = None,
 ) -> PageView:
-    """Draws all views of a text on one page: heads, model, neurons, stages, words, logit attribution, lens, ablation.
+    """Draws all views of a text on a page: heads, model, neurons, stages, words, logit attribution, lens and ablation.
 
     The page begins with the model's answer and its probability, and initially shows the head that affects the answer
     most. For a causal model, a slider sets the sampling temperature for the next token. The views are linked, and the
@@ -67,7 +67,7 @@ def page(
     Returns
     -------
     PageView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -82,7 +82,8 @@ def page(
     >>> view.answers[0].outcomes[0][0]
     'POSITIVE'
     """
-    several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not token ids
+    # a list of token ids is a single text
+    several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
     answered = list(_each(partial(_answered, source), text if several else [text], several))
     made = _each(lambda pair: _page_of(source, pair[0], pair[1], asked), answered, several)
@@ -134,7 +135,7 @@ def _views(
     walk, first = stages(recorded), heads(recorded, layer=layer or 0, heads=None if head is None else [head])
     without = None
     if not is_arrays(source):
-        with suppress(NpformerError):  # the model has no single answer for the text
+        with suppress(NpformerError):  # raised if the model has no single answer for the text
             without = ablation(source, text, heads=heads_to_ablate(source, answer, first), progress=progress)
     if answer and without:
         answer = with_measured(answer, without.found)
@@ -150,9 +151,9 @@ def _views(
         attribution(source, text, methods=methods, progress=progress),
     ]
     if not is_arrays(source):
-        with suppress(NpformerError):  # the model has no logit to decompose
+        with suppress(NpformerError):  # raised if the model has no logit to decompose
             found.append(logit(source, text))
-        with suppress(NpformerError):  # the model has no labels or words for the rows of a layer
+        with suppress(NpformerError):  # raised if the model has no labels or words
             found.append(lens(source, text))
     return (*found, *([without] if without else [])), answer
 
@@ -168,10 +169,12 @@ def heads_to_ablate(source: Any, answer: ModelAnswer | None, view: HeadView) -> 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PageView(View):
-    """See `page`. `texts` has the views of each text. On a terminal and in a picture, only the first text is shown.
+    """The view that `page` returns. `texts` has the views of each text.
+
+    On a terminal and in a picture, only the first text is shown.
 
     answers: the model's answer to each text, with the measured effects of heads; None without a model or a label.
-    next_words: for a causal model, the words after each text at any temperature; otherwise None.
+    next_words: for a causal model, the words after each text at any temperature, or None for other models.
     """
 
     texts: tuple[tuple[View, ...], ...]
@@ -206,14 +209,14 @@ class PageView(View):
         return 1000
 
     def text(self, width: int = 80) -> str:
-        """The head view of the first text, at the initial layer."""
+        """Returns the head view of the first text, at the initial layer."""
         return self.texts[0][0].text(width)
 
     def svg(self) -> str:
-        """The head view of the first text."""
+        """Draws the head view of the first text."""
         return self.texts[0][0].svg()
 
 
 def _as_written(views: Sequence[View]) -> str:
-    """The original text from the stage view, or else the subject of the first view, which consists of joined tokens."""
+    """Returns the original text from the stage view, or else the subject of the first view, made of joined tokens."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)

@@ -23,7 +23,7 @@ from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
 NUMBERS = 1_500_000  # maximum count of numbers on a page; larger stages are reduced to evenly spaced rows and columns
-KEPT = 64  # tokens, and columns of a head, to show as long as other axes can be shortened instead
+KEPT = 64  # minimum tokens, and columns of a head, that are shown while other axes can be shortened
 EDGE = 3  # indices at each end that are never left out, because the page prints them
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
@@ -76,7 +76,7 @@ class ShownStage:
         return "labels" if self.name in ("logits", "probabilities") else ""
 
     def decimals(self) -> int:
-        """The number of decimals to show: four, or more if all numbers are small."""
+        """Returns the number of decimals to show: four, or more if all numbers are small."""
         largest = float(np.abs(self.array[np.isfinite(self.array)]).max(initial=0.0))
         return 4 if largest == 0.0 else min(8, max(4, 3 - int(np.floor(np.log10(largest)))))
 
@@ -104,7 +104,7 @@ def stages(
     formulas: Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
 ) -> StageView:
-    """Draws every stage of a forward pass in order: text, tokens, embeddings, each layer, logits, label.
+    """Draws every stage of a forward pass in order: text, tokens, embeddings, each layer, logits and label.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def stages(
     Returns
     -------
     StageView
-        Shows itself in a notebook, and has the methods of `View`.
+        Displays itself in a notebook, and has the methods of `View`.
 
     Raises
     ------
@@ -157,12 +157,12 @@ def stages(
 
 
 def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
-    """Returns the token ids of a side; () if unknown."""
+    """Returns the token ids of a side, or () if unknown."""
     return tuple(map(int, ids)) if np.shape(ids) == (len(side.tokens),) else ()
 
 
 def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> ShownStage:
-    from npformer.interpret.summary import summary  # loads the families, which only this view needs
+    from npformer.interpret.summary import summary  # imported here, because it loads all families
 
     # a trace has the model's config, which determines the activation and the other libraries' names
     known = source.row(name) if hasattr(source, "row") else summary(name, [array], None)
@@ -306,7 +306,7 @@ class StageView(View):
         return 760
 
     def text(self, width: int = 80) -> str:
-        """For each stage, a line with name, shape and formula, and a line with the ends of the first row."""
+        """Returns two lines for each stage: name, shape and formula, then the ends of the first row."""
         lines = [" / ".join(self.texts), *(" ".join(side.names) for side in self.sides.distinct)]
         section = ""
         for step in self.steps:
@@ -324,7 +324,7 @@ class StageView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The stages in a column: name, shape, formula, and a strip of numbers for each stage."""
+        """Draws the stages in a column: name, shape, formula, and a strip of numbers for each stage."""
         sheet, y, section = Sheet(self.title), 12.0, ""
         sheet.text(0, y, " / ".join(self.texts), bold=True)
         for step in self.steps:

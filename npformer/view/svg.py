@@ -1,6 +1,6 @@
 """Standalone SVG: a sheet for text, lines and heat maps. A heat map is an embedded PNG with one pixel per cell.
 
-Text remains text, in Helvetica, Arial or the reader's sans-serif font. Colours are those of the light theme, on a
+Text remains text, in Helvetica, Arial or the reader's sans-serif font. The colours are the light theme's, on a
 transparent background.
 """
 

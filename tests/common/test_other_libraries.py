@@ -116,7 +116,7 @@ def test_calls_of_rankers_in_the_form_of_others_are_answered():
         with pytest.raises(NpformerError, match=f"expected a pair of a query and a text, got query, .*; {line}"):
             rank(given)
     assert [each["corpus_id"] for each in rank.rank("ice", ["cream"])] == [0]
-    with pytest.raises(NpformerError, match="text-classification: expected one argument, got 3; give several texts as"):
+    with pytest.raises(NpformerError, match="text-classification: expected one argument, got 3; pass several texts as"):
         TASKS[0]("ice", "cream", "hot")
 
 

@@ -43,7 +43,7 @@ def test_a_worker_with_another_model_is_named(client, source_of_500, tmp_path):
     task = npformer.pipeline("text-classification", folder)
     (folder / "model.safetensors").rename(tmp_path / "kept")  # not removed, because the task has the file mapped
     tiny.folder(folder, seed=1)
-    with pytest.raises(NpformerError, match=r"worker tcp://.*: the model differs from that of the run in its weights$"):
+    with pytest.raises(NpformerError, match=r"worker tcp://.*: the model differs from the run's model in its weights$"):
         map(task, source_of_500, tmp_path / "out", column="text", client=client)
 
 

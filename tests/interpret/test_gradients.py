@@ -161,7 +161,7 @@ def test_inside_an_edit_they_match_the_edited_forward() -> None:
         (
             "masked-lm",
             {"grads": lambda a: a["logits"].sum()},
-            "expected at most 65536 numbers in the answers .* give a label, or Differentiable",
+            "expected at most 65536 numbers in the answers .* pass a label, or Differentiable",
         ),
         (
             "sequence-classification",

@@ -67,7 +67,7 @@ def test_a_model_without_labels_or_words_is_refused(head: str) -> None:
 
 def test_errors_name_the_argument() -> None:
     words = tiny.model("bert", "masked-lm")
-    with pytest.raises(NpformerError, match="no masked word; give positions="):
+    with pytest.raises(NpformerError, match="no masked word; pass positions="):
         logit_lens(words, "I love ice cream")
     with pytest.raises(NpformerError, match="logit_lens: position: expected a token's number, 0 to 5"):
         logit_lens(words, TEXT, positions=[9])

@@ -112,7 +112,7 @@ def test_an_edit_of_the_first_layer_s_input_is_never_left_out_silently() -> None
     zeros = zero("blocks.0.hook_resid_pre")
     with edit(zeros):
         assert not trace(tiny.model("bert"), TEXT)["embeddings.norm"].any()
-    with pytest.raises(NpformerError, match=r"its own name, embeddings\.sum"), edit(zeros):
+    with pytest.raises(NpformerError, match=r"use npformer's name, embeddings\.sum"), edit(zeros):
         trace(tiny.model("gpt2"), TEXT)
 
 

@@ -63,7 +63,7 @@ def test_keywords_that_change_nothing_are_accepted(name):
         ("batch_size", "8", "batch_size: '8' is not supported; expected a whole number"),
         ("padding", "left", "padding: 'left' is not supported; texts are never padded"),
         ("cache_dir", "here", "cache_dir: 'here' is not supported; set HF_HUB_CACHE in the environment"),
-        ("grouped_entities", True, "grouped_entities: True is not supported; give aggregation_strategy='simple'"),
+        ("grouped_entities", True, "grouped_entities: True is not supported; pass aggregation_strategy='simple'"),
         (
             "model_kwargs",
             {"cache_dir": "models"},
@@ -74,7 +74,7 @@ def test_keywords_that_change_nothing_are_accepted(name):
         ("config", "bert", "config: 'bert' is not supported; the config comes with the model; leave it out"),
         ("processor", "bert", "processor: 'bert' is not supported; models read texts only; leave it out"),
         ("token", "hf_x", "token: 'hf_x' is not supported; set HF_TOKEN in the environment, or log in with"),
-        ("text_pair", "ice", r"text_pair: 'ice' is not supported; give npformer.Pair\(text, text_pair\) as the input"),
+        ("text_pair", "ice", r"text_pair: 'ice' is not supported; pass npformer.Pair\(text, text_pair\) as the input"),
         ("tokenizer", "bert", "tokenizer: 'bert' is not supported; the tokenizer comes with the model"),
         ("trust_remote_code", True, "trust_remote_code: True is not supported; a checkpoint's code is never run"),
         ("return_all_scores", True, "return_all_scores: True is not supported; top_k=None gives the scores of all"),
@@ -168,7 +168,7 @@ def test_half_precision_is_widened_and_the_warning_names_keep(name, tmp_path):
         pipeline("text-classification", folder, model_kwargs={"torch_dtype": TorchDtype(name)}, device_map="auto")
     kept = load(folder, torch_dtype=name, keep=name)  # the warning's remedy, with and without dtype
     assert np.array_equal(kept(ids).logits, load(folder, keep=name)(ids).logits)
-    with pytest.raises(NpformerError, match="torch_dtype: conflicts with dtype=; give only one of the two"):
+    with pytest.raises(NpformerError, match="torch_dtype: conflicts with dtype=; pass only one of the two"):
         load(folder, dtype=name, torch_dtype=name)
 
 
@@ -181,7 +181,7 @@ def test_a_loaded_model_keeps_its_own_dtype():
         for keyword in ("dtype", "torch_dtype"):
             with pytest.raises(NpformerError, match=f"dtype: expected {name}, the loaded model's, .* to npformer.load"):
                 pipeline("text-classification", model, **{keyword: other})
-    with pytest.raises(NpformerError, match=r"revision: the model is already loaded; give revision= to npformer\.load"):
+    with pytest.raises(NpformerError, match=r"revision: the model is already loaded; pass revision= to npformer\.load"):
         pipeline("text-classification", models[0], revision="main")
 
 
@@ -315,7 +315,7 @@ def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
     assert pipeline("fill-mask", folder)("I [MASK] ice") == expected
     assert load(folder, head="masked-lm").config.head == "masked-lm"
     assert load(folder).config.head == "base"
-    with pytest.raises(NpformerError, match=r"config.json: cannot infer the task without architectures; give the task"):
+    with pytest.raises(NpformerError, match=r"config.json: cannot infer the task without architectures; pass the task"):
         pipeline(model=folder)
     with pytest.raises(NpformerError, match=r"missing: head.output.weight"):
         pipeline("token-classification", folder)
@@ -342,7 +342,7 @@ def test_an_unknown_class_takes_the_head_that_the_caller_names(family, head, tas
         NpformerError, match=rf"config.json: architectures: expected .*, got {got}; name the head, load"
     ):
         load(folder)
-    with pytest.raises(NpformerError, match=f"config.json: cannot infer the task from the class {got}; give the task"):
+    with pytest.raises(NpformerError, match=f"config.json: cannot infer the task from the class {got}; pass the task"):
         pipeline(model=folder)
 
 

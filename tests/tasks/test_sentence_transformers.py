@@ -280,11 +280,11 @@ def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
     assert np.array_equal(pipeline(model=reranker.model.folder, **keywords).predict(PAIRS), raw)
     for odd in ("Sigmoid", np.tanh, type, 3):
         with pytest.raises(
-            NpformerError, match=r"activation_fn: expected torch's Identity or Sigmoid, got .* give function"
+            NpformerError, match=r"activation_fn: expected torch's Identity or Sigmoid, got .* pass function"
         ):
             reranker.predict(PAIRS, activation_fn=odd)
     with pytest.raises(
-        NpformerError, match="activation_fn: conflicts with function_to_apply=; give only one of the two"
+        NpformerError, match="activation_fn: conflicts with function_to_apply=; pass only one of the two"
     ):
         reranker.predict(PAIRS, activation_fn=Sigmoid, function_to_apply="none")
     with pytest.raises(NpformerError, match="convert_to_tensor: True is not supported; answers are NumPy arrays"):

@@ -368,7 +368,7 @@ def test_a_model_given_as_the_task_is_refused_with_the_line_to_write(name):
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "text-classification"])
 def test_a_task_without_a_model_asks_for_one(name):
-    with pytest.raises(NpformerError, match=f"{name}: no default model; give model=, the folder"):
+    with pytest.raises(NpformerError, match=f"{name}: no default model; pass model=, the folder"):
         pipeline(name)
 
 

@@ -47,7 +47,7 @@ def test_a_model_that_predicts_the_next_token_has_the_task(tmp_path: Path) -> No
     folder = writers.folder(tmp_path / "m")
     assert isinstance(npformer.pipeline(model=folder), TextGeneration)
     assert tasks_of(npformer.load(folder).config) == ["text-generation", "feature-extraction", "sentence-embedding"]
-    with pytest.raises(NpformerError, match="text-generation: no default model; give model="):
+    with pytest.raises(NpformerError, match="text-generation: no default model; pass model="):
         npformer.pipeline("text-generation")
     with pytest.raises(NpformerError, match="expected a causal-lm model, got a masked-lm model"):
         npformer.pipeline("text-generation", tiny.model("bert", "masked-lm"))

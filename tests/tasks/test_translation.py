@@ -205,7 +205,7 @@ def test_translation_refuses_a_model_that_is_no_translator() -> None:
         NpformerError, match="translation: expected an encoder-decoder, got a sequence-classification model"
     ):
         npformer.pipeline("translation", classifier)
-    with pytest.raises(NpformerError, match=r"no default model; give model=, .*opus-mt-en-de"):
+    with pytest.raises(NpformerError, match=r"no default model; pass model=, .*opus-mt-en-de"):
         npformer.pipeline("translation")
 
 

@@ -247,7 +247,7 @@ def test_a_prompt_is_given_or_named(folder):
     assert not np.array_equal(embed("ice"), plain)
     with pytest.raises(NpformerError, match="prompt_name: 'newz' is not known; did you mean 'news'"):
         embed("ice", prompt_name="newz")
-    with pytest.raises(NpformerError, match=r"prompt_name: conflicts with prompt=; give only one of the two"):
+    with pytest.raises(NpformerError, match=r"prompt_name: conflicts with prompt=; pass only one of the two"):
         embed("ice", prompt="a", prompt_name="news")
     with pytest.raises(NpformerError, match="prompt: expected a text"):
         embed("ice", prompt=3)

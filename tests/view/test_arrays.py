@@ -214,7 +214,7 @@ A = weights(4, 2, 3, 7, 7)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: view.heads(A), "the arrays have no tokens; give tokens="),
+        (lambda: view.heads(A), "the arrays have no tokens; pass tokens="),
         (
             lambda: view.heads(A, tokens="time"),
             "tokens: expected the tokens of one text, a list of strings (trace each text on its own)",

@@ -1,4 +1,4 @@
-"""The course: six chapters of exercises, each of which builds on the earlier chapters."""
+"""The course: six chapters of exercises. Each chapter builds on the earlier chapters."""
 
 from npformer.learn.chapters import answer, attention, encoders, gradients, whole_gradient, words, writing
 from npformer.learn.contents import CONTENTS, names

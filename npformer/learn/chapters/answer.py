@@ -14,7 +14,7 @@ gelu = right("gelu")
 
 
 def tiny_classifier(seed: int = 1, labels: int = 3, n_layers: int = 3) -> dict[str, Any]:
-    """A model of width 6, with weights structured like those of DistilBERT."""
+    """Returns a model of width 6, with weights structured like those of DistilBERT."""
     return {
         "embeddings": tables(seed, 6, 8, 6) | {"norm": norm_weights(seed + 2, 6)},
         "layers": [layer_weights(seed + 20 * i, 6, 7) for i in range(1, n_layers + 1)],
@@ -24,7 +24,7 @@ def tiny_classifier(seed: int = 1, labels: int = 3, n_layers: int = 3) -> dict[s
 
 
 def _faint(embeddings: Any) -> Any:
-    """Tables with numbers so small that eps matters."""
+    """Returns tables with numbers so small that eps matters."""
     found = {name: {"weight": (embeddings[name]["weight"] / 300).astype(np.float32)} for name in ("token", "position")}
     return {**embeddings, **found}
 

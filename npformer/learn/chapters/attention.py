@@ -275,7 +275,7 @@ MASKED_SOFTMAX = Exercise(
     mask added to the scores: The mask is added to the scores as zeros and ones. Where it is False, the scores should
         become very low.
         np.where(mask, scores, np.finfo(scores.dtype).min)) * mask -> scores + mask)
-    mask transposed: The mask is transposed. Its rows should be queries and its columns keys, like those of the scores.
+    mask transposed: The mask is transposed. Its rows should be queries and its columns keys, as in the scores.
         np.where(mask, -> np.where(np.transpose(mask),
         * mask -> * np.transpose(mask)
     softmax left out: The scores are returned without a softmax, with 0 for hidden keys.
@@ -295,7 +295,7 @@ ATTENTION = Exercise(
         (drawn(1, 2, 3, 4), drawn(2, 2, 3, 4), drawn(3, 2, 3, 4), MASK),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4)),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4), np.tri(3, 5, 2, dtype=bool)),
-        (drawn(7, 2, 2, 2), drawn(8, 2, 2, 2), drawn(9, 2, 2, 2)),  # cubes, so that k.T causes no error
+        (drawn(7, 2, 2, 2), drawn(8, 2, 2, 2), drawn(9, 2, 2, 2)),  # all sizes are equal, so that k.T causes no error
         (drawn(10, 2, 3, 3, 4), drawn(11, 2, 3, 3, 4), drawn(12, 2, 3, 3, 4), TEXTS),
     ],
     (

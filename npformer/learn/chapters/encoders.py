@@ -172,7 +172,7 @@ FEED_FORWARD = Exercise(
 
 
 def narrow(weights: Any) -> Any:
-    """Weights so small that the rows of a layer are small too, and eps matters."""
+    """Returns weights so small that the rows of a layer are small too, and eps matters."""
     if isinstance(weights, dict):
         return {name: narrow(each) for name, each in weights.items()}
     return (weights / 300).astype(np.float32)

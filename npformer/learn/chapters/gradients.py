@@ -105,7 +105,7 @@ CROSS_ENTROPY_BACKWARD = Exercise(
     divided by the length of targets: The gradient is divided by len(targets), which is the first axis only. Divide it
         by the number of targets, targets.size.
         targets.size -> len(targets)
-    not divided: The gradient is that of the sum of the losses. Divide it by the number of targets, because the loss is
+    not divided: This is the gradient of the sum of the losses. Divide it by the number of targets, because the loss is
         their mean.
         targets.size -> 1
     """,

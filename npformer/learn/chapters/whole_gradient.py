@@ -75,9 +75,9 @@ ATTENTION_BACKWARD = Exercise(
     divided by K everywhere: The scores, dq and dk are divided by K. They should be divided by its square root.
         k.mT / math.sqrt(q.shape[-1]) -> k.mT / q.shape[-1]
         weights) / math.sqrt(q.shape[-1]) -> weights) / q.shape[-1]
-    dq and dk exchanged: dk is returned before dq. The order should be dq, dk, dv.
+    dq and dk exchanged: dk is returned before dq. The order should be dq, dk and dv.
         d_products @ k, d_products.mT @ q, -> d_products.mT @ q, d_products @ k,
-    dv first: dv is returned first. The order should be dq, dk, dv.
+    dv first: dv is returned first. The order should be dq, dk and dv.
         d_products @ k, d_products.mT @ q, weights.mT @ grad -> weights.mT @ grad, d_products @ k, d_products.mT @ q
     dS not transposed: dk is dS q. It should be dS^T q.
         d_products.mT @ q -> d_products @ q
@@ -108,7 +108,7 @@ ATTENTION_BACKWARD = Exercise(
 
 
 def _small(layer: dict[str, Any], factor: int = 4) -> dict[str, Any]:
-    """A layer in which softmax does not saturate, so that query and key have gradients."""
+    """Returns a layer in which softmax does not saturate, so that query and key have gradients."""
     attention = {
         name: {"weight": each["weight"] / factor, "bias": each["bias"]} for name, each in layer["attention"].items()
     }
@@ -152,7 +152,8 @@ MULTI_HEAD_BACKWARD = Exercise(
         dv.
         linear_backward(combine_heads(dq) -> linear_backward(combine_heads(dv)
         linear_backward(combine_heads(dv) -> linear_backward(combine_heads(dq)
-    key and value exchanged: The gradients of key and value are exchanged. The backward of attention returns dq, dk, dv.
+    key and value exchanged: The gradients of key and value are exchanged. The backward of attention returns dq, dk and
+        dv.
         linear_backward(combine_heads(dk) -> linear_backward(combine_heads(dv)
         linear_backward(combine_heads(dv) -> linear_backward(combine_heads(dk)
     output layer skipped: The gradient does not go through the output layer on its way to the heads.
@@ -191,11 +192,11 @@ ENCODER_LAYER_BACKWARD = Exercise(
     _layer_cases,
     (
         "Compute the input of each norm and of each block again: x + attention, y, and y + FFN(y). Then go backward.",
-        "A sum sends the same gradient both ways: the gradient of y is that of the sum plus that from "
+        "Both addends of a sum get its gradient: the gradient of y is the sum's gradient plus the gradient from "
         "feed_forward_backward.",
         "layer_norm_backward of the last norm gives d_sum. d_sum, plus the gradient from feed_forward_backward(d_sum, "
         "y, ...), goes through the first norm, and the result, d_total, through multi_head_attention_backward. dx is "
-        "d_total plus the two gradients that it returns, because x is its source, too.",
+        "d_total plus the two gradients that it returns, because x is also its source.",
     ),
     """
     first residual left out: dx lacks the part that comes directly through the sum x + attention.

@@ -221,7 +221,7 @@ GELU = Exercise(
 
 
 def tables(seed: int, words: int, places: int, width: int) -> dict[str, Any]:
-    """The tables of tokens and positions."""
+    """Returns the tables of tokens and positions."""
     return {"token": {"weight": drawn(seed, words, width)}, "position": {"weight": drawn(seed + 1, places, width)}}
 
 

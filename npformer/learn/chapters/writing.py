@@ -75,7 +75,7 @@ GELU_TANH = Exercise(
 
 
 def drawn_past(seed: int, heads: int, earlier: int, width: int) -> tuple[Array, Array]:
-    """Keys and values of earlier tokens."""
+    """Returns keys and values of earlier tokens."""
     return drawn(seed, heads, earlier, width), drawn(seed + 1, heads, earlier, width)
 
 
@@ -93,8 +93,8 @@ CACHED_ATTENTION = Exercise(
     "cached_attention",
     _attention_cases,
     (
-        "The steps are those of multi_head_attention, with source x, and keys and values that begin with those of past.",
-        "Put the keys and values of past before the new ones with np.concatenate, along axis -2, that of the tokens.",
+        "The steps are those of multi_head_attention, with source x, and keys and values that begin with past's.",
+        "Put the keys and values of past before the new ones with np.concatenate, along axis -2, the axis of tokens.",
         "causal_mask(number of queries, number of keys) has the right shape. Return the output, and the pair of all keys "
         "and values.",
     ),
@@ -102,18 +102,18 @@ CACHED_ATTENTION = Exercise(
     cache one step late: The new tokens attend to the keys of past only, not to their own keys. Add the new keys and
         values first, then attend.
         context = scaled_dot_product_attention(q, keys, values, causal_mask(q.shape[-2], keys.shape[-2])) -> old = past if past[0].size else (keys, values)\n    context = scaled_dot_product_attention(q, *old, causal_mask(q.shape[-2], keys.shape[-2]) if not past[0].size else True)
-    new past without the new tokens: The returned keys and values lack the new tokens. They should be those of all
+    new past without the new tokens: The returned keys and values lack the new tokens. They should cover all
         tokens.
         , (keys, values) -> , past
-    new past with the new tokens only: The returned keys and values are those of the new tokens only. They should be
-        those of all tokens.
+    new past with the new tokens only: The returned keys and values cover the new tokens only. They should cover all
+        tokens.
         , (keys, values) -> , (k, v)
     past ignored: past is not used: the new tokens attend to each other only.
         (np.concatenate([old, new], axis=-2) for old, new in zip(past, (k, v))) -> k, v
     past ignored in attention: The new tokens attend to each other only. They should attend to the keys of past too.
         attention(q, keys, values, causal_mask(q.shape[-2], keys.shape[-2])) -> attention(q, k, v, causal_mask(q.shape[-2], k.shape[-2]))
-    past after the new tokens: The new keys and values come first. They should follow those of past, whose tokens are
-        earlier.
+    past after the new tokens: The new keys and values come first. They should follow the keys and values of past, whose
+        tokens are earlier.
         [old, new] -> [new, old]
     keys of past instead of its values: past[0], the keys, is used as the values. The values should be past[1].
         zip(past, -> zip((past[0], past[0]),
@@ -202,7 +202,7 @@ CACHED_LAYER = Exercise(
         y = x + attended -> y = attended
     second residual left out: Y is not added to the output of the feed-forward network.
         y + feed_forward -> feed_forward
-    old past returned: The old past is returned. Return that of cached_attention.
+    old past returned: The old past is returned. Return the past from cached_attention.
         attended, past = -> attended, _ =
     eps not passed on: eps is not passed to layer_norm, whose default is 1e-5. Write eps=eps.
         **attention_norm, eps=eps -> **attention_norm
@@ -231,7 +231,7 @@ CACHED_LAYER = Exercise(
 
 
 def tiny_decoder(shrunk: float = 1.0) -> dict[str, Any]:
-    """A model with 2 layers and width 6, weights structured like those of GPT-2, and embeddings divided by shrunk."""
+    """Returns a model with 2 layers, width 6, weights structured like GPT-2's, and embeddings divided by `shrunk`."""
     return {
         "embeddings": {
             name: {"weight": (each["weight"] / shrunk).astype(np.float32)} for name, each in tables(1, 6, 9, 6).items()
@@ -243,7 +243,7 @@ def tiny_decoder(shrunk: float = 1.0) -> dict[str, Any]:
 
 
 def _faint(weights: Any) -> Any:
-    """The model with rows so small that the eps of the last norm matters."""
+    """Returns the model with rows so small that the eps of the last norm matters."""
     layers = []
     for layer in weights["layers"]:
         blocks = {
@@ -298,9 +298,9 @@ GPT2_STEP = Exercise(
         past[0][0].shape[-2] -> max(0, past[0][0].shape[-2] - 1)
     positions left out: Only the rows of the tokens are summed. Add the rows of their positions.
         + embedding(positions, **embeddings["position"]) -> + 0
-    first row: The logits are those of the first row. They should be those of the last row.
+    first row: The logits are computed from the first row. Compute them from the last row.
         layer_norm(x[-1], -> layer_norm(x[0],
-    every row: The logits of every row are returned. Return those of the last row.
+    every row: The logits of every row are returned. Return only the logits of the last row.
         layer_norm(x[-1], -> layer_norm(x,
     token table instead of the head: The logits are computed with the token table. Use head["output"].
         **head["output"]) -> embeddings["token"]["weight"].T)
@@ -339,7 +339,7 @@ GPT2_STEP = Exercise(
 
 
 def _top_p_cases() -> list[tuple[Any, ...]]:
-    """Cases without equal probabilities, and without a sum of probabilities that equals p up to rounding."""
+    """Returns cases without equal probabilities, and without a sum of probabilities that equals p up to rounding."""
     logits, wide = np.log(array([0.1, 0.5, 0.15, 0.25])), [_distinct(seed) for seed in (1, 2)]
     return [*((logits, p) for p in (0.7, 0.6, 0.95, 0.3)), *((each, p) for each in wide for p in (0.35, 0.8, 0.99))]
 
