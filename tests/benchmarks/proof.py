@@ -1,9 +1,9 @@
-"""The README's three rows of figures: `python -m tests.benchmarks.proof [SENTENCES] [--json FILE] [--quick]`.
+"""Measures the README's three rows of figures: `python -m tests.benchmarks.proof [SENTENCES] [--json FILE] [--quick]`.
 
-The figures are the time of a process that answers one text, compared with a pipeline of transformers; the time of
-all-MiniLM-L6-v2 from text to vectors, compared with sentence-transformers at its best batch size; and the size of the
-installed packages. SENTENCES is a file with one sentence per line; by default, sentences of random words from
-`streaming` are used. Needs the group `oracle`.
+There are three figures: the time of a process that answers one text, compared with a pipeline of transformers; the time
+of all-MiniLM-L6-v2 from text to vectors, compared with sentence-transformers at its best batch size; and the size of
+the installed packages. SENTENCES is a file with one sentence per line; by default, the program uses sentences of random
+words from `streaming`. Needs the group `oracle`.
 """
 
 from __future__ import annotations

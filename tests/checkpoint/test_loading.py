@@ -1,4 +1,4 @@
-"""`load` resolves a name cheaply, and needs no network or hub client unless the name is a hub id."""
+"""`load` resolves a name cheaply, and uses the network and a hub client only if the name is a hub id."""
 
 import json
 import re
@@ -227,7 +227,7 @@ print(json.dumps({"peak": peak, "modules": sorted(sys.modules)}))
 
 
 def loaded_alone(name):
-    """The output of a fresh process that loads a model without a network."""
+    """Loads a model without a network in a fresh process; returns the output."""
     command = [sys.executable, "-c", PROGRAM, str(name)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -250,7 +250,7 @@ def test_importing_npformer_imports_no_hub_client():
 def test_the_peak_of_memory(tmp_path, layout, dtype):
     """The peak is at most 1.5 times the float32 weights (100 MB) plus 80 MB, because tensors are copied one at a time.
 
-    In npformer's own layout in float32, the file's pages are the weights, and are read only on use.
+    In npformer's own layout in float32, the file's pages are the weights, and are read only when they are used.
     """
     folder = tiny.folder(tmp_path / "model", d_model=768, n_heads=12, d_ffn=3072, n_layers=3, own=layout == "npformer")
     (file,) = folder.glob("*.safetensors")

@@ -1,4 +1,4 @@
-"""NaN or infinite weights and answers raise errors that name them, without a warning from NumPy."""
+"""NaN or infinity in weights or answers raises an error that names it, without a warning from NumPy."""
 
 import warnings
 
@@ -27,7 +27,7 @@ def no_warning():
 
 
 def damaged(path, value=np.nan, layout="torch", marked=False):
-    """A tiny model in which one number is `value`: the weight from input 2 to output 5 of a query."""
+    """Returns a tiny model in which one number is `value`: the weight from input 2 to output 5 of a query."""
     folder = tiny.folder(path, own=layout == "own")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     if layout == "own":
@@ -87,7 +87,7 @@ def base(tmp_path, value):
 
 @pytest.mark.parametrize("texts", [1, 64])
 def test_weights_that_are_finite_and_too_large(tmp_path, texts):
-    """Sums of finite weights overflow in float32, on this thread or a worker's, but not in float64."""
+    """Sums of finite weights overflow in float32, on this thread or on a worker's, but not in float64."""
     folder = tiny.folder(tmp_path / "model")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     tensors["classifier.weight"][:] = 3e38
@@ -101,7 +101,7 @@ def test_weights_that_are_finite_and_too_large(tmp_path, texts):
 
 
 def test_a_head_of_masked_words_that_is_finite_and_too_large(tmp_path):
-    """For masked words, the head runs after the encoder, at the masks only."""
+    """For masked words, the head runs after the encoder, and only at the masks."""
     folder = tiny.folder(tmp_path / "model", head="masked-lm")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     tensors["vocab_transform.weight"][:] = 3e38

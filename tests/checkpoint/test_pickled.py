@@ -1,4 +1,4 @@
-"""The pickle machine: it builds the tensors that torch.save describes, and executes nothing else."""
+"""The unpickler builds the tensors that torch.save describes, and executes nothing else."""
 
 import io
 import os
@@ -70,7 +70,7 @@ def test_a_state_dict_s_attributes_are_dropped():
 
 
 class Trap:
-    """The pickle of the object calls a function, as malware would."""
+    """An object whose pickle calls a function, as malware would."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments

@@ -1,5 +1,5 @@
-"""The command `npformer` with bad input, closed pipes, signals and terminals: the error is one line, the exit code is
-right, and there is never a traceback or a half-written file."""
+"""The command `npformer` with bad input, closed pipes, signals and terminals: an error is one line, the exit code is
+correct, and there is never a traceback or a half-written file."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
 
 @pytest.mark.parametrize("command", ["embed", "embed-sparse"])
 def test_a_missing_model_is_bad_input(command):
-    """The error is the same for a command with options named after the task's settings."""
+    """The error is the same for a command whose options are named after its task's settings."""
     code, _, errors = run(command, "-m", "no-such-folder/at/all", "x")
     assert code == 1
     assert errors.startswith("npformer: no-such-folder/at/all: there is no folder of this name")

@@ -1,4 +1,4 @@
-"""Errors for --input without the extra `data` or required options, or with options that apply only to texts."""
+"""Errors for --input: without the extra `data`, without required options, or with options that apply only to texts."""
 
 import sys
 

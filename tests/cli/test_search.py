@@ -96,7 +96,7 @@ def test_a_broken_file_of_vectors_is_recomputed(damage, model, file):
 
 @pytest.mark.parametrize("damage", ["dtype", "checksum", "infinite", "blank", "shape"])
 def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
-    """Stored vectors that are invalid, with or without a correct checksum, were once used or made every search fail."""
+    """Invalid stored vectors, with or without a correct checksum, are computed again, and searches succeed."""
     first = search(model, "music", file)
     whole = kept(file).read_bytes()
     arrays, metadata = load_arrays(kept(file))
@@ -119,7 +119,7 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
 
 
 def test_a_file_where_vectors_cannot_be_put(model, file):
-    """The file's name is too long for a suffix. A read-only folder would test nothing, because root can write to it."""
+    """The file's name leaves no room for a suffix. A read-only folder is no test, because root can write to it."""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

@@ -25,7 +25,7 @@ TEXTS = [
         if path.suffix in KINDS and path.is_file()
     ),
 ]
-#: npformer by name alone: as a pip requirement, or with an extra but without the repository.
+#: npformer by name alone: a pip requirement, or a name with an extra but without the repository.
 BY_NAME = re.compile(
     r"""pip install(?: -[\w-]+)* ["'\\]*npformer(?![\w/])(?!(?:\[[\w,{}]+\])? @ )|npformer\[[\w,{}]+\](?! @ git\+)"""
 )

@@ -140,7 +140,7 @@ def test_a_limit_of_another_type():
 
 
 def test_limits_are_generous_for_the_largest_checkpoints():
-    """Limits allow several times the sizes of a model with 48 wide layers, 250,000 tokens and ImageNet-21k's labels."""
+    """Limits are several times the sizes of a model with 48 wide layers, 250,000 tokens and ImageNet-21k's labels."""
     config = npformer.Config(
         "bert", "base", vocab_size=250_000, d_model=2560, n_heads=40, n_layers=48, d_ffn=10_240, max_length=512,
         n_token_types=2,
@@ -188,7 +188,7 @@ def test_a_model_made_by_hand_has_limits():
 
 
 def test_the_cache_of_configs_is_bounded():
-    """Caches keep few configs, because a config of 70 kB can need megabytes of computed tables."""
+    """A cache keeps few configs, because a config of 70 kB can need megabytes of computed tables."""
     model = tiny.model("bert").config
     for depth in range(1, 20):
         config = replace(model, n_layers=depth)

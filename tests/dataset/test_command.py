@@ -1,4 +1,4 @@
-"""The option --input of every command: rows of a file in, rows with answers out, and one line per error."""
+"""The option --input of every command: rows are read from a file, rows with answers written, errors are one line."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_times_that_python_has_no_object_for_are_written_as_text(classify, tmp_p
     ],
 )
 def test_nanoseconds_inside_lists_and_objects_are_kept(kind, first, second, classify, tmp_path):
-    """pandas, if installed, would return objects of its own, which have other texts or fewer digits."""
+    """pandas, if installed, would return its own objects, whose texts differ or have fewer digits."""
     times = pa.array([1000, 1001], kind)
     columns = {
         "plain": times,
@@ -234,7 +234,7 @@ def test_every_row_of_a_csv_is_kept(end, classify, tmp_path):
 
 
 def test_links_that_the_user_names_are_followed(classify, rows, tmp_path):
-    """Links to files and folders, and inside folders, are followed. The link's name determines the format."""
+    """Links to files and folders, and links in folders, are followed. The name of the link determines the format."""
     (tmp_path / "data" / "blobs").mkdir(parents=True)
     blob = written(tmp_path / "data" / "blobs" / "a.parquet", rows).rename(tmp_path / "data" / "blobs" / "12ab")
     (tmp_path / "parts").mkdir()
@@ -286,7 +286,7 @@ def test_a_file_that_cannot_be_read_is_named(name, classify, tmp_path):
 
 @pytest.mark.parametrize("column", ["text", "list", "coded"])
 def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path):
-    """Out-of-range offsets of texts and lists, and out-of-range dictionary indices, are refused."""
+    """Offsets of texts and lists that are out of range, and such dictionary indices, are refused."""
     marked = 123_456_789
     array = {
         "text": pa.array(["x" * 3, "y"]),

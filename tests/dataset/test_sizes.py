@@ -1,4 +1,4 @@
-"""Memory does not grow with the width of rows, in any format; dictionaries stay dictionaries."""
+"""Memory does not grow with the width of rows in any format, and dictionaries stay dictionaries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WIDE, ROWS = 100_000, 2500  # bytes per text, and number of rows: 250 MB in all
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory) -> Path:
-    """A folder with a table of wide texts in each format."""
+    """Returns a folder with a table of wide texts in each format."""
     folder = tmp_path_factory.mktemp("wide")
     texts = pa.array([f"{i} " * (WIDE // 2) for i in range(3)])
     coded = pa.DictionaryArray.from_arrays(pa.array([i % 3 for i in range(ROWS)], pa.int8()), texts)
@@ -67,7 +67,7 @@ def wide(tmp_path_factory) -> Path:
     ],
 )
 def test_memory_does_not_grow_with_the_width_of_rows(name, sink, wide, model, tmp_path):
-    """For 250 MB of rows, memory grows by up to 180 MB, which copies of a part need; the test allows 220 MB."""
+    """For 250 MB of rows, memory grows by up to 180 MB for copies of a part; the test allows 220 MB."""
     command = [sys.executable, "-c", PEAK, model, wide / name, tmp_path / sink]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=True)
     mapped = (wide / name).stat().st_size / 1e6 if name.endswith("arrow") else 0  # pages that the system can reclaim
@@ -158,7 +158,7 @@ def test_the_size_of_a_row_is_that_of_its_values():
 
 
 def test_values_without_text_count_towards_a_batch(tmp_path):
-    """Empty cells, and the fields that a row lacks, also take memory."""
+    """Empty cells, and fields that a row lacks, also use memory."""
     (tmp_path / "a.csv").write_text("a,b\n" + ",\n" * 200_000)
     lines = [f'{{"x": {{"f{i}": 1}}}}\n' for i in range(300)]
     (tmp_path / "a.jsonl").write_text("".join(lines * 30))

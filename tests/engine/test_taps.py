@@ -1,4 +1,4 @@
-"""Taps: names, and the arrays that listeners get and replace. A listener has no effect in other threads or later."""
+"""Taps: names, and the arrays that listeners get and replace. A listener affects no other thread or later call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAMILIES = list(distinct_encoders())
 
 
 class Ear:
-    """A listener that records names and arrays, and returns change(array)."""
+    """A listener that records names and arrays, and returns `change(array)`."""
 
     def __init__(self, change=lambda array: array) -> None:
         self.names: list[str] = []
@@ -133,7 +133,7 @@ def test_a_run_changes_nothing_that_was_heard(family: str, head: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_listener_hears_every_stage_once_and_whole(threads: int) -> None:
-    """With any number of threads, stages are in firing order: all stages of a layer before those of the next."""
+    """With any number of threads, stages fire in order: all stages of a layer before the stages of the next layer."""
     model, ear = tiny.model(threads=threads), Ear()
     with listen(ear):
         model.run([Text(np.arange(1, length + 1)) for length in (60, 60, 30)] * 10)

@@ -69,7 +69,7 @@ def test_the_config_is_read_and_written() -> None:
 
 
 def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
-    """Shared weights exist once: in memory, in both kinds of files, and among the trained weights."""
+    """Shared weights are stored once in memory, in both kinds of files, and among the trained weights."""
     fields = {"n_layers": 6, "sharing": Sharing(2, 2)}
     folder = tiny.folder(tmp_path / "torch", "albert", **fields)
     own = convert(folder, tmp_path / "own")
@@ -90,7 +90,7 @@ def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_layers_that_differ_in_an_own_file_are_both_used() -> None:
-    """In npformer's own files, layers that are declared as shared but differ are both used."""
+    """If layers in npformer's own files are declared as shared but differ, both are used."""
     config = tiny.config("albert")
     flat = dict(layout.stored(tiny.weights(config), config))
     name = "layers.1.ffn.output.bias"

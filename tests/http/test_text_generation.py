@@ -1,4 +1,4 @@
-"""Models that generate text: /generate and its stream, /v1/completions, by plain requests and by clients."""
+"""Models that generate text: /generate and its stream, and /v1/completions, by plain requests and by clients."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_pieces_that_may_begin_a_stop_string_wait() -> None:
 
 
 def test_clients_share_a_batch_and_get_the_answers_they_get_alone(task: TextGeneration) -> None:
-    """One batch of three requests with the same settings."""
+    """Three requests with the same settings share one batch."""
     batches = []
     batcher = Batcher(10_000, 0.2, 100, lambda batch, seconds: batches.append(len(batch)))
     options = task.settle(task.options, GREEDY)
@@ -280,7 +280,7 @@ def test_clients_share_a_batch_and_get_the_answers_they_get_alone(task: TextGene
 
 
 async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any], **limits: int) -> Reply:
-    """Returns a route's answer in this process, after reading its stream; `batches` gets a list of sizes for each batch."""
+    """Returns a route's answer after reading its stream; `batches` gets the sizes in each batch."""
     [route] = [each for each in ALL_ROUTES if each.path == path]
     batcher = Batcher(10_000, 0.0, 100, lambda batch, seconds: batches.append([each.size for each in batch]))
     service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread, asyncio.to_thread)

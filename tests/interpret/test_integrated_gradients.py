@@ -1,4 +1,4 @@
-"""Attribution by gradients: finite differences, completeness, and computations by hand for a model without blocks."""
+"""Attribution by gradients: finite differences, completeness, and results by hand for a model without blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def method(shown: view.AttributionView, name: str) -> Any:
 
 
 def sums(about: str) -> tuple[float, ...]:
-    """The numbers in the description of integrated gradients: the sum, the values at both ends, their difference."""
+    """Returns the numbers in the description of integrated gradients: sum, values at both ends, and their difference."""
     numbers = re.search(r"sum to (\S+); .* from (\S+) to (\S+), by (\S+); the sum is off", about)
     assert numbers
     return tuple(map(float, numbers.groups()))
@@ -122,7 +122,7 @@ def test_integrated_gradients_are_complete(kind: str, text: Any) -> None:
     assert end == pytest.approx(logits[0] - logits[1], abs=5e-5)  # as printed
     assert change == pytest.approx(end - start, abs=2e-4)
     assert total == pytest.approx(shown.scores.sum(), abs=5e-5)
-    # DistilBERT's pooler has ReLUs: where the gradient jumps, the error is up to 1 / 100 (half a step) of the jump.
+    # Where the gradient of the pooler's ReLUs jumps, the error is up to 1 / 100 of the jump (half a step).
     assert abs(shown.scores.sum() - change) < {"bert": 5e-4, "bart": 5e-4, "distilbert": 2e-2}[kind]
 
 

@@ -1,4 +1,4 @@
-"""A mistake in one place of a file does not hide the other functions; the origin of functions is reported."""
+"""A mistake in one part of a file does not hide the other functions, and the origin of functions is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes planted in transformers' models, which hooks read as they run, each with its name and first stage."""
+"""Mistakes planted in transformers' models, whose stages hooks read: each has a name and its first wrong stage."""
 
 from __future__ import annotations
 

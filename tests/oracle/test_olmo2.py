@@ -1,4 +1,4 @@
-"""Mistakes planted in transformers' OLMo 2, whose stages hooks read: each is named, and the model has no mistake."""
+"""Mistakes planted in transformers' OLMo 2, whose stages hooks read: each is named; the correct model has no mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights kept in fewer bytes: exact widening, rounding to the nearest number, and conversion by NumPy."""
+"""Weights stored in fewer bytes: exact widening, rounding to the nearest number, and conversion by NumPy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.numbers
 
 
 def rounded(array: np.ndarray, stored: str) -> np.ndarray:
-    """The array, rounded to the nearest numbers of the dtype, in float32."""
+    """Returns the array in float32, rounded to the nearest numbers of the dtype `stored`."""
     if stored == "float16":
         return array.astype(np.float16).astype(np.float32)
     if stored == "int8":
@@ -70,7 +70,7 @@ def test_int8_has_a_scale_for_each_output() -> None:
     assert weight.scale.shape == (1, 3)
     assert np.array_equal(np.asarray(weight), np.asarray(table).T)
     assert np.array_equal(np.asarray(weight.T), np.asarray(weight).T)
-    assert np.asarray(weight.T).flags.f_contiguous  # the layout of a float32 weight: AVX-512 products depend on it
+    assert np.asarray(weight.T).flags.f_contiguous  # AVX-512 products depend on this layout of float32 weights
     assert (np.abs(np.asarray(weight) - array) <= weight.scale / 2 * 1.001).all()
     assert not np.asarray(weight)[:, 2].any()
 
