@@ -321,7 +321,7 @@ def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, worke
 
 
 def test_requests_that_the_grace_period_does_not_suffice_for_are_refused():
-    """A request without an answer gets 503. A started answer ends with its connection, without a traceback in the log."""
+    """A request without an answer gets 503. A started answer ends with its connection. No traceback is logged."""
     with Gated("distilbert-sst2", "--grace", 1) as server:
         unread = raw(server, "/embed_all", {"inputs": ["music " * 500] * 2})  # more than the system buffers
         assert unread.recv(15) == b"HTTP/1.1 200 OK"

@@ -31,7 +31,7 @@ def test_a_token_attends_to_no_later_one(model: Model) -> None:
 
 
 def test_the_word_after_the_text_is_explained(model: Model) -> None:
-    """The parts add up to the last token's logit. The lens names a word for each layer, and the last word is the answer."""
+    """The parts add up to the last token's logit. The lens names a word for each layer; the last is the answer."""
     logits = model(model.tokenizer.encode(TEXT).ids).logits[0]
     found = npformer.logit_attribution(model, TEXT)
     word = piece_names(["Ġa", model.tokenizer.id_to_token(int(logits[-1].argmax()))])[1]

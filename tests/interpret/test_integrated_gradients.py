@@ -38,7 +38,7 @@ def method(shown: view.AttributionView, name: str) -> Any:
 
 
 def sums(about: str) -> tuple[float, ...]:
-    """Returns the numbers in the description of integrated gradients: sum, values at both ends, and their difference."""
+    """Returns the numbers in the description of integrated gradients: sum, values at both ends, their difference."""
     numbers = re.search(r"sum to (\S+); .* from (\S+) to (\S+), by (\S+); the sum is off", about)
     assert numbers
     return tuple(map(float, numbers.groups()))

@@ -297,7 +297,7 @@ def test_an_exception_with_another_message_has_no_known_cause(name: str) -> None
 @pytest.mark.parametrize("name", ["linear", "softmax", "layer_norm"])
 @pytest.mark.parametrize("answer", [None, "text"])
 def test_an_answer_without_numbers_has_no_cause(name: str, answer: Any) -> None:
-    """A known mistake may raise an exception, and then it has no numbers either, whereas a constant can be subtracted."""
+    """A known mistake may raise an exception, and then has no numbers either, but a constant can be subtracted."""
     assert named(name, lambda *args: answer) == ("", "")
 
 

@@ -52,7 +52,7 @@ def theirs(folder: Path, recorded: golden.Golden) -> Any:
 
 @pytest.mark.parametrize("case", CASES, indirect=True, ids=str)
 def test_a_right_model_is_not_accused(theirs: Any, recorded: golden.Golden, model: Seq2Seq) -> None:
-    """The state_dict contains the bias of the logits as (1, V), but the module that computes the logits does not add it."""
+    """The state_dict contains the bias of the logits as (1, V), but the module for the logits does not add it."""
     comparison = golden.compare(recorded, theirs)
     assert comparison.ok, str(comparison)
     outside = "embeddings.token" if model.config.scale_embedding and model.config.model_type == "marian" else "scores"

@@ -29,7 +29,7 @@ SINGLE = ("last_hidden_state", "encoder_last_hidden_state", "pooler_output", "lo
 
 
 def models() -> Iterator[tuple[str, Config, tuple[int, ...]]]:
-    """Yields the models of the conformance suite, and the options of a few checkpoints, with the lengths of their texts.
+    """Yields the models of the conformance suite and the options of a few checkpoints, with the texts' lengths.
 
     torch's own modules are left out, because they have no paths.
     """

@@ -1,4 +1,4 @@
-"""Mistakes planted in transformers' OLMo 2, whose stages hooks read: each is named; the correct model has no mistake."""
+"""Mistakes planted in transformers' OLMo 2, whose stages hooks read. Each is named; the correct model has none."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
         for name, parameter in theirs.named_parameters():
             if family == "bart" and "norm" in name:  # a random last norm would always favour one token
                 continue
-            # Embeddings are small, so no token predicts itself as the next one. Encoders also get small numbers in their other
-            # tables and biases.
+            # Embeddings are small, so no token predicts itself as the next one. Encoders also get small numbers in their
+            # other tables and biases.
             tables = {"gpt2": "wte", "bart": "wte", "gemma2": "embed_tokens", "gemma3_text": "embed_tokens"}
             small = re.search(tables.get(family, r"_embeddings\.weight|bias"), name)
             torch.nn.init.normal_(parameter, std=0.08 if small else 0.3 if "embed_tokens" in name else 0.6)

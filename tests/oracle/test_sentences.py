@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # the warning that
 
 
 def save(path, poolings=("mean",), include_prompt=True, after=(), old=False, inside=False, settings=None, **more):
-    """Writes a folder as sentence-transformers does. old: in version 2's form; inside: the encoder is in a subfolder."""
+    """Writes a folder as sentence-transformers does. old: version 2's form; inside: the encoder is in a subfolder."""
     torch.manual_seed(0)
     bare = tiny.folder(path / "bare", "bert", "base", seed=2)
     (bare / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))

@@ -1,4 +1,4 @@
-"""sparse-embedding compared with the vectors of sentence-transformers' `SparseEncoder.encode`, for old and new folders."""
+"""sparse-embedding compared with sentence-transformers' `SparseEncoder.encode`, for old and new folders."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def rendering_once() -> Iterator[None]:
 
 
 def folder(path: Path, family: str = "qwen2", template: str = TEMPLATE, generation: Any = None, **sizes: Any) -> Path:
-    """generation: the content of generation_config.json. sizes: fields of `Config`."""
+    """Writes the folder. generation: the content of generation_config.json. sizes: fields of `Config`."""
     fields = {"vocab_size": byte_level.N_TOKENS, "max_length": 512, "seed": 2, "tied": True}
     made = tiny.folder(path, family, "causal-lm", **{**fields, **sizes})
     tokenizer = byte_level.tokenizer(ends=False)

@@ -1,4 +1,4 @@
-"""A task declared only in the tests has the features that any task gets from its declaration. tests/dataset and
+"""A task that only the tests declare has every feature that its declaration gives any task. tests/dataset and
 tests/http test its datasets and its route."""
 
 from __future__ import annotations
