@@ -59,9 +59,7 @@ class Hub:
         self.hub_server = _Server(_HubHandler, self)
         self.cdn_server = _Server(_CdnHandler, self)
         self.url = f"http://127.0.0.1:{self.hub_server.server_port}"
-        self.cdn_url = (
-            f"http://localhost:{self.cdn_server.server_port}"  # another host, which must not receive the login
-        )
+        self.cdn_url = f"http://localhost:{self.cdn_server.server_port}"  # another host, which gets no login
 
     def __enter__(self) -> Hub:
         for server in (self.hub_server, self.cdn_server):

@@ -37,7 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def gemma_tokenizer() -> Any:
-    """Returns a small tokenizer like Gemma's: spaces as ▁, BPE with a fallback to bytes, <bos> and <eos> around texts."""
+    """Returns a small tokenizer like Gemma's: spaces as ▁, BPE with byte fallback, <bos> and <eos> around a text."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     vocabulary = {piece: i for i, piece in enumerate(_PIECES)}

@@ -1,4 +1,4 @@
-"""Rerankers that are causal language models: scores are computed from the logits of two tokens, with a chat template."""
+"""Rerankers that are causal language models: scores from the logits of two tokens, with a chat template."""
 
 from __future__ import annotations
 

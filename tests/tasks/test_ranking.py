@@ -160,7 +160,7 @@ def test_a_text_alone_and_other_models_are_refused():
 
 
 def test_a_cross_encoder_has_the_length_and_case_of_its_folder(tmp_path):
-    """A saved `CrossEncoder` has a sentence_bert_config.json, which replaces the tokenizer's maximum and lowercases texts."""
+    """The sentence_bert_config.json of a saved `CrossEncoder` replaces the tokenizer's maximum and lowercases texts."""
     pair = Pair("What is good", "ICE CREAM " * 12)
     made = cross_encoder(tmp_path / "m")
     tokenizer = {"do_lower_case": False, "model_max_length": 10}
