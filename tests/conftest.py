@@ -1,4 +1,4 @@
-"""Settings for all tests: a worker for each core (at most 8), and the same examples from hypothesis in every run."""
+"""Settings for all tests: a worker for each core (at most 8), and the same hypothesis examples in every run."""
 
 import gc
 import os
@@ -19,8 +19,8 @@ settings.load_profile("tests")
 
 absent_models.watch()
 
-#: A diagnosis searches the page for edits for up to ten seconds, but most known mistakes are not an edit of one place.
-#: Only tests marked `edits` read the result. In all other tests, the search lasts a fifth of a second.
+#: A diagnosis searches the page for edits for up to ten seconds, but the usual mistake is not an edit of one place.
+#: Only tests marked `edits` use the result, so the search lasts a fifth of a second in all other tests.
 SEARCH, BRIEF = (fitting.FULL, fitting.EACH), (0.2, 0.0)
 
 
@@ -59,8 +59,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def one_blas_thread() -> Iterator[None]:
-    """Limits BLAS to one thread, as in a model's run. Functions called on their own do not limit BLAS's threads. These
-    split a product's inner axis and rows by their own rules, so the last bits of a row may depend on the other rows."""
+    """Limits BLAS to one thread, as in a model's run. Functions called on their own do not limit BLAS's threads, which
+    divide a product in their own way, so the last bits of a row may depend on the other rows."""
     with single_blas_thread():
         yield
 

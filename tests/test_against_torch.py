@@ -110,7 +110,7 @@ def test_stages_in_float64(case: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", torch_values.CASES)
-def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
+def test_answers_without_a_listener(case: str, dtype: str) -> None:
     """A call without a listener skips rows that the head does not read, but has the same bits as a call with one."""
     model, given = load(torch_values.DATA / case, dtype), torch_values.inputs(case)
     answer, found = model(**given), stages_of(case, dtype)
@@ -203,7 +203,7 @@ def planted_in(case: str) -> Planted:
 @pytest.mark.parametrize(
     "mistake", [each for each in (*OF_PARTS, *OF_FEW, *ANYWHERE) if each.name not in UNSEEN], ids=lambda m: m.name
 )
-def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) -> None:
+def test_budgets_are_tight_enough_to_detect_every_mistake(mistake: Mistake) -> None:
     """Plants each known mistake of ports in float32, in each case the first variant that changes a number."""
     planted = 0
     cases = RELATIVE if mistake in OF_FEW else PLANTED_IN

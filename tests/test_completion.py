@@ -42,7 +42,7 @@ def test_jedi_shows_the_arguments_and_the_documentation() -> None:
     assert "prevents overflow" in signature.docstring()
 
 
-def test_dir_has_public_names_alone() -> None:
+def test_dir_has_only_public_names() -> None:
     """Importing modules and using names does not add names."""
     code = "import npformer, npformer.model; npformer.softmax([1]); print(*sorted(dir(npformer)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

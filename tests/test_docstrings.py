@@ -1,4 +1,4 @@
-"""Docstrings of public names have an example and describe all parameters, and examples print the output they show."""
+"""Docstrings of public names have an example and describe all parameters, and examples print exactly what they show."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def bash(script: str) -> list[str]:
 
 
 def examples(command: str) -> list[str]:
-    """Returns the commands under `example:` or `examples:` at the end of a help text. A backslash continues one."""
+    """Returns the commands under `example:` or `examples:` at the end of a help text, joining lines at a backslash."""
     indented = find(command).epilog.partition("example")[2].partition(":\n")[2].partition("\n\n")[0]
     return [re.sub(r"\s*\\\n\s*", " ", line).strip() for line in re.split(r"(?<!\\)\n", indented)]
 
@@ -260,7 +260,7 @@ def test_a_notebook_was_run_from_its_first_cell_and_says_what_to_read_next(path)
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "learn").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_imports_names_that_exist(path):
-    """The site's build runs the notebooks. This test finds the part of it that a renamed function breaks."""
+    """The site's build runs the notebooks. This test finds the errors that renamed functions cause."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     tree = ast.parse(re.sub(r"^ *[%!].*$", "", code, flags=re.M))
@@ -272,7 +272,7 @@ def test_a_notebook_imports_names_that_exist(path):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_linked_files_are_in_the_checkout(page):
-    """Links to the repository and its pictures are absolute URLs in the README, which a package index shows too."""
+    """In the README, links to the repository are absolute URLs, because a package index shows the README, too."""
     text = (ROOT / page).read_text(encoding="utf-8")
     absent = [each for each in LEFT_OUT if not (ROOT / each).exists()]
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -300,7 +300,7 @@ def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
 
 
 def test_the_layer_in_the_readme_is_the_page_s() -> None:
-    """The docstring is left out."""
+    """The docstring is not compared."""
     tree = ast.parse(source("formulas"))
     [layer] = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "encoder_layer"]
     layer.body = layer.body[1:]
@@ -351,7 +351,7 @@ def test_the_environment_variables_are_those_of_the_code() -> None:
     assert {name for name in listed - read if name.startswith("NPFORMER")} == set()
 
 
-def test_the_benchmarks_are_those_that_were_measured() -> None:
+def test_the_benchmarks_page_has_the_measured_figures() -> None:
     """The page docs/how-it-works/benchmarks.md repeats figures from tests/benchmarks, in rows with the same names."""
     measured, repeated = (
         {

@@ -60,7 +60,7 @@ def test_the_file_of_a_page_names_it(name: str) -> None:
 def test_the_docstring_of_a_page_names_its_parent(name: str) -> None:
     parent = tree.PARENTS[name]
     expected = {"transformer": "2017", "gpt2": "GPT-2"}.get(parent, tree.title(parent))
-    if name != "llama":  # with this many changes, it is described without its parent
+    if name != "llama":  # Llama has too many changes to be described by its parent
         assert expected in (page(name).__doc__ or "")
 
 

@@ -161,7 +161,7 @@ def test_independent_modules_stay_independent(name: str) -> None:
     assert ours <= INDEPENDENT[name]
 
 
-def test_imports_make_no_circle() -> None:
+def test_imports_have_no_cycle() -> None:
     """The test covers imports at the top of a file, in its functions, and for type checkers."""
     circles = [name for name in MODULES if name in reached(name)]
     assert circles == []
@@ -198,7 +198,7 @@ def test_files_are_opened_in_one_place() -> None:
     assert sorted(OPENS.keys() - found) == []
 
 
-def test_torch_is_only_for_comparing() -> None:
+def test_torch_is_imported_only_for_comparisons() -> None:
     """Only `golden` imports torch or transformers, to run their models. Reading, training and running checkpoints does
     not need them."""
     users = {name for name in MODULES if imports(name) & {"torch", "transformers", "onnxruntime"}}
@@ -325,7 +325,7 @@ def test_files_are_short() -> None:
 
 
 def test_functions_of_the_maths_have_few_arguments() -> None:
-    """A function has at most eight. Arrays and options that belong together are one object."""
+    """A function has at most eight arguments. Arrays and options that belong together are one object."""
     maths = [path for name, path in MODULES.items() if name.startswith(("npformer.engine", "npformer.families"))]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in maths}
     found = [

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.fairness [--requests N] [--json FILE]
 
 A client classifies one sentence after another, first alone, then while another client repeats a large request. Each
-row shows the client's median and 99th percentile, and the ratio of the percentile to the percentile alone. Turns
-without a large request come before and after each turn with one, because other load on the machine changes both.
+row shows the client's median and 99th percentile, and the ratio of this percentile to the one without a large request.
+Turns without a large request come before and after each turn with one, because other load affects both.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def latencies(server: Server, count: int) -> list[float]:
 
 
 def beside(server: Server, count: int, path: str, body: dict[str, Any]) -> tuple[list[float], list[int]]:
-    """Returns the milliseconds of small requests next to a repeated large one, and the statuses of the large one."""
+    """Returns the milliseconds of small requests during a repeated large request, and the latter's statuses."""
     statuses: list[int] = []
     over = threading.Event()
 
@@ -70,7 +70,7 @@ def beside(server: Server, count: int, path: str, body: dict[str, Any]) -> tuple
 
 
 def race(requests: int) -> dict[str, Any]:
-    """Returns the latencies alone and next to each large request."""
+    """Returns the latencies alone, and next to each large request."""
     found: dict[str, Any] = {}
     with Server("distilbert-sst2", "gpt2-austen") as server:
         latencies(server, 30)

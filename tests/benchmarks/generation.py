@@ -80,7 +80,7 @@ def ctranslate2_engine(folder: Path, threads: int) -> Engine:
 
 
 def onnx_engine(model: Any, folder: Path, threads: int) -> Engine:
-    """Opens a session that generates any number of tokens; ONNX Runtime's memory keeps the keys and values."""
+    """Opens a session for any number of new tokens, with the keys and values in ONNX Runtime's memory."""
     import onnxruntime
 
     path, layers = folder / "step.onnx", len(model.transformer.h)
@@ -106,7 +106,7 @@ def onnx_engine(model: Any, folder: Path, threads: int) -> Engine:
 
 
 def export(model: Any, path: Path, kept: list[str]) -> None:
-    """Writes one step of the model as an ONNX file; only the last token's logits are computed."""
+    """Writes one step of the model as an ONNX file that computes only the last token's logits."""
     import torch
 
     class Step(torch.nn.Module):

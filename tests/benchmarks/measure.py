@@ -66,8 +66,8 @@ def race(
 ) -> dict[str, dict[str, Any]]:
     """Returns each engine's minimum time per call, its best setup, and the minimum time of every setup.
 
-    All setups take a turn in the first round. In later rounds, only setups that are nearly as fast as their engine's
-    best do. check: called with each runner's answer in its first turn; raises an error if the answer is wrong.
+    In the first round, every setup takes a turn; in later rounds, only setups that are nearly as fast as their engine's
+    best. check: called with each runner's answer in its first turn; raises an error if the answer is wrong.
     """
     least: dict[tuple[str, str], float] = {}
     for number in range(rounds):
@@ -103,9 +103,9 @@ def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
 
 
 def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
-    """Counts floating-point operations; a multiplication and an addition are two.
+    """Returns numbers of floating-point operations, in which a multiplication and an addition count as two.
 
-    products: all x @ W that npformer computes; in the last layer, it computes only the row of each text's first token,
+    products: all x @ W that npformer computes. In the last layer, these are only the row of each text's first token,
     and the keys and values that this row reads. attention: the scores and weighted sums of values for the same rows.
     whole: products and attention for every row of every layer.
     """
@@ -136,10 +136,9 @@ def weight_arrays(model: Model) -> list[np.ndarray]:
 
 
 class BareProducts:
-    """Computes only the model's x @ W, into existing arrays, on all threads.
+    """Computes only the products x @ W of the model, into existing arrays, on all threads.
 
-    There are two ways, and either may be faster: BLAS's own threads on all rows, or one shard of rows per thread, as in
-    npformer.
+    Either of two ways may be faster: BLAS's own threads on all rows, or one shard of rows per thread, as in npformer.
     """
 
     engine = "x @ W alone"

@@ -222,7 +222,7 @@ def _run_session(session: Any, batches: list[_Batch]) -> Iterator[np.ndarray]:
 
 
 def _encoders(folder: Path, threads: int) -> dict[str, tuple[Any, int]]:
-    """CTranslate2 with all threads on one batch, and with one batch per thread: (encoder, calling threads)."""
+    """Opens CTranslate2 with all threads on one batch, and with one batch per thread: (encoder, calling threads)."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 

@@ -82,7 +82,7 @@ def calls(run: Callable[[], Any]) -> int:
 
 
 def measured(work: Work, turns: int) -> dict[str, Any]:
-    """Returns the minimum time of each way in ms, its number of calls, and the bytes of the programs."""
+    """Returns the minimum time of each variant in ms, its number of calls, and the size of the programs in bytes."""
     model, run = work.prepare()
     for _ in range(PASSES + 3):
         run()

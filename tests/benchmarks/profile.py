@@ -57,7 +57,7 @@ class Clocks:
         self._open: list[list[Any]] = []  # (stage, seconds spent in stages that it called)
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function so that its own time is added to a stage."""
+        """Wraps a function so that its own time is added to the time of a stage."""
 
         @functools.wraps(function)
         def clocked(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class Clocks:
         return clocked
 
     def sharing(self, share: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps `run_tasks`: waiting for threads is a stage; the caller's tasks count for the current stage."""
+        """Wraps `run_tasks`: waiting for threads is a stage, and tasks on this thread count for the current stage."""
 
         def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> Any:
             if threading.get_ident() != self._caller:

@@ -40,7 +40,7 @@ class Vectors:
 
 
 def engines(folder: Path, sentences: list[str]) -> list[Vectors]:
-    """npformer on the unsorted sentences, and sentence-transformers, which sorts them by length, at each batch size."""
+    """Opens npformer on unsorted sentences, and sentence-transformers, which sorts them, at each batch size."""
     from sentence_transformers import SentenceTransformer
 
     ours, theirs = npformer.pipeline("sentence-embedding", folder), SentenceTransformer(str(folder), device="cpu")
@@ -85,7 +85,7 @@ def installed(names: tuple[str, ...]) -> dict[str, int]:
 
 
 def size(folder: Path) -> int:
-    """The bytes of all files in a folder."""
+    """Returns the total size of all files in a folder, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -61,7 +61,7 @@ def error(product: Callable[[np.ndarray, np.ndarray], np.ndarray], rows: int, in
 
 
 def in_parts(x: np.ndarray, weight: np.ndarray, terms: int, room: np.ndarray) -> np.ndarray:
-    """x @ weight as a sum of products, each over about `terms` terms of the inner axis. room: array for a product."""
+    """Computes x @ weight as a sum of products over about `terms` inner terms each. room: an array for one product."""
     count = -(-len(weight) // terms)
     edges = [len(weight) * i // count for i in range(count + 1)]
     total = x[:, : edges[1]] @ weight[: edges[1]]

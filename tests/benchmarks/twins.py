@@ -123,7 +123,7 @@ def optimizer(module: nn.Module, rate: float, betas: tuple[float, float], eps: f
 
 
 def step(module: Any, examples: Sequence[Example], adam: Any, clip: float | None) -> float:
-    """Makes one update; returns the loss before it."""
+    """Makes one update; returns the loss before the update."""
     adam.zero_grad()
     loss = module.loss(examples)
     loss.backward()

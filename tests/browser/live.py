@@ -74,5 +74,5 @@ class Live(Page):
         return json.loads(parse_qs(self.js("return location.hash").lstrip("#"))["state"][0])
 
     def fits(self) -> bool:
-        """Whether everything is at most as wide as the window."""
+        """Returns whether everything is at most as wide as the window."""
         return self.js("return document.documentElement.scrollWidth <= innerWidth")

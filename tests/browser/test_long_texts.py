@@ -122,7 +122,7 @@ def test_a_threshold_leaves_lines_out(heads: Page) -> None:
     assert 0 < painted(heads) < before
 
 
-def test_of_an_even_head_the_strongest_lines_are_drawn(page: Page) -> None:
+def test_only_the_strongest_lines_of_an_even_head_are_drawn(page: Page) -> None:
     """If all weights exceed a quarter of the largest, drawing all 90,000 lines would take seconds."""
     even = weights(8, 1, 1, LENGTH, LENGTH, sharp=0.1)
     page.show(view.heads(even, tokens=TOKENS))

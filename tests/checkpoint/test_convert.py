@@ -59,7 +59,7 @@ def test_a_round_trip_keeps_every_bit(tmp_path, name):
     convert(tmp_path / "b", tmp_path / "c", to="torch")
     before, after = (safetensors.numpy.load_file(folder / "model.safetensors") for folder in (source, tmp_path / "c"))
     left_out = before.keys() - after.keys()
-    if name in MORE_THAN_A_HEAD:  # converted with its first head
+    if name in MORE_THAN_A_HEAD:  # only the first head is converted
         left_out -= {key for key in left_out if key.startswith(MORE_THAN_A_HEAD[name])}
     assert not left_out
     for key, array in after.items():

@@ -1,4 +1,4 @@
-"""Models from the hub: real downloads from the small hub server on loopback, each in a separate process.
+"""Models from the hub are downloaded from the small hub server on loopback, each in a separate process.
 
 Every test has its own HF_HOME. `loads` runs npformer.load in a fresh process.
 """
@@ -187,7 +187,7 @@ def test_info_of_a_model_that_does_not_run(hub, env):
     assert hub.asked("GET") == ["config.json"]
 
 
-def test_a_model_that_writes_no_texts_asks_for_no_settings_of_writing(hub, env, tmp_path):
+def test_a_masked_language_model_requests_no_generation_settings(hub, env, tmp_path):
     """No generation settings are requested for a masked language model, although BERT can also generate text."""
     hub.add(NAME, tiny.folder(tmp_path / "bert", "bert", "masked-lm"))
     loads(env, {"name": NAME})
@@ -254,7 +254,7 @@ def test_the_client_finds_npformer_s_downloads(hub, env, folder):
 
 
 @pytest.mark.slow
-def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
+def test_downloads_of_other_tools_load_without_a_network(hub, env, folder):
     """Other tools do not record which files the hub lacks, so npformer asks the hub and continues if it is down."""
     commit = hub.add(NAME, folder)
     done = python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'model.safetensors', 'tokenizer.json')]")

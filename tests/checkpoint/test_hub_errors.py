@@ -86,7 +86,7 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
 
 
 @pytest.mark.slow
-def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
+def test_a_broken_transfer_is_resumed(hub, env, tmp_path):
     """Old clients notice a broken transfer only on a retry. They receive pieces of 10 MB, so the file is larger."""
     folder = tiny.folder(tmp_path / "large", max_length=90_000)
     hub.add(NAME, folder)
@@ -168,7 +168,7 @@ def test_offline_and_not_in_the_cache(hub, env, folder):
         ),
     ],
 )
-def test_settings_of_the_connection_that_cannot_be_used_are_named(settings, message, env):
+def test_unusable_connection_settings_are_named(settings, message, env):
     """No setting causes a traceback or a cache error. Older versions of huggingface_hub ignore some settings."""
     with closed_port() as address:
         own = {name: value for name, value in env.items() if not name.lower().endswith("_proxy")}

@@ -207,8 +207,8 @@ def test_commands_and_pipelines_take_it(capsys: pytest.CaptureFixture[str], tmp_
 
 @pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan, 3e38])
 @pytest.mark.parametrize("marked", [True, False])
-def test_a_scale_that_is_not_finite_is_refused_as_a_weight_is(scale, marked, tmp_path):
-    """The error comes without NumPy's warnings, whether or not the file says that its weights are finite."""
+def test_a_scale_that_is_not_finite_is_refused_like_such_a_weight(scale, marked, tmp_path):
+    """NumPy prints no warning, whether or not the file says that its weights are finite."""
     folder = convert(npformer.load("distilbert-sst2").folder, tmp_path / "m", keep="int8")
     arrays, _ = read_tensors(folder / OWN_WEIGHTS, mapped=False)
     name = "layers.0.attention.output.weight_scale"

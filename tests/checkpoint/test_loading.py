@@ -166,7 +166,7 @@ def test_bundled_models_are_in_the_package_and_in_the_checkout(tmp_path, monkeyp
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A site-packages folder where npformer is installed without its models; the process runs in a different folder."""
+    """Creates a site-packages folder with npformer but without its models; the process runs in a different folder."""
     site = tmp_path / "site-packages"
     (site / "npformer").mkdir(parents=True)
     (site / "npformer-0.1.0.dist-info").mkdir()
@@ -208,7 +208,7 @@ def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, mon
         assert find_folder("en-de-multi30k") == folder
     monkeypatch.chdir(tmp_path)
     assert bundled() == {}
-    checkout.rename(tmp_path / "npformer")  # as the advised `git clone` leaves it
+    checkout.rename(tmp_path / "npformer")  # where the suggested `git clone` would put it
     assert find_folder("en-de-multi30k") == tmp_path / "npformer" / "weights" / "en-de-multi30k"
 
 

@@ -138,7 +138,7 @@ def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
             call()
 
 
-def test_another_file_under_the_name_is_no_change(own, tmp_path):
+def test_a_new_file_with_the_same_name_does_not_change_the_model(own, tmp_path):
     """A model keeps its mapped file even if another file is moved to the same path."""
     model = npformer.load(own)
     before = model(IDS).logits

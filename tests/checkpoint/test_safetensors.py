@@ -228,7 +228,7 @@ def test_another_format_is_named_by_its_first_bytes(tmp_path):
 
 
 def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path):
-    """A header length above the limit is refused, even in a file that is large enough."""
+    """A header length above the limit is refused, even if the file is large enough."""
     with open(tmp_path / "a.safetensors", "wb") as file:
         file.write((2**39).to_bytes(8, "little"))
         file.truncate(2**40)

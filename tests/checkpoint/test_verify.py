@@ -1,4 +1,4 @@
-"""Checksums: a folder is checked on request; a bundled model is checked once, and the cache records this."""
+"""Checksums: `info --verify` checks a folder; a bundled model is checked once, and a cache records the check."""
 
 from __future__ import annotations
 

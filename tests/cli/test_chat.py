@@ -46,7 +46,7 @@ def printed(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_messages_have_answers_alone(folder: Path) -> None:
+def test_each_line_is_a_separate_message(folder: Path) -> None:
     """Each line from a pipe is a separate message, as with other commands."""
     task = npformer.pipeline("text-generation", folder, chat=True, do_sample=False, max_new_tokens=9)
     answers = [printed(task(text)[0]["generated_text"]) for text in ("Hi", "there")]
@@ -62,7 +62,7 @@ def test_messages_have_answers_alone(folder: Path) -> None:
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
-    """Returns a substitute for `input` that returns these lines, and raises exceptions, which represent keys."""
+    """Returns a substitute for `input` that returns these lines. An exception among them is raised, like Ctrl-C."""
     left = list(lines)
 
     def read(prompt: str) -> str:

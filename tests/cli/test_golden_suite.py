@@ -42,7 +42,7 @@ def test_the_exit_code_is_0_only_if_all_cases_pass(suite: Path) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_options_after_the_dashes_are_the_program_s(suite: Path, tmp_path: Path) -> None:
+def test_options_after_two_dashes_belong_to_the_program(suite: Path, tmp_path: Path) -> None:
     """npformer does not parse `-m` and `--case` after `--`."""
     (tmp_path / "port").write_text('#!/bin/sh\ntest "$1 $2" = "-m --case" && cp $3/golden.safetensors $5\n')
     (tmp_path / "port").chmod(0o755)

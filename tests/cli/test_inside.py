@@ -65,7 +65,7 @@ def test_corner_values_are_the_first_and_last_three_columns_as_torch_prints_them
     x = t["embeddings.norm"]
     row = next(line for line in teardown(t, patterns=["embeddings.norm"]).splitlines() if line.startswith("2 love"))
     assert row.split()[2:] == [*(f"{value:.4f}" for value in x[2, :3]), "...", *(f"{value:.4f}" for value in x[2, -3:])]
-    t["embeddings.norm"][2, 0] = 1e-6  # very different magnitudes are shown with exponents
+    t["embeddings.norm"][2, 0] = 1e-6  # a wide range of magnitudes is shown with exponents
     row = next(line for line in teardown(t, patterns=["embeddings.norm"]).splitlines() if line.startswith("2 "))
     assert row.split()[:3] == ["2", "love", "1.000e-06"]
 
@@ -73,7 +73,7 @@ def test_corner_values_are_the_first_and_last_three_columns_as_torch_prints_them
 def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
     """Every row shows its token, all numbers of a stage have the same format, and no line is wider than 80 columns."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
-    for name in ("embeddings.norm", "layers.0.attention.weights"):  # only the first is shown without some columns
+    for name in ("embeddings.norm", "layers.0.attention.weights"):  # only the first has too many columns to show
         array = t[name][0] if name.endswith("weights") else t[name]
         array[3, 1] = -1e-7
         lines = teardown(t, patterns=[name]).split("\n\n")[1].splitlines()[1:]

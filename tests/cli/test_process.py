@@ -1,6 +1,6 @@
-"""The command as a process, started by its script and by `python -m`: closed, full and broken streams, encodings with
-few characters, and Ctrl-C during any import. The exit code is correct, and there is no traceback and no message from
-Python itself."""
+"""The command as a process, started by its script and by `python -m`, with closed, full and broken streams, encodings
+with few characters, and Ctrl-C during any import. The exit code is correct, and neither a traceback nor a message of
+Python itself is printed."""
 
 from __future__ import annotations
 

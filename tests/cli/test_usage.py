@@ -69,7 +69,7 @@ def test_the_error_fits_80_columns(
 
 @pytest.mark.parametrize("given", [["a", "b"], ["a"], ["."]])
 @pytest.mark.parametrize("command", ["rerank", "search"])
-def test_a_text_in_place_of_a_file_shows_the_form(
+def test_a_text_instead_of_a_file_shows_the_usage(
     command: str, given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Other commands take texts as arguments, but these two take a query and files."""

@@ -1,5 +1,5 @@
-"""Public functions accept array-likes of real numbers. Lists and integer arrays are computed in float64. Arrays of
-floats keep their dtype, and float16 arrays are computed in float32."""
+"""Public functions accept array-likes of real numbers. Lists and integer arrays are converted to float64.
+Floating-point arrays keep their dtype, but float16 is computed in float32."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wrapped() -> set[str]:
 
 
 def test_every_public_function_of_arrays_is_tried() -> None:
-    """`load` only explains other libraries' arguments, and `shift_right` converts its arguments itself."""
+    """`load` is wrapped only to explain other libraries' arguments, and `shift_right` converts its arguments itself."""
     assert wrapped() - {"load"} == CASES.keys() - {"shift_right"}
 
 

@@ -186,7 +186,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def own_device(folder: Path, name: str) -> Path:
-    """Returns a new device, to protect the machine's own from a failing test, or a link if none can be created."""
+    """Returns a new device, so the machine's own is safe from failing tests, or a link if none can be created."""
     path = folder / Path(name).name
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(name).st_rdev)
@@ -329,7 +329,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         read_text(tmp_path / "a")
 
 
-def test_rows_of_two_tables_are_read_by_turns() -> None:
+def test_rows_of_two_tables_can_be_read_alternately() -> None:
     """Each reader has a separate limit on a cell's length. The csv module's limit for other code does not change."""
     usual = csv.field_size_limit()
     long = csv_rows([(1, "a\n"), (2, "b" * 2 * usual)], "long", 3 * usual)

@@ -123,7 +123,7 @@ while had < 100:
 """
 
 
-def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
+def test_two_owners_never_have_one_lock(tmp_path: Path) -> None:
     """A lock file is removed at the end, while other processes may be opening it or a new file with the same name."""
     runs = [subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path / "run")], cwd=ROOT) for _ in range(3)]
     assert [run.wait(600) for run in runs] == [0, 0, 0]

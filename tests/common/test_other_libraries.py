@@ -40,8 +40,8 @@ NAMES = [(table, name) for table in TABLES if table != "MODULE" for name in TABL
 
 
 @pytest.mark.parametrize(("table", "name"), NAMES)
-def test_a_name_of_another_library_is_answered(table, name):
-    """Another library's name raises an AttributeError, so `hasattr` works, unless an object defines the name."""
+def test_another_library_s_name_gets_a_hint(table, name):
+    """Unless an object defines the name, it raises an AttributeError, so `hasattr` works."""
     without = [each for each in OBJECTS[table] if not hasattr(each, name)]
     assert without
     for each in without:
@@ -51,7 +51,7 @@ def test_a_name_of_another_library_is_answered(table, name):
 
 
 @pytest.mark.parametrize("table", ["MODEL", "TASK"])
-def test_setting_a_name_of_another_library_is_answered_too(table):
+def test_setting_another_library_s_name_gets_a_hint(table):
     """Setting the name would have no effect: `task.max_length = 8` truncates nothing."""
     for name, line in TABLES[table].items():
         without = [each for each in OBJECTS[table] if not hasattr(each, name)]

@@ -282,7 +282,7 @@ def test_a_model_that_the_caller_runs_between_two_items_does_not_count(tmp_path:
     assert count.work == 3
 
 
-def test_the_time_left_falls_while_the_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimated_time_falls_while_the_count_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """30 windows of 1,000 texts take 10 seconds each, drawn each second. The estimate once rose by a window's time."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
@@ -298,5 +298,5 @@ def test_the_time_left_falls_while_the_count_stands_still(monkeypatch: pytest.Mo
 
 
 def test_a_pause_longer_than_expected_does_not_reach_zero() -> None:
-    """After 2 of 4 items in 20 s, the third takes 90 s instead of 10; the estimate stays at the last item's time."""
+    """2 of 4 items took 20 s, and the third takes 90 s instead of 10. The estimate stays at the last item's time."""
     assert progress.picture(2, 4, "texts", 0, 110, 20, 10).endswith("0:10 left")

@@ -85,7 +85,7 @@ def test_a_public_function_is_its_formula(name: str) -> None:
     ],
 )
 def test_a_debugger_steps_into_the_formula(call: str) -> None:
-    """The first step shows the formula's file, the second is in the formula. A mask of True makes no difference."""
+    """The first step shows the formula's file, and the second is in the formula, even for a mask of True."""
     call = f"npformer.{call}"
     code = f"import numpy, npformer; x = numpy.ones((3, 3)); mask = x == 1; {call}; import pdb; pdb.set_trace(); {call}"
     steps = subprocess.run(

@@ -102,7 +102,7 @@ def note_loads() -> None:
 
 
 def noted() -> list[tuple[object, bool]]:
-    """Returns the number of threads of each load on this worker, and whether the weights are memory-mapped."""
+    """Returns the `threads` of each load on this worker, and whether the weights are memory-mapped."""
     (task,) = work._tasks.values()
     arrays = stored(dict(task.model.weights), task.model.config).values()
     mapped = all(isinstance(_base(array), mmap.mmap) for array in arrays)

@@ -24,7 +24,7 @@ import npformer
 import npformer.dataset
 from npformer.dataset import work
 
-#: A run's file operations, as Python's audit events (PEP 578).
+#: The file operations of a run, as audit events of Python (PEP 578).
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 KILLS = 50
 ROWS = 50  # rows per part; a run of 100 rows has two parts

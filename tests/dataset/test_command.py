@@ -1,4 +1,4 @@
-"""The option --input of every command: rows are read from a file, rows with answers written, errors are one line."""
+"""The option --input of every command reads rows from a file and writes them with answers; errors are one line."""
 
 from __future__ import annotations
 

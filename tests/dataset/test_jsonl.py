@@ -84,7 +84,7 @@ def test_values_come_through_exactly(values, expected, suffix, classify, tmp_pat
         (["1,\n"], "in.jsonl:1: not JSON"),
     ],
 )
-def test_values_that_no_type_holds_are_refused(values, message, classify, tmp_path):
+def test_values_without_a_common_type_are_refused(values, message, classify, tmp_path):
     """Two conflicting values are refused even if they are far apart."""
     for between in (0, 30_000):
         source = lines(tmp_path / "in.jsonl", *values[:-1], *["null"] * between, values[-1])

@@ -287,7 +287,7 @@ def test_a_limit_takes_the_first_rows(limit, classify, rows, source, tmp_path):
 
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
-def test_an_unreadable_file_is_named_and_answered_when_it_is_mended(sink, classify, source, tmp_path):
+def test_an_unreadable_file_is_named_and_answered_once_it_is_repaired(sink, classify, source, tmp_path):
     """An unreadable file is skipped. Once it is readable, the same call processes it without repeating a part."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     good = (source / "a.parquet").read_bytes()
@@ -312,7 +312,7 @@ npformer.dataset.map(task, sys.argv[2], sys.argv[3], column="text", part_rows=25
 
 
 @pytest.mark.parametrize("sink", ["out", "out.jsonl"])
-def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_path):
+def test_a_run_resumes_after_a_full_disk(sink, model, classify, source, tmp_path):
     """A run with a limit on file sizes ends with an error, and resumes without the limit."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     largest = max(len(each) for each in whole.values())

@@ -77,7 +77,7 @@ def test_memory_does_not_grow_with_the_width_of_rows(name, sink, wide, model, tm
 @pytest.mark.parametrize(
     ("suffix", "sink"), list(product(("arrow", "parquet"), ("arrow", "parquet", "jsonl", "csv", "")))
 )
-def test_a_dictionary_is_carried_as_one(suffix, sink, classify, rows, tmp_path):
+def test_a_dictionary_stays_a_dictionary(suffix, sink, classify, rows, tmp_path):
     """The column of texts is a dictionary with a late and a missing value; parts have 7 rows."""
     values = [*rows["text"].to_pylist(), "rare", None]
     coded = pa.array(values).dictionary_encode()
@@ -136,7 +136,7 @@ def test_parts_end_by_rows_or_by_bytes(monkeypatch):
 
 
 def test_the_size_of_a_row_is_that_of_its_values():
-    """Slices and dictionaries do not change a row's size; a missing value has only the fixed size of its column."""
+    """Slices and dictionaries do not change the size of a row. A missing value has its column's fixed size only."""
     lists = pa.array([["ab", "c"], None, [], ["defg"]])
     table = pa.table(
         {

@@ -1,4 +1,4 @@
-"""In every format, the number of columns is limited, and counted before arrays are made for the columns."""
+"""In every format, the number of columns is limited, and is counted before arrays are made for the columns."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_columns_are_counted_before_pyarrow_reads_them(
 def test_the_elements_of_a_parquet_file_are_those_of_its_footer(count: int) -> None:
     stream = io.BytesIO()
     pa.parquet.write_table(pa.table({f"c{i}": pa.array([1]) for i in range(count)}), stream)
-    assert parquet_elements(stream) == count + 1  # the root is an element, too
+    assert parquet_elements(stream) == count + 1  # one more element: the root
     assert stream.tell() == 0
 
 
@@ -99,7 +99,7 @@ def test_a_damaged_footer_is_left_to_pyarrow(damage: bytes) -> None:
     check_parquet(io.BytesIO(damage), Path("a.parquet"))
 
 
-def test_a_list_of_pairs_holds_keys_that_differ(classify: Any, tmp_path: Path) -> None:
+def test_a_list_of_pairs_can_have_any_keys(classify: Any, tmp_path: Path) -> None:
     """The table is the remedy that the error names."""
     rows = [{"text": "ice", "keys": [{"key": f"{i}.{j}", "value": j} for j in range(30)]} for i in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(map_of(json.dumps, rows)))
@@ -108,8 +108,8 @@ def test_a_list_of_pairs_holds_keys_that_differ(classify: Any, tmp_path: Path) -
     assert map_of(lambda row: row["keys"], found) == map_of(lambda row: row["keys"], rows)
 
 
-def test_a_key_that_is_there_twice_is_found_among_many() -> None:
-    """The search counts all names in one pass, because a line may have a million."""
+def test_a_duplicate_key_is_found_among_many() -> None:
+    """The search counts all names in one pass, because a line may have a million names."""
 
     class Names(str):
         compared = 0

@@ -1,4 +1,4 @@
-"""GELU's error in both dtypes; blocks and threads do not change it. `test_functions.py` tests the rest."""
+"""GELU's error in both dtypes, which blocks and threads do not change. `test_functions.py` tests other activations."""
 
 from __future__ import annotations
 

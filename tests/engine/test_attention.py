@@ -187,7 +187,7 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros(dtype: str) -> None:
     assert not scaled(q, k, v, np.zeros((1, 3), bool)).any()
 
 
-def test_masked_keys_take_no_part_in_anything() -> None:
+def test_masked_keys_have_no_effect() -> None:
     """Even NaN has no effect, because masked values are left out of the sums."""
     q, k, v = (normal(2, 3, 5, 8, seed=i).copy() for i in range(3))
     mask = np.array([1, 1, 0, 1, 0], bool)

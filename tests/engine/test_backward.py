@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DATA = torch_values.DATA.parent / "gradients_data"
 DTYPES = ("float32", "float64")
-CLOSE = 1e-9  # relative to the largest entry of a gradient, in float64; orders of summation differ by less
+CLOSE = 1e-9  # relative to the largest entry, in float64; different orders of summation change less
 
 
 @cache
@@ -103,7 +103,7 @@ def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
     return {"x": getattr(activations, f"{function}_backward")(grad, given["x"])}
 
 
-def test_cross_entropy_from_log_probabilities_at_hand() -> None:
+def test_cross_entropy_from_given_log_probabilities() -> None:
     """The loss is the same as from logits alone. The gradient differs only by rounding: exp(log p) differs from p by a
     few units in the last place."""
     random = np.random.default_rng(0)
@@ -162,7 +162,7 @@ def model_gradients(case: str, dtype: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", given.MODELS)
 def test_torchs_gradients_of_models(case: str) -> None:
-    """Compares all gradients, for every family, head and activation, with the gradients of transformers' loss.
+    """Compares all gradients for every family, head and activation with the gradients of transformers' loss.
 
     In float64, the largest entry, the sum and two checksums equal torch's. In float32, npformer and torch have their
     largest errors in different entries. So npformer's error against its float64 gradient may be three times torch's

@@ -152,7 +152,7 @@ OF_WEIGHTS: dict[str, Callable[[Weights], Weights]] = {
 
 @pytest.mark.parametrize("mistake", [*OF_CONFIG, *OF_WEIGHTS])
 @pytest.mark.parametrize("case", TRANSFORMERS)
-def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(case: str, mistake: str) -> None:
+def test_budgets_are_tight_enough_to_detect_every_mistake(case: str, mistake: str) -> None:
     config, tree = load_folder(DATA / case, "float32")
     weights = flatten(dict(tree))
     if mistake in OF_CONFIG:

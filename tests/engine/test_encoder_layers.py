@@ -1,5 +1,5 @@
-"""The encoder's parts compared with their formulas. A row has the same bits alone, among other rows, and if no other
-row is requested.
+"""The encoder's parts compared with their formulas. A row has the same bits alone, among other rows, and as the only
+requested row.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def test_other_threads_hear_nothing() -> None:
 
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm"])
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
-def test_a_run_changes_nothing_that_was_heard(family: str, head: str) -> None:
+def test_a_run_changes_no_array_that_a_listener_got(family: str, head: str) -> None:
     """A function never writes to an array after passing it to a tap, not even to reuse its memory."""
     model = tiny.model(family, head, threads=2)
     heard: list[tuple[str, np.ndarray, np.ndarray]] = []
@@ -132,7 +132,7 @@ def test_a_run_changes_nothing_that_was_heard(family: str, head: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_listener_hears_every_stage_once_and_whole(threads: int) -> None:
+def test_a_listener_gets_every_stage_once_and_complete(threads: int) -> None:
     """With any number of threads, stages fire in order: all stages of a layer before the stages of the next layer."""
     model, ear = tiny.model(threads=threads), Ear()
     with listen(ear):

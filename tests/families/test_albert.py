@@ -37,7 +37,7 @@ def places(**fields: int) -> list[tuple[int, int]]:
     return [config.group_of(layer) for layer in range(config.n_layers)]
 
 
-def test_a_layer_is_that_of_its_group() -> None:
+def test_a_layer_has_the_weights_of_its_group() -> None:
     """Twelve layers share one group, as in published models. Other models may have several groups of unequal sizes."""
     assert places(n_layers=12) == [(0, 0)] * 12
     assert places(n_layers=5, sharing=Sharing(3)) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
@@ -89,7 +89,7 @@ def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
     assert (back / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_layers_that_differ_in_an_own_file_are_both_used() -> None:
+def test_shared_layers_that_differ_in_a_file_are_both_used() -> None:
     """If layers in npformer's own files are declared as shared but differ, both are used."""
     config = tiny.config("albert")
     flat = dict(layout.stored(tiny.weights(config), config))

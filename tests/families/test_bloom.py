@@ -33,7 +33,7 @@ def test_older_and_newer_names() -> None:
 
 
 def test_the_activation_is_fixed() -> None:
-    """A field of config.json does not change the activation, as in transformers."""
+    """As in transformers, no field of config.json changes the activation."""
     assert read(activation_function="relu", hidden_act="relu") == read()
     assert "activation_function" not in write_config(read())
     with pytest.raises(NpformerError, match="activation: expected one of gelu_tanh, got 'relu'"):

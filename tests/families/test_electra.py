@@ -40,7 +40,7 @@ def checkpoint(path: Path, name: str) -> Path:
     return path
 
 
-def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
+def test_a_discriminator_has_one_logit_per_token(tmp_path: Path) -> None:
     """The answers are the same in both layouts. The head is as wide as the layers, not as the narrow tables."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     own = convert(folder, tmp_path / "own")
@@ -57,7 +57,7 @@ def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
         np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # summation order
 
 
-def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_path: Path) -> None:
+def test_a_discriminator_s_head_is_omitted_if_another_is_requested(tmp_path: Path) -> None:
     """Omitting the head causes no warning, which pytest would raise. A head that is needed must be complete."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     base = npformer.load(folder, head="base")

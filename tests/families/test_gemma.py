@@ -274,8 +274,8 @@ def test_a_mistake_of_a_port_is_named(name: str, planted: str, full: bool) -> No
     assert mistake in found.partition("then")[0], found
 
 
-def test_norms_after_the_rotation_are_not_said_to_be_left_out() -> None:
-    """If the norms' stages are missing, a port that rotates first has the same rotated queries as one without norms."""
+def test_norms_after_the_rotation_are_not_reported_as_missing() -> None:
+    """If stages of norms are missing, a port that rotates first cannot be distinguished from one without norms."""
     _, plant = PLANTED["gemma3_text"]["rotated first"]
     found = diagnosed(of_head("gemma3_text"), plant, lambda stage: not stage.endswith("_normed"))
     assert found.causes == ["norms of queries and keys after the rotation"], found

@@ -71,7 +71,7 @@ def test_layers_with_a_mixture_of_experts_are_refused(name):
 @pytest.mark.parametrize("to", ["torch", "npformer"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3", "t5", "marian"])
 def test_the_dtype_and_the_shape_of_every_tensor_are_checked(name, to, tmp_path):
-    """Includes the token table. Only a bias that Marian's files store as a row may have an additional axis.
+    """The token table is also checked. Only a bias that Marian's files store as a row may have an additional axis.
 
     Each tensor is damaged in two ways, in turn, so tensors of all kinds are damaged in all ways.
     """

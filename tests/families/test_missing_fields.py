@@ -1,4 +1,4 @@
-"""Fields of config.json that are missing, or name a token that has no row: the model loads all the same."""
+"""A model loads even if config.json lacks some fields, or names a token that has no row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npformer import NpformerError, NpformerWarning
 from npformer.families import FAMILIES, encoders, read_config, write_config
 from tests.support import tiny
 
-WITHOUT_TABLE = {  # model_type -> the longest text in transformers if config.json has no length
+WITHOUT_TABLE = {  # model_type -> transformers' maximum length if config.json has none
     "llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "gemma": 8192, "gemma2": 8192,
     "gemma3_text": 131_072, "phi3": 4096, "smollm3": 32_768, "olmo2": 2048, "gpt_neox": 2048, "modernbert": 8192,
 }  # fmt: skip

@@ -76,7 +76,7 @@ def test_narrow_ones_are_read_and_written(head: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [0, 32])
-def test_as_wide_as_the_layers_they_need_no_projection(width: int, tmp_path: Path) -> None:
+def test_tables_as_wide_as_the_layers_need_no_projection(width: int, tmp_path: Path) -> None:
     """d_embedding = 0 and d_embedding = d_model mean the same. Files store d_model, which is read as 0."""
     config = narrow("base", width).config
     assert written(tmp_path / "torch", config)["embedding_size"] == 32

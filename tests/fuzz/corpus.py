@@ -252,7 +252,7 @@ def describe(config: Config, **more: Any) -> bytes:
 def encoder(
     family: str = "distilbert", head: str = "sequence-classification", own: bool = True, **more: Any
 ) -> dict[str, bytes]:
-    """Returns a model's folder as Hugging Face stores it, or converted. The tokenizer, at the end, can be replaced."""
+    """Returns a model's folder as Hugging Face stores it, or converted. Callers can replace its tokenizer."""
     config = encoder_config(family, head, **more)
     name, form = ("npformer.safetensors", "npformer") if own else ("model.safetensors", "pt")
     return {

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fuzz import pool
 
-LEAST = 0.05  # minimum share of a kind's cases that load, and of those that are refused
+LEAST = 0.05  # minimum share of a kind's cases that must load, and minimum share to be refused
 SOME = 200  # minimum number of cases for this rule
 
 
@@ -19,7 +19,7 @@ class Row:
     counts: Counter[str] = field(default_factory=Counter)
     slowest: float = 0.0
     largest: int = 0
-    digest: int = 0  # sum of the cases' digests; the order of cases does not matter
+    digest: int = 0  # sum of the cases' digests, whatever their order
 
 
 @dataclass

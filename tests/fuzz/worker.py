@@ -19,7 +19,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-MEMORY = 512 * 2**20  # address space that a case may use in addition to the worker's initial one
+MEMORY = 512 * 2**20  # address space that a case may use beyond the worker's initial one
 GROWTH = 96 * 2**20  # memory that a case may actually use
 MESSAGE = 2000  # maximum length of an error or a warning
 WRITTEN = 64 * 2**20  # maximum size of a file that a case writes: copies of sparse files could fill the disk

@@ -1,4 +1,4 @@
-"""Writes zip archives field by field, with any field wrong if required, and npy files for NumPy's npz archives."""
+"""Writes zip archives field by field, so any field can be made wrong, and npy files for NumPy's npz archives."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ SOURCES = [RANDOM.integers(1, 499, size=length).tolist() for length in (5, 33, 1
 
 
 @pytest.mark.parametrize(("search", "dtype"), slow_after(2, zip(SEARCHES, cycle(["float32", "float64"]))))
-def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
-    """Log probabilities from steps equal those from one pass over each target, even if it exceeds a block of BLAS."""
+def test_cached_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
+    """Log probabilities from steps equal those from one pass over each target, even beyond a block of BLAS."""
     model = random_model(dtype)
     for source, hypotheses in zip(
         SOURCES, model.generate(SOURCES, output_scores=True, **{**LONG, **search}), strict=True

@@ -128,7 +128,7 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
 
 
 def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
-    """Transformers also warns, because in a batch each prompt has its own maximum."""
+    """Transformers gives the same warning, because in a batch each prompt has its own maximum."""
     model = golden_model("marian-small")
     with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens, but texts end at the maximum of 7"):
         found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)
@@ -164,7 +164,7 @@ def test_an_invalid_value_of_the_file_names_the_file(tmp_path: Path) -> None:
     "stored", [{"top_k": -1}, {"top_p": 0, "temperature": -1.0}, {"top_k": -1, "do_sample": False}]
 )
 def test_greedy_decoding_ignores_a_folder_s_settings_of_sampling(stored: dict[str, Any], tmp_path: Path) -> None:
-    """Transformers ignores them, too. vLLM turns top_k off with -1."""
+    """Transformers ignores these settings, too. In vLLM, top_k = -1 turns top_k off."""
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     config = golden_model("marian-small").config
     assert resolve(tmp_path, config, {}) == resolve(None, config, {})
@@ -176,7 +176,7 @@ def test_greedy_decoding_ignores_a_folder_s_settings_of_sampling(stored: dict[st
 
 
 def test_greedy_decoding_ignores_a_temperature_of_zero() -> None:
-    """Transformers ignores it, too; some folders have it for greedy decoding."""
+    """Transformers ignores it, too. Some folders store it for greedy decoding."""
     assert resolve(None, golden_model("marian-small").config, {"temperature": 0.0}).temperature == 0
 
 
@@ -189,7 +189,7 @@ def test_top_p_of_zero_leaves_the_best_token() -> None:
 
 
 def test_the_last_bias_of_a_sequence_counts() -> None:
-    """Transformers does the same."""
+    """If a sequence occurs twice, Transformers also uses the last bias."""
     found = resolve(None, golden_model("marian-small").config, {"sequence_bias": [[[5], 3.0], [[6], 1.0], [[5], -3.0]]})
     assert found.sequence_bias == (((5,), -3.0), ((6,), 1.0))
 

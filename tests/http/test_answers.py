@@ -81,7 +81,7 @@ def test_an_answer_counts_until_it_is_read() -> None:
 
 
 def test_above_the_limit_the_slowest_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This reader has had the most unread bytes for the longest time. A reader near the end of its answer is kept."""
+    """This reader has had the most unread bytes for the longest time. Readers near the end of an answer are kept."""
     monkeypatch.setattr(answers, "FRESH", 0.0)
 
     async def test() -> None:
@@ -189,7 +189,7 @@ def off_the_loop(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, seen: list
 def test_the_event_loop_computes_no_log_probabilities_settings_or_metrics(
     stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request with many answers and log probabilities would otherwise delay all other requests by seconds."""
+    """A request with many answers and log probabilities would then delay all other requests by seconds."""
     pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
     chatter = chatters.folder(tmp_path / "chatter")
     app = npformer.serve.app(

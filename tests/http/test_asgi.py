@@ -132,7 +132,7 @@ def test_an_error_of_a_route_is_answered_and_logged_without_text(monkeypatch, ca
 
 
 def test_a_server_of_one_model_takes_any_name():
-    """OpenAI's clients must send a model's name, which is often that of a different model."""
+    """OpenAI's clients must send a model's name, which is often the name of another model."""
     one = npformer.serve.app({"mine": tiny.model()})
     two = npformer.serve.app({"mine": tiny.model(), "other": tiny.model()})
     for path, body in (
@@ -219,7 +219,7 @@ class Slow:
 
 
 def test_bodies_hold_bounded_memory(monkeypatch):
-    """Above the limit, the largest unfinished body is refused, so that small ones are accepted. Complete bodies count
+    """Above the limit, the largest unfinished body is refused, so small bodies are accepted. Complete bodies count
     towards the limit until they are answered.
     """
     monkeypatch.setattr("npformer.serve.bodies.HELD", 200)

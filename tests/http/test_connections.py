@@ -52,7 +52,7 @@ def answered(server: Service, path: str) -> int:
 
 
 def test_unfinished_bodies_do_not_block_other_clients(hasty, monkeypatch):
-    """There are more open requests than the server allows; each is finally answered with 408."""
+    """There are more open requests than the server allows. In the end, each is answered with 408."""
     monkeypatch.setattr(hasty.server.service.bodies, "patience", 0.6)
     whole = b'{"inputs": "a"}'
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def test_a_body_that_is_too_large_is_answered_while_it_is_sent(hasty):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he"])
-def test_a_head_that_does_not_come_ends_the_connection(hasty, begun, monkeypatch):
+def test_a_missing_head_ends_the_connection(hasty, begun, monkeypatch):
     """The head never begins, arrives byte by byte, or follows a complete request."""
     whole = begun.count(b"HTTP/1.1")
     monkeypatch.setattr(connections, "HEAD", LONG if whole else 0.5)

@@ -84,7 +84,7 @@ def two(tmp_path_factory):
 
 
 def shared_memory(pid: int) -> tuple[int, int]:
-    """Returns the bytes of mapped weights in memory, and their number if shared pages are divided among processes."""
+    """Returns the bytes of mapped weights in memory, and the same with shared pages divided among processes."""
     text = Path(f"/proc/{pid}/smaps").read_text()
     part = re.findall(r"npformer\.safetensors\n.*?^Rss:\s+(\d+) kB.*?^Pss:\s+(\d+) kB", text, re.M | re.S)
     return sum(int(rss) for rss, _ in part) * 1024, sum(int(pss) for _, pss in part) * 1024
@@ -124,7 +124,7 @@ def alone_answered():
 
 
 @pytest.mark.parametrize("which", ["busy", "two"])
-def test_strangers_at_once_get_the_bits_of_lone_requests(which, request, alone_answered):
+def test_concurrent_clients_get_the_bits_of_lone_requests(which, request, alone_answered):
     """The first texts of all clients of `busy` are in its queue before the second batch begins."""
     server = request.getfixturevalue(which)
 
@@ -170,7 +170,7 @@ def test_translations_in_a_shared_batch_equal_single_requests(folders):
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_answers_429_and_when_to_come_again(busy):
+def test_a_full_queue_answers_429_and_when_to_retry(busy):
     """Of twelve requests of twelve texts, at most eight fit into the paused batch and the queue."""
     before = accepted(busy)
     with ThreadPoolExecutor(12) as pool, busy.closed():
@@ -226,7 +226,7 @@ def test_a_stream_ends_when_its_client_disconnects():
         all_tokens.close()
         for _ in range(5):  # a stream that continued would compute a piece between any two requests
             assert server.post("/generate", {**body, "stream": False})[0] == 200
-        # two pieces, at most one more if the stream is just being cancelled, and the six answers
+        # two pieces, perhaps one more while the stream is being cancelled, and the six answers
         assert len(server.batches()) - begun <= 3 + 6
         assert server.log.count("\n") == 1  # only the line that the server prints at the start
         server.process.terminate()
@@ -320,7 +320,7 @@ def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, worke
         assert "Traceback" not in server.log
 
 
-def test_requests_that_the_grace_period_does_not_suffice_for_are_refused():
+def test_requests_that_outlast_the_grace_period_are_refused():
     """A request without an answer gets 503. A started answer ends with its connection. No traceback is logged."""
     with Gated("distilbert-sst2", "--grace", 1) as server:
         unread = raw(server, "/embed_all", {"inputs": ["music " * 500] * 2})  # more than the system buffers
@@ -343,7 +343,7 @@ def test_requests_that_the_grace_period_does_not_suffice_for_are_refused():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_it_at_once(workers):
     """The second signal must come a moment after the first. A parent then kills its workers, and ends as it does after
-    one signal, or a later signal ends it.
+    one signal, unless a later signal ends it.
     """
     with Gated("distilbert-sst2", "--grace", 600, "--workers", workers) as server:
         server.allow(0)

@@ -77,7 +77,7 @@ def test_a_model_that_writes_is_described_by_its_task(server: Server) -> None:
 
 
 def test_generate(server: Server, task: TextGeneration) -> None:
-    """Generation is greedy unless a sampling parameter is given."""
+    """Generation is greedy unless the request has a sampling parameter."""
     body: dict[str, Any] = {"inputs": "The other", "parameters": {"max_new_tokens": 12}}
     expected = written(task, "The other")
     assert server.post("/generate", body)[:2] == (200, {"generated_text": expected})
@@ -302,7 +302,7 @@ async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any
         ("/v1/completions", {"prompt": "The", "max_tokens": 3, "stream": True}),
     ],
 )
-def test_a_streams_prompt_is_read_where_batches_are(
+def test_a_stream_s_prompt_is_read_in_the_batching_thread(
     path: str, body: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt is computed in the batching thread. Its text is tokenized once, outside the event loop's thread."""

@@ -1,4 +1,4 @@
-"""The views and measures of a model that predicts the next word, which is the answer to explain by default."""
+"""Views and measures of a model that predicts the next word, which they explain by default."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_stages_hidden_by_a_constant_have_no_gradient(model: Model) -> None:
 
 
 def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
-    """The recording or the edit may be opened first, as with a trace."""
+    """Either the recording or the edit may be opened first, as with a trace."""
     batch, found = pack([Text(np.array([2, 40, 41, 3]))]), []
     for first in (True, False):
         recording = Recording(keep_gradients=True)

@@ -80,7 +80,7 @@ def test_the_gradient_of_every_stage_is_that_of_differences(family: str, head: s
     from npformer.interpret.metric import metric_of
     from npformer.interpret.study_inputs import texts_of
 
-    smooth = {"pooler": "gelu"}  # ReLU has a kink near one text; the golden gradients cover it
+    smooth = {"pooler": "gelu"}  # the default, ReLU, has a kink near one text; golden gradients cover ReLU
     model = tiny.model(family, head, dtype=np.float64, **smooth)
     texts = MASKED if head == "masked-lm" else TEXTS
     metric, position = METRICS[head]

@@ -197,7 +197,7 @@ def test_a_long_text_is_patched_in_groups_unless_each_token_is_asked_for(
 ) -> None:
     length = len(trace(model, CLEAN).ids)
     each = patch(model, CLEAN, CORRUPTED)
-    # a tiny model is allowed twice this number of tokens, enough for half of the runs
+    # a tiny model may read twice this number of tokens, which is enough for half of the runs
     monkeypatch.setattr(patching, "MOST", len(each.rows) * length**2 / 4)
     with pytest.warns(NpformerWarning, match="2 adjacent tokens are patched together; group=1 patches one at a time"):
         assert len(patch(model, CLEAN, CORRUPTED).columns) == math.ceil(length / 2)
@@ -213,7 +213,7 @@ def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None
 @pytest.mark.parametrize("by", ["position", "head", "layer"])
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm", "question-answering"])
 def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str) -> None:
-    """If the texts differ by a small fraction of a word's vector, the error grows roughly with its square."""
+    """If the texts differ by a fraction of a word's vector, the error grows about with the square of this fraction."""
     model = tiny.model("bert", head, dtype=np.float64)
     estimates, measured = [], []
     for share in (1e-3, 1e-4):

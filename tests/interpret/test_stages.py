@@ -1,4 +1,4 @@
-"""The stages derived from a model's parts: forward passes report them, edits change them, backward passes read them."""
+"""The stages derived from a model's parts, which forward passes report, edits change, and backward passes read."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
 
 @dataclass(frozen=True)
 class Sloped(Mechanism):
-    """A mechanism with a size and a stage."""
+    """A mechanism that has a size and a stage."""
 
     slopes: int
 

@@ -36,7 +36,7 @@ TEXT = "I love ice cream"
 FAMILIES = ("distilbert", "bert", "albert", "gpt2")
 OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # families with additional stages
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
-NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
+NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # 1: attention, 4: FFN
 # endings of stage names that only some mechanisms have
 OF_OTHERS = "_normed", "_rotated", ".distance_scores", ".gate", ".up", ".gated", ".uncapped_scores", ".output_norm"
 

@@ -29,7 +29,7 @@ from npformer.learn.template import empty, signatures, template
 from npformer.learn.worker import WorkerRequest, _judged
 from tests.support.cli_runner import heed_ctrl_c
 
-check = partial(npformer.learn.check, limit=100.0)  # seconds for a function, on a busy machine
+check = partial(npformer.learn.check, limit=100.0)  # seconds for a function, for busy machines
 ROOT = Path(__file__).parents[2]
 
 
@@ -72,7 +72,7 @@ def judged(folder: Path) -> dict[str, str]:
 
 
 def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
-    """The functions are judged one at a time, so one file shows many problems."""
+    """The functions are judged one at a time, so one file can show many problems."""
     file = written(
         tmp_path,
         {

@@ -1,4 +1,4 @@
-"""Every exercise: correct solutions pass, and of the mistakes in its table, exactly the right one is named."""
+"""Every exercise: correct solutions pass, and each mistake in its table is named, without any other mistake."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SEARCHED = ("layer_norm", "softmax", "embed", "layer_norm_backward", "scaled_dot
 
 
 def as_learner(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns the function as a learner writes it: with the template's signature, and float32 in and out."""
+    """Returns the function as a learner writes it: with the template's signature, and float32 input and output."""
 
     def learners(*args: Any) -> Any:
         return mapped(lambda array: array.astype(np.float32) if array.dtype.kind == "f" else array, function(*args))
@@ -188,7 +188,7 @@ def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise, monke
 
 
 def floats(answer: Any) -> bool:
-    """Returns whether each array of an answer has finite numbers that are not all 0, so that a factor is visible."""
+    """Returns whether all arrays of an answer have finite numbers that are not all 0, so a factor changes them."""
     arrays = [np.asarray(each) for _, each in leaves(answer)]
     return all(each.dtype.kind == "f" and each.ndim and np.isfinite(each).all() and each.any() for each in arrays)
 

@@ -25,7 +25,7 @@ from tests.learn.test_check import PLAIN, written
     ids=["complete", "in part"],
 )
 def test_the_stages_are_those_of_the_model(unwritten: list[str], tmp_path: Path) -> None:
-    """The stages agree within the float32 rounding of six layers. The two models use the same weights and text, but
+    """The stages agree up to the float32 rounding of six layers. The two models use the same weights and text, but
     different code.
 
     npformer's functions call the learner's functions, and the stages of both models are recorded.

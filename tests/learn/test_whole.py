@@ -1,4 +1,4 @@
-"""The GPT with which a learner's file writes: in the checkout from which the package was installed, or missing."""
+"""The GPT with which a learner's file writes texts: found in the checkout of the package, or missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = SimpleNamespace(**{name: right(name) for name in PAGES})
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes npformer look installed, without the models of a checkout."""
+    """Makes npformer look like an installed package, without the models of a checkout."""
     monkeypatch.setattr(loading, "bundled", dict)
 
 

@@ -1,4 +1,4 @@
-"""Mistakes planted in transformers' models, whose stages hooks read: each has a name and its first wrong stage."""
+"""Mistakes planted in transformers' models, each with its name and the first wrong stage. Hooks read the stages."""
 
 from __future__ import annotations
 

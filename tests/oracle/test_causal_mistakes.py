@@ -1,4 +1,4 @@
-"""Mistakes of causal models, planted in transformers' GPT-2: each is named, and correct heads have no mistake."""
+"""Mistakes of causal models are planted in transformers' GPT-2, and each is named; correct heads have no mistake."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def no_final_norm(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def last_column(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.config.pad_token_id = 10**6  # not the id of any token, so that padding is read
+    model.config.pad_token_id = 10**6  # no token has this id, so padding is read
 
 
 def first_token(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

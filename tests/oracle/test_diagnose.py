@@ -97,7 +97,7 @@ NOT_IN_ALBERT = {
     "heads_not_transposed", "heads_not_transposed_back",
 }  # fmt: skip
 FOR_ALL = [(family, plant) for family, plant in FOR_ALL if family != "albert" or plant.__name__ not in NOT_IN_ALBERT]
-for each in ("distilbert", "bert", "albert"):  # their positions have no offset
+for each in ("distilbert", "bert", "albert"):  # positions of these families have no offset
     FOR_ALL.remove((each, no_offset))
 #: The diagnosis does not depend on the family, so each mistake is tried in one family in which it is possible.
 TAKEN = []
@@ -116,7 +116,7 @@ def test_an_unspoilt_model_is_within_every_budget(torch_model: Any, recorded: go
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "opt", "phi3", "bloom", "smollm3", "olmo2"])
-def test_an_unspoilt_decoder_is_within_every_budget(family: str, tmp_path: Path) -> None:
+def test_a_correct_decoder_is_within_every_budget(family: str, tmp_path: Path) -> None:
     """OPT scales queries before its attention function gets them, and BLOOM's position biases differ by a constant."""
     folder = tiny.folder(tmp_path / family, family, "causal-lm")
     recorded = golden.record(
@@ -135,7 +135,7 @@ def test_a_planted_mistake_is_named(plant: Plant, torch_model: Any, recorded: go
     name, stage = PLANTED[plant]
     assert comparison.first.stage == stage, f"{diagnosis}\n{comparison}"
     assert name in diagnosis.causes, f"{diagnosis}\n{comparison}"
-    if plant is not softmax_over_heads:  # with this mistake, padding gets attention too, which shows in the context
+    if plant is not softmax_over_heads:  # with this mistake, padding gets attention, too, which changes the context
         assert not any("no known mistake" in str(each) for each in diagnosis.then), f"{diagnosis}"
     with pytest.raises(AssertionError, match="the first stage that diverges"):
         golden.assert_close(recorded, torch_model)

@@ -138,7 +138,7 @@ def save_as(form: str, model: Any, folder: Path) -> None:
         model.to(DTYPES[form]).save_pretrained(folder)
 
 
-#: The padding token, which also occurs in texts, for a model whose head finds padding by its id.
+#: The padding token for a model whose head finds padding by its id. The token also occurs in texts.
 PAD = 7
 DECODERS = {name for name, family in encoders().items() if family.constants.get("causal")}
 
@@ -155,7 +155,7 @@ def given(family: str, head: str) -> dict[str, np.ndarray]:
     if family.partition("+")[0] in DECODERS:
         ids[mask == 0] = ids[0, -3:] = PAD
     elif head in ("base", *POOLED_HEADS):
-        mask[:, 0] = 1  # these heads read the first token
+        mask[:, 0] = 1  # the first token is not padding, because these heads read it
     arrays = {"input_ids": ids, "attention_mask": mask}
     if OPTIONS.get(family.partition("+")[2], {}).get("n_token_types"):
         arrays["token_type_ids"] = np.random.default_rng(2).integers(0, 2, mask.shape)

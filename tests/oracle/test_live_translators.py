@@ -16,7 +16,7 @@ from npformer.checkpoint import load_folder
 from npformer.model import Seq2Seq
 from tests.support import tiny
 
-#: Lengths of the source and of the decoder's input; they differ, so that both sides are padded.
+#: Lengths of the source and of the decoder's input; they differ, so both sides are padded.
 LENGTHS = ((7, 5), (4, 6))
 
 
@@ -51,7 +51,7 @@ def theirs(folder: Path, recorded: golden.Golden) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True, ids=str)
-def test_a_right_model_is_not_accused(theirs: Any, recorded: golden.Golden, model: Seq2Seq) -> None:
+def test_a_correct_model_has_no_mistake(theirs: Any, recorded: golden.Golden, model: Seq2Seq) -> None:
     """The state_dict contains the bias of the logits as (1, V), but the module for the logits does not add it."""
     comparison = golden.compare(recorded, theirs)
     assert comparison.ok, str(comparison)

@@ -1,5 +1,5 @@
-"""Gradients of stages compared with torch's autograd and hooks, and logit attribution compared with torch with constant
-scales of norms."""
+"""Gradients of stages compared with torch's autograd and hooks, and logit attribution compared with torch, in which the
+scales of norms are held constant."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The stages that transformers' modules output, for every family and every option of a config.
 
-The outputs of transformers' modules, under their paths, and the fields of the model's output agree with a golden file.
-So does the model itself, in which `compare` sets hooks.
+The outputs of transformers' modules, by their paths, and the fields of the model's output agree with a golden file.
+The model itself, in which `compare` sets hooks, also agrees.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mistakes planted in transformers' OLMo 2, whose stages hooks read. Each is named; the correct model has none."""
+"""Mistakes planted in transformers' OLMo 2 are named, and the correct model has none. Hooks read the stages."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SIZES = {
     "max_position_embeddings": 40, "hidden_act": "relu",
 }  # fmt: skip
 CLASSES = {"bert": "BertForPreTraining", "albert": "AlbertForPreTraining", "electra": "ElectraForPreTraining"}
-#: Classes that config.json may name even if the weights file has the heads of the class in CLASSES.
+#: Classes that config.json may name although the weights are of the class in CLASSES.
 OTHERS = {"bert": "BertForMaskedLM", "albert": "AlbertForMaskedLM", "electra": "ElectraModel"}
 OPTIONS: dict[str, dict[str, Any]] = {"albert": {"embedding_size": 10}, "electra": {"embedding_size": 10}}
 #: Family -> head -> the field of its logits in the output of the class.

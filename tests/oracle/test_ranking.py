@@ -80,7 +80,7 @@ def test_scores_match_a_saved_cross_encoder(options, tmp_path):
 @pytest.mark.parametrize("model_type", ["CrossEncoder", "SentenceTransformer", None])
 @pytest.mark.parametrize("activation", [IDENTITY, None])
 @pytest.mark.parametrize("with_modules", [True, False])
-def test_where_the_newer_file_counts(model_type, activation, with_modules, tmp_path):
+def test_when_the_newer_file_is_used(model_type, activation, with_modules, tmp_path):
     """The newer file is used if there is a modules.json, as for a CrossEncoder, and if the newer file's activation is
     not null."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)

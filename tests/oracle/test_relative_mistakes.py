@@ -1,4 +1,4 @@
-"""Mistakes with relative positions and gates, planted in transformers' models: each is named."""
+"""Mistakes with relative positions and gates, planted in transformers' models, are named."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def test_vectors_of_a_masked_language_model(family, tmp_path):
 
 
 def compared(folder, task):
-    """Vectors agree to 1e-9 in float64. In float32, both libraries have errors of a few 1e-6, and npformer's may be up
-    to three times sentence-transformers' error."""
+    """Vectors agree to 1e-9 in float64. In float32, both libraries have errors of a few 1e-6, and npformer's error may
+    be up to three times sentence-transformers' error."""
     model = SparseEncoder(str(folder), device="cpu")
     theirs = model.encode(TEXTS, convert_to_sparse_tensor=False).numpy()
     truth = model.double().encode(TEXTS, convert_to_sparse_tensor=False).numpy()

@@ -109,7 +109,7 @@ def test_generated_tokens_equal_transformers(case: str, search: dict[str, int], 
     theirs, given = torch_model(case), batch()
     theirs.save_pretrained(tmp_path)
     tensors = {key: torch.from_numpy(each) for key, each in given.items()}
-    # otherwise a random model would repeat one word
+    # without this setting, a random model would repeat one word
     settings = {"no_repeat_ngram_size": 1, "max_new_tokens": 25, **search}
     expected = theirs.generate(**tensors, do_sample=False, **settings).numpy()
     model = npformer.load(tmp_path)

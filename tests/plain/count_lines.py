@@ -1,4 +1,4 @@
-"""Counts the code lines, functions and files that a reader of a call must read.
+"""Counts the lines of code, functions and files that a reader must read to understand a call.
 
     python -m tests.plain.count_lines
     python -m tests.plain.count_lines FILE "SET UP" "CALL"

@@ -163,7 +163,7 @@ def test_a_page_keeps_float32(model_type: str) -> None:
 
 @pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (8, 20), (32, 512)])
 def test_the_buckets_of_every_distance(n_buckets: int, max_distance: int) -> None:
-    """The distances include those that short texts do not reach."""
+    """The distances include some that short texts do not have."""
     every = np.arange(-2 * max_distance, 2 * max_distance)
     expected = relative_bias.relative_buckets(every, n_buckets, max_distance)
     np.testing.assert_array_equal(t5.relative_buckets(every, n_buckets, max_distance), expected)

@@ -41,7 +41,7 @@ BACKWARDS = {name: each for page in PAGES for name, each in vars(page).items() i
 
 @pytest.mark.parametrize("name", [each for each in BACKWARDS if hasattr(formulas, each.removesuffix("_backward"))])
 def test_a_backward_function_has_the_defaults_of_its_function(name: str) -> None:
-    """Called without these arguments, it gives the gradient of the function called without them."""
+    """Without these arguments, it gives the gradient of its function without them."""
     own, of = inspect.signature(BACKWARDS[name]), inspect.signature(getattr(formulas, name.removesuffix("_backward")))
     given = {each.name: each.default for each in own.parameters.values() if each.default is not inspect.Parameter.empty}
     assert given == {each: of.parameters[each].default for each in given}

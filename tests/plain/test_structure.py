@@ -17,7 +17,7 @@ from npformer.plain.pages import names
 
 FOLDER = Path(plain.__file__).parent
 PAGES = [FOLDER / f"{name}.py" for name in names()]
-#: Functions that branch on their data, namely on the kind of a tree's node.
+#: Functions that branch on their data, here the kind of a tree's node.
 DATA = {"tree_map"}
 LONGEST_FUNCTION, LONGEST_FILE, LONGEST_DOCSTRING = 15, 100, 6  # lines of code, and lines of a docstring
 

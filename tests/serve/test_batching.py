@@ -27,7 +27,7 @@ from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.text_classification import TextClassification
 from tests.support import tiny
 
-HANG = 120.0  # seconds after which a test that waits has failed
+HANG = 120.0  # seconds after which a waiting test fails
 
 
 def run(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -142,7 +142,7 @@ def test_strangers_share_batches_and_each_gets_the_bits_it_gets_alone(arrivals, 
 
 
 @pytest.mark.numbers
-def test_that_strangers_do_share_batches():
+def test_requests_of_different_clients_share_batches():
     """If no batch were shared, the test above would compare only lone requests. The last text fills the batch."""
     seen = []
 
@@ -152,7 +152,7 @@ def test_that_strangers_do_share_batches():
         prepared = [prepare(task, [text], task.options, False, "inputs", True, ServiceLimits()) for text in WORDS]
         tokens = sum(sum(each.sizes) for each in prepared)
         async with Running(tokens, HANG * 2, observe=lambda batch, seconds: seen.append(len(batch))) as batcher:
-            equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # each request creates a TaskWork
+            equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # each request creates its own TaskWork
             assert all(each == work for each in equal)
             await asyncio.gather(
                 *(batcher.answers(w, p.requests, p.sizes) for w, p in zip(equal, prepared, strict=True))
@@ -223,7 +223,7 @@ def test_a_text_waits_for_others_until_its_limit(monkeypatch):
         nonlocal now
         async with Running(max_wait=0.1) as batcher:
             first = asyncio.create_task(batcher.answers(work, [1], [1]))
-            await asyncio.sleep(0.3)  # the thread looks at the clock at least once
+            await asyncio.sleep(0.3)  # meanwhile, the thread looks at the clock at least once
             second = asyncio.create_task(batcher.answers(work, [2], [1]))
             await asyncio.sleep(0.3)
             assert work.batches == []

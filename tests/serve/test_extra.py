@@ -1,4 +1,4 @@
-"""If the extra `serve` is missing, errors name it."""
+"""If the extra `serve` is not installed, errors name it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Desk:
         self.turns = Turns(LARGEST, cores=1)
 
     def ask(self, work: Noted, name: str, *sizes: int, reads: int | None = None) -> Ticket:
-        """Adds a request with texts of these sizes, whose names are the request's name and an index."""
+        """Adds a request with texts of these sizes. Each text is named after the request, with an index."""
         ticket = Ticket(self.loop.create_future(), [None] * len(sizes), len(sizes))
         entries = [Entry(work, f"{name}{i}", size, ticket, i, reads or size) for i, size in enumerate(sizes)]
         self.turns.add(ticket, entries)
@@ -119,7 +119,7 @@ def test_pieces_are_small_while_others_wait_and_grow_again(desk, monkeypatch):
 
 
 def test_a_request_of_usual_size_is_computed_at_once_when_it_is_alone(desk):
-    """This is also true shortly after others have waited, when pieces of large requests are still small."""
+    """Other requests have just waited, so the pieces of large requests are still small."""
     work, other = Noted("model"), Noted("other")
     desk.ask(work, "large", *[16] * 100)
     desk.ask(other, "small", 1)

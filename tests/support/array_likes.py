@@ -1,4 +1,4 @@
-"""Forms in which users give numbers, and checks of the public functions that are called with them."""
+"""Forms in which users pass numbers, and checks of the public functions that get them."""
 
 from __future__ import annotations
 

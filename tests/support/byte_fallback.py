@@ -9,7 +9,7 @@ PIECES = ("▁", "a", "b", "▁a", "▁the")
 
 
 def tokenizer() -> Any:
-    """Returns the tokenizer. Runs of bytes become characters; if one byte is invalid, each byte becomes U+FFFD."""
+    """Returns the tokenizer. Runs of bytes become characters. If any byte is invalid, each byte becomes U+FFFD."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]

@@ -48,7 +48,7 @@ class Hub:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.cdn_requests: list[tuple[str, str, dict[str, str]]] = []
-        self.break_after: list[int] = []  # the numbers of bytes that the next CDN downloads send before they break off
+        self.break_after: list[int] = []  # numbers of bytes after which the next CDN downloads break off
         self.stall_after = -1  # number of bytes after which every CDN download stalls; -1: downloads are complete
         self.silent = False  # the hub accepts requests without answering
         self.over = threading.Event()

@@ -41,7 +41,7 @@ def of_this_machine() -> list[str]:
 
 @cache
 def working() -> list[str]:
-    """Returns the kernels with which NumPy's products do not crash. Such a crash would not be npformer's fault."""
+    """Returns the kernels with which NumPy's products do not crash. npformer could not prevent such a crash."""
     names = []
     for name in of_this_machine():
         ran = subprocess.run([sys.executable, "-c", PLAIN], env=under(name), capture_output=True, check=False)

@@ -12,7 +12,7 @@ from npformer.plain.source import standalone_model
 
 
 def executed(text: str, path: Path) -> dict[str, Any]:
-    """Returns the names that a file defines. The file's lines are at most as long as npformer's."""
+    """Returns the names that a file defines. Checks that no line is longer than npformer's lines may be."""
     assert max(map(len, text.splitlines())) <= 120
     scope: dict[str, Any] = {"__name__": "a_page", "__file__": str(path)}
     exec(compile(text, str(path), "exec"), scope)

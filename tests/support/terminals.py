@@ -10,7 +10,7 @@ from typing import Any
 
 
 def run_on_terminal(command: list[str], columns: int, **options: Any) -> tuple[int, bytes, bytes]:
-    """Returns the exit code of a command, its output, and all that it wrote to stderr, which is a terminal."""
+    """Returns the exit code of a command, its output, and its stderr, which is a terminal."""
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
     shown: list[bytes] = []

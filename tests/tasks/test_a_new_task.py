@@ -1,4 +1,4 @@
-"""A task that only the tests declare has every feature that its declaration gives any task. tests/dataset and
+"""A task that is declared only in these tests has all features that follow from a declaration. tests/dataset and
 tests/http test its datasets and its route."""
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def losses(model: npformer.Model, text: str) -> np.ndarray:
 
 
 def test_the_bundled_gpt_has_a_lower_perplexity_than_n_grams(model):
-    """On these sentences, the GPT's perplexity is 43.3; 3-grams have 48.9 and 5-grams 50.6 (examples/ngrams.py)."""
+    """On these sentences, the perplexity of the GPT is 43.3, of 3-grams 48.9, of 5-grams 50.6 (examples/ngrams.py)."""
     found = np.concatenate([losses(model, each) for each in SENTENCES])
     assert np.exp(found.mean()) < 45
     shuffled = np.concatenate([losses(model, " ".join(sorted(each.split()))) for each in SENTENCES])

@@ -194,8 +194,8 @@ def test_torch_s_own_dtype():
 
 
 def test_a_keyword_for_one_of_several_answers_gets_a_hint():
-    """For a list of one text, Transformers returns the words without the outer list, but npformer returns a list for
-    each list.
+    """For a list with one text, Transformers returns the words without the outer list, whereas npformer always returns
+    a list for a list.
     """
     fill, classify = (pipeline(name, TASKS[name]) for name in ("fill-mask", "text-classification"))
     [words] = fill(["I [MASK] ice"])
@@ -222,7 +222,7 @@ def test_an_unknown_argument_lists_the_task_s_own_options():
 
 
 def test_truncation_cuts_a_text_to_max_length():
-    """A text is truncated to N tokens, including [CLS] and [SEP]; the answer equals that for the shorter text."""
+    """A text is truncated to N tokens, including [CLS] and [SEP], and the answer equals that for the shorter text."""
     task = pipeline("text-classification", TASKS["text-classification"])
     with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
         cut = task("I love ice cream", truncation=True, max_length=4)
@@ -245,7 +245,7 @@ def test_truncation_leaves_the_windows_of_a_question():
 
 
 @needs("translate", "sentencepiece")
-def test_truncation_cuts_a_source_that_is_refused_without():
+def test_truncation_cuts_a_source_that_would_be_refused():
     """A source is truncated to the model's length, because max_length limits the translation, as in Transformers."""
     task = pipeline("translation_en_to_deu", MARIAN, max_length=4)
     with pytest.raises(NpformerError, match="expected at most 64 tokens, got 1802"):

@@ -118,7 +118,7 @@ def token_heads(path, family="bert", **layers):
 
 
 def test_each_word_has_the_largest_weight_of_its_tokens(tmp_path):
-    """Compares with a loop over tokens for FlagEmbedding's `lexical_weights`. Words are repeated; one is unknown."""
+    """Compares with FlagEmbedding's `lexical_weights` as a loop over tokens. Words are repeated, and one is unknown."""
     embed = pipeline("sparse-embedding", token_heads(tmp_path / "m"), dtype=np.float64)
     encoder, weight, bias = load(embed.model.folder, dtype=np.float64), LAYER[0, :-1], LAYER[0, -1]
     texts = ["I love ice cream", "", "the news the music ა the news"]

@@ -81,8 +81,8 @@ def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
         task("a" * 65)
 
 
-def test_a_stored_length_bends_and_a_given_one_does_not(tmp_path: Path) -> None:
-    """The model reads at most 64 tokens. Its generation_config.json requests 40 new tokens and two beams."""
+def test_a_stored_length_is_adapted_and_a_given_one_is_not(tmp_path: Path) -> None:
+    """The model reads at most 64 tokens, but generation_config.json requests 40 new tokens and two beams."""
     stored = {"max_new_tokens": 40, "num_beams": 2, "num_return_sequences": 2}
     write = npformer.pipeline("text-generation", writers.folder(tmp_path / "m", generation=stored, max_length=64))
     prompt = "x" * 50

@@ -63,7 +63,7 @@ def test_a_mapped_file_in_half_precision(tmp_path):
     assert np.array_equal(npformer.search(QUERIES, mapped, 3).indices, order)
 
 
-def test_rows_that_could_not_be_read_are_not_found():
+def test_rows_of_unreadable_texts_are_not_found():
     """`npformer embed -o` writes rows of NaN for texts that it could not read."""
     corpus = CORPUS[:5].copy()
     corpus[[0, 3]] = np.nan

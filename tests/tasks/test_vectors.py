@@ -143,7 +143,7 @@ def test_the_folder_s_length_replaces_the_tokenizer_s(folder):
         embed = pipeline("sentence-embedding", folder)
         assert embed.max_seq_length == embed.limit(embed.options) == found
         assert found < 26 or np.array_equal(embed(text), whole)
-    embed.max_seq_length = 40  # the user, too, may replace it
+    embed.max_seq_length = 40  # users may replace it, too
     assert np.array_equal(embed(text), whole)
 
 
@@ -226,7 +226,7 @@ def test_sentence_transformers_folders_that_make_no_sense_are_refused(file, cont
 
 
 @pytest.mark.parametrize("mode", POOLINGS)
-def test_a_prompt_s_tokens_may_take_no_part_in_the_pooling(mode, folder):
+def test_a_prompt_s_tokens_may_be_excluded_from_pooling(mode, folder):
     """The prompt's tokens are left out, but the text's tokens keep the weights of their positions after the prompt."""
     write_sentence_folder(folder, 32, pooling="mean", normalize=False, prompt="the news ")
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode, "include_prompt": False}))

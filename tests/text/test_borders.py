@@ -235,7 +235,7 @@ def test_every_way_to_read_a_text_has_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_text_takes_little_memory() -> None:
-    """Only Python's memory is measured. Measured by hand, the library needs the memory of one block."""
+    """Only Python's memory is measured. The library itself needs the memory of one block, as measured by hand."""
     made = encoder(bert(True))
     peaks = []
     for count in (20_000, 80_000):

@@ -122,7 +122,7 @@ def test_a_refused_conversation_does_not_affect_the_others(chat: Chat) -> None:
 
 
 def test_templates_as_transformers_renders_them(tmp_path: Path) -> None:
-    """Templates may mark texts for training, or read today's date. A folder may have several and a default."""
+    """Templates may mark texts for training or read today's date, and a folder may have several templates."""
     template: Any = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     folder = chatters.folder(tmp_path / "m", template=template + "{{ strftime_now('%Y') | length }}{{ tools is none }}")
     assert read(Chat(npformer.load(folder)), ASKED)[0] == "Hi4True"

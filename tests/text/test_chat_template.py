@@ -115,7 +115,7 @@ BUILT_IN = "cycler.__init__.__globals__['__builtins__']"
 
 @pytest.fixture
 def without_a_sandbox(monkeypatch):
-    """Runs jinja2 without its sandbox, as if a template had found a hole in it."""
+    """Runs jinja2 without its sandbox, as if a template had escaped from it."""
     own = chat_template.PROGRAM.replace("jinja2.sandbox import Imm", "jinja2 import Environment as Imm")
     assert own != chat_template.PROGRAM
     monkeypatch.setattr(chat_template, "PROGRAM", own)
@@ -153,8 +153,8 @@ def test_the_process_can_open_no_file(attempt, without_a_sandbox, tmp_path, monk
             render("here", attempt, [[]], {})
 
 
-def test_what_jinja2_imports_late_is_there(folder):
-    """After its imports, the process can open no file."""
+def test_late_imports_of_jinja2_work_in_the_sandbox(folder):
+    """After its imports, the process cannot open any file."""
     template = (
         "{{ {'b': 1} | pprint }} {{ 'a b' | wordwrap(1) }} {{ [3] | random }} {{ 'é' | urlencode }} {{ 'a' | indent }}"
         " {{ '<' | e }} {{ {'a': 'é'} | tojson }} {{ 'http://example.com' | urlize }} {{ strftime_now('%Y') | length }}"

@@ -50,7 +50,7 @@ def in_2023(path: Path) -> SafeTokenizer:
 
 
 def test_special_tokens_are_left_out_by_their_ids(tmp_path: Path) -> None:
-    """tokenizers 0.23 compares a token's normalized text with its text, and therefore keeps special tokens."""
+    """tokenizers 0.23 compares a token's normalized text with its text, so it keeps special tokens."""
     tokenizer = in_2023(tmp_path)
     assert [tokenizer.id_to_token(i) for i in (1, 2, 6, 7, 99)] == ["<s>", "</s>", "▁a", "<x>", None]
     assert tokenizer.decode([1, 6, 5, 2]) == "ab"

@@ -133,7 +133,7 @@ def test_a_view_shows_the_words_that_the_model_reads(model: Model) -> None:
         shown = view.attribution(model, LONG)
     read = LONG.split()[:62]
     assert shown.methods[0].words == read
-    for each in shown.methods[1:]:  # of tokens
+    for each in shown.methods[1:]:  # these methods have scores of tokens
         assert each.words == ["[CLS]", *(word.lower() for word in read), "[SEP]"]
 
 
@@ -167,7 +167,7 @@ def test_a_shortened_text_ends_at_the_end_of_a_word(first: list[str], second: li
     assert (short == text) == (not whole.truncated)
     for one, other in zip(short, text, strict=True):
         assert other.startswith(one)
-        assert other.split()[: len(one.split())] == one.split() or len(one.split()) == 1  # a word over the limit
+        assert other.split()[: len(one.split())] == one.split() or len(one.split()) == 1  # a long word
 
 
 def kept(model: Model, one: int, other: int, limit: int) -> tuple[int, int]:
@@ -196,9 +196,9 @@ def test_both_texts_are_cut_to_the_same_length_and_the_longer_one_has_the_odd_to
         assert shorter == min(one, other, room // 2) <= longer
 
 
-def test_of_two_equally_long_texts_the_second_is_read_in_windows(model: Model) -> None:
-    """The longer text, or the second of two equally long texts, is divided into windows. Each window also contains the
-    whole other text."""
+def test_the_second_of_two_equally_long_texts_is_read_in_windows(model: Model) -> None:
+    """The longer text, or the second of two equally long texts, is divided into windows. Each window also contains all
+    of the other text."""
     (read,) = Encoder(model).read([Pair("ice " * 30, "cream " * 32)], "window", limit=40)
     assert [each.sequence_ids.count(0) for each in read.pieces] == [30] * len(read.pieces)
     (read,) = Encoder(model).read([Pair("ice " * 32, "cream " * 32)], "window", limit=40)
@@ -271,7 +271,7 @@ def test_a_text_shortened_on_the_left_begins_with_a_word(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match="82 tokens, cut to 64"):
         assert Encoder(model).shortened(LONG) == "ice cream " + "I love ice cream " * 15
     with pytest.warns(UserWarning, match="cut to 64"):
-        assert Encoder(model).shortened("zzzz " * 20) == "zzzz " * 15  # 80 tokens, of which 62 fit, the first in a word
+        assert Encoder(model).shortened("zzzz " * 20) == "zzzz " * 15  # 62 tokens fit, and the 1st is in a word
     with pytest.warns(UserWarning, match="cut to 64"):
         assert Encoder(model).shortened("z" * 80) == "z" * 62
     with pytest.warns(UserWarning, match="cut to 64"):

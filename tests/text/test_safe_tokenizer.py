@@ -64,7 +64,7 @@ SPACES = [{"type": "Metaspace", "replacement": each, "prepend_scheme": "always",
 CLS_PIECE = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
 CLS = {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}}
 
-#: Name of a harmful change -> the changed fields, and words of the error. With the library alone, the first nine end
+#: Name of a harmful change -> the changed fields, and words of the error. The first nine changes make the library end
 #: the process.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a normalizer that doubles": ({"normalizer": BOMB}, "normalizer.*limit `growth`"),

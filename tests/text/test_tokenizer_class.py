@@ -75,11 +75,7 @@ def test_a_python_class_does_not_read_a_tokenizer_json(tmp_path: Path) -> None:
     (tmp_path / SETTINGS).write_text(json.dumps(JAPANESE))
     assert "'BertJapaneseTokenizer' is not supported" in refused(tmp_path)
     (tmp_path / SETTINGS).write_text(json.dumps({"tokenizer_class": "SomeNewTokenizer", **KOBERT}))
-    assert load_tokenizer(tmp_path, CONFIG).encode("ice").tokens == [
-        "[CLS]",
-        "ice",
-        "[SEP]",
-    ]  # tokenizer.json contains everything
+    assert load_tokenizer(tmp_path, CONFIG).encode("ice").tokens == ["[CLS]", "ice", "[SEP]"]  # the file has it all
 
 
 def test_merges_next_to_a_vocabulary_are_refused(tmp_path: Path) -> None:
@@ -91,7 +87,7 @@ def test_merges_next_to_a_vocabulary_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast", "LayoutLMTokenizer"])
 @pytest.mark.parametrize("model_type", ["bert", "roberta"])
 def test_a_roberta_model_may_have_the_tokenizer_of_bert(name: str, model_type: str, tmp_path: Path) -> None:
-    """The published folders of klue/roberta have it."""
+    """The published folders of klue/roberta have this tokenizer."""
     config = tiny.config(model_type, vocab_size=len(tiny.VOCABULARY) + 8)
     tokens = load_tokenizer(folder(tmp_path, {"tokenizer_class": name}), config).encode("ice cream").tokens
     assert tokens == ["[CLS]", "ice", "cream", "[SEP]"]
@@ -108,7 +104,7 @@ def test_a_roberta_model_may_have_the_tokenizer_of_bert(name: str, model_type: s
 def test_the_file_of_the_named_class_is_read(
     model_type: str, name: str, file: str, special: dict[str, str], tokens: list[str], tmp_path: Path
 ) -> None:
-    """A vocab.txt next to the file, which another class would read, does not matter."""
+    """Another class would read the vocab.txt next to this file."""
     path = folder(tmp_path, {"tokenizer_class": name, **special})
     (path / file).write_bytes(SPM)
     assert load_tokenizer(path, tiny.config(model_type, vocab_size=400)).encode("ice").tokens == tokens
@@ -123,7 +119,7 @@ def test_other_files_of_a_class_that_is_not_theirs(tmp_path: Path) -> None:
 
 
 def test_pieces_of_sentencepiece_in_a_vocab_txt_are_refused(tmp_path: Path) -> None:
-    """monologg/kobert has such pieces, for a class that its folder does not name. WordPiece would read only [UNK]."""
+    """monologg/kobert has such pieces, but does not name their class. WordPiece would read only [UNK]."""
     pieces = [*tiny.SPECIAL, "!", "▁", "▁한국", "어", "▁모델", "을"]
     path = folder(tmp_path, {"do_lower_case": False}, vocab_txt="\n".join(pieces))
     expected = (

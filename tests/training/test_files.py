@@ -111,17 +111,13 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
         label_names([LabelledText("9" * 5000, "a", None, 2), LabelledText("1", "a", None, 3)])
 
 
-def test_names_that_are_numbers_are_names(tmp_path: Path) -> None:
-    """The labels are named 1, 2 and 3, so 0 is refused. If it were read as a number, two labels would be merged."""
+def test_labels_that_are_numbers_are_names(tmp_path: Path) -> None:
+    """The labels are named 1, 2 and 3, so 0 is refused. Read as a number, 0 would be the same label as another name."""
     rows = [LabelledText(label, "a", None, line) for line, label in enumerate("312", 2)]
     assert label_ids("a.tsv", rows, ("1", "2", "3")) == [2, 0, 1]
     with pytest.raises(NpformerError, match=r"a\.tsv:5: label: expected one of 1, 2, 3, got '0'$"):
         label_ids("a.tsv", [*rows, LabelledText("0", "a", None, 5)], ("1", "2", "3"))
-    assert label_ids("a.tsv", rows, label_names(rows)) == [
-        3,
-        1,
-        2,
-    ]  # digits without names are indices, which start at 0
+    assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # digits become indices, which start at 0
 
 
 def test_scores() -> None:

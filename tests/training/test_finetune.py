@@ -1,4 +1,4 @@
-"""At the end of a run, even a killed and resumed one, the folder contains only the model, unless the state is kept."""
+"""At its end, a training folder contains only the model unless the state is kept, even after a kill and a restart."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_a_finetuning_that_was_killed_ends_with_the_same_bytes(
     moment: str, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill during training, or while the result is written, leaves the state, which is removed last."""
+    """A kill during training, or while the result is written, leaves the state, because the state is removed last."""
     calls = {"a step": 2, "the model's file": 1, "config.json": 1}[moment]
 
     def killed(*given: object, **more: object) -> object:

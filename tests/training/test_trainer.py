@@ -90,7 +90,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert (tmp_path / "last.safetensors").exists()
-    (tmp_path / ".best.safetensors.0123abcd.partial").mkdir()  # a kill while the file was written leaves this name
+    (tmp_path / ".best.safetensors.0123abcd.partial").mkdir()  # a killed write leaves such a file
     (tmp_path / ".best.safetensors.0123abcd.lock").touch()
     resumed = train(tmp_path, threads=2)
     whole = train(None)
@@ -142,7 +142,7 @@ def test_choosing_weights(tmp_path: Path) -> None:
 
 
 def test_weights_chosen_by_another_score_are_an_error(tmp_path: Path) -> None:
-    """`train` keeps the weights of one epoch. A score with another best epoch cannot restore that epoch's weights."""
+    """`train` keeps one epoch's weights. It cannot restore the best epoch of a different score."""
     trained = weights()
     run = Trainer(HeadLoss(trained.config), trained, RECIPE, tmp_path)
     run.train(examples(), lambda epoch: {"f1": [0.1, 0.9, 0.2, 0.3][epoch], "recall": epoch / 10})

@@ -76,7 +76,7 @@ def losses_of(objective: Any, trained: Trainable, batches: Iterable[list[Example
 
 @pytest.mark.parametrize(("dtype", "tolerance"), slow_after(1, [("float64", 1e-12), ("float32", 1e-5)]))
 def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
-    """In float64, only the order of summation differs; in float32, fifty steps also round differently."""
+    """In float64, only the order of summation differs. In float32, rounding errors also add up over fifty steps."""
     config, tree = load_folder(torch_values.DATA / given.TRAINED, dtype)
     batches = (
         [Example(Text(each), int(label)) for each, label in zip(ids, labels, strict=True)]
@@ -278,7 +278,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     assert np.array_equal(Dropout({"a.*": 0.25}, (1, 2))("a.b", x), y)
     assert not np.array_equal(Dropout({"a.*": 0.25}, (1, 3))("a.b", x), y)
     assert y.flags.c_contiguous
-    assert dropout("a.b", x.T).flags.f_contiguous  # the same memory order as x, which makes the product fast
+    assert dropout("a.b", x.T).flags.f_contiguous  # the memory order of x, with which the product is fast
     with pytest.raises(NpformerError, match=r"dropout.*a\.\*.*1"):
         Dropout({"a.*": 1.0}, 0)
 

@@ -1,4 +1,4 @@
-"""Recorded arrays: each NumPy operation is recorded or refused, and its program has NumPy's bits for other values."""
+"""Recorded arrays: each NumPy operation is recorded or refused, and the program gives NumPy's bits for other values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def in_parts(x: np.ndarray) -> np.ndarray:
 
 
 def padded(x: np.ndarray) -> np.ndarray:
-    """Returns a result that is copied once; a program may write it directly to the copy's place."""
+    """Returns a result that is copied once. A program may write the result directly to the copy."""
     y = np.empty_like(x, shape=(5, 4))
     y[:3] = x * 2
     y[3:] = 0

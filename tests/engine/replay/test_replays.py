@@ -1,4 +1,4 @@
-"""Replays of models have the engine's bits for every family, whatever happens between two passes."""
+"""Replays of models give the engine's bits for every family, whatever happens between two passes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_shapes_threads_and_widths(
             found = model.run(each)
             if same_bits:
                 assert equal(found, answers)
-            else:  # a trial may choose another layout of weights, which sums in another order
+            else:  # a trial may choose another layout of weights, which changes the order of sums
                 assert all(np.allclose(a[n], b[n], atol=1e-4) for a, b in zip(found, answers, strict=True) for n in a)
 
 
@@ -132,7 +132,7 @@ def another_tree(model: Model) -> None:
 
 @pytest.mark.parametrize("change", [replaced, scaled, without_a_layer, without_a_bias, another_tree, another_config])
 def test_changed_weights_have_effect(change: Callable[[Model], None]) -> None:
-    """Weights in memory may be writable, as in training; the next call uses the changed weights."""
+    """Weights in memory may be writable, as in training. The next call then uses the changed weights."""
     model = tiny.model()
     model.weights = copy.deepcopy(model.weights)
     for array in npformer.checkpoint.flatten(model.weights).values():
@@ -162,7 +162,7 @@ def test_every_changed_weight_has_effect() -> None:
 
 @pytest.mark.parametrize("warm", [PASSES + 1, PASSES + 3])
 def test_read_only_weights_that_become_writable(warm: int) -> None:
-    """Products read copies of read-only weights, and the copies do not follow a change."""
+    """Products read copies of read-only weights, so the copies must not outlive a change."""
     model = tiny.model(d_model=128, d_ffn=640)
     model.weights = copy.deepcopy(model.weights)
     weights = npformer.checkpoint.flatten(model.weights).values()
@@ -194,7 +194,7 @@ def test_weights_that_become_read_only_before_the_recorded_pass() -> None:
 
 
 def test_an_underflow_is_no_error() -> None:
-    """The engine's softmax ignores underflows, and so must its replay."""
+    """The engine's softmax ignores underflows, and replays must do the same."""
     model = tiny.model()
     model.weights = copy.deepcopy(model.weights)
     for layer in model.weights["layers"]:
@@ -273,7 +273,7 @@ def test_copies_of_a_model_have_replays_of_their_own(copied: Callable[[Model], M
 
 
 def test_programs_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If there is no room for a program, it is not made; a program in use keeps its room."""
+    """A program is not made if there is no room for it, and a program in use keeps its room."""
     model = warmed(tiny.model())
     [first] = model.replays._shapes.values()
     monkeypatch.setattr(replays, "ROOM", 3 * first.program.nbytes)
@@ -307,7 +307,7 @@ def test_shapes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_program_with_other_bits_is_never_used() -> None:
-    """The work hides an operation from the recorder, so the program would repeat the first answer."""
+    """The work hides an operation from the recorder, so its program would repeat the first answer."""
 
     def work(weights: Any, inputs: Any, caches: Any) -> dict[str, np.ndarray]:
         return {"y": np.asarray(inputs[0]) * 2}
@@ -341,7 +341,7 @@ def test_a_program_that_depends_on_trials_is_made_again(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("ends", "before"), [(False, 8 * PASSES), (True, 2 * PASSES)])
 def test_a_program_waits_for_trials_of_the_same_work(ends: bool, before: int) -> None:
-    """A trial needs passes of the engine. If a trial does not end, the program does not wait forever."""
+    """A trial needs passes of the engine, but the program does not wait forever for a trial."""
     trial = Trial((1, 2), 1)
 
     def work(weights: Any, inputs: Any, caches: Any) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A service's use of a model: many threads, pipelines and processes at once, and cancelled and interrupted tasks. Each
+"""A service's use of a model: many threads, pipelines and processes at once, with cancelled and interrupted tasks. Each
 caller gets the correct answers, to the bit, and nothing is left behind.
 
 By default the suite makes few interrupts and calls. It was also run once with NPFORMER_TEST_INTERRUPTS=1000 and
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.numbers
 
 TEXTS = ["ice cream", "i love it", "paris is good " * 9, "no", "hot music movie", "she was not right there"]
 MANY = 24
-PATIENCE = 300  # seconds allowed, on a busy machine, for work that takes one or two
+PATIENCE = 300  # seconds: work that takes one or two may take longer on a busy machine
 
 
 def made(head: str = "sequence-classification", threads: int = 2) -> Task:
@@ -149,8 +149,8 @@ def test_in_a_loop_of_events(classify: Task, expected: list[Any]) -> None:
 
 @pytest.mark.slow
 def test_abandoned_generators(classify: Task, expected: list[Any]) -> None:
-    """Generators that are abandoned after one answer, closed, or never begun keep nothing alive and do not affect other
-    calls."""
+    """Generators that are abandoned after one answer, closed, or never started keep nothing alive and do not affect
+    other calls."""
     before = threading.active_count()
     for number in range(12):
         answers = classify(itertools.cycle(TEXTS))
@@ -210,7 +210,7 @@ def answers_with(task: Task, texts: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("method", slow_after(1, ["forkserver", "spawn"]))
-def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> None:
+def test_separate_processes(method: str, tmp_path: Path, classify: Task) -> None:
     """A new process loads a model, or receives a pickled pipeline with its tokenizer."""
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system has no {method}")

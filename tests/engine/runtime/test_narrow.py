@@ -53,7 +53,7 @@ def test_every_half_number_widens_exactly() -> None:
         assert not around[:, 276:].any()
 
 
-def test_float16_widens_exactly_where_a_thread_takes_small_numbers_for_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float16_widens_exactly_in_a_thread_that_flushes_small_numbers_to_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """If another library sets the processor to flush small numbers to 0, NumPy converts the numbers instead."""
     assert narrow._has_subnormals()
     halves, out = np.array([1e-5, -3e-6, 6e-8, 0.5], np.float16), np.empty(4, np.float32)

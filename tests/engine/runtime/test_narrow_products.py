@@ -72,7 +72,7 @@ def test_rows_in_float64_are_multiplied_by_the_widened_weight() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_columns_around_a_tile_are_zeros(ordered: bool) -> None:
-    """The memory of an earlier tile may contain NaN in these columns, about which matmul would warn."""
+    """In these columns, an earlier tile may have left NaN in memory, which would cause a warning from matmul."""
     narrow_products._memory.floats = np.full(300, np.nan, np.float32)
     tile = narrow_products._tile(np.ones((4, 5), np.int8).T, 3, 16, ordered)
     np.testing.assert_array_equal(tile, np.tile(np.repeat([0, 1, 0], [3, 4, 9]), (5, 1)))

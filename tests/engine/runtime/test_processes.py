@@ -160,7 +160,7 @@ print(*log)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_lets_the_workers_of_a_thread_in_blas_in() -> None:
+def test_a_fork_waits_for_a_thread_in_blas_and_its_workers() -> None:
     """The thread's call to BLAS waits for BLAS's workers, and the fork waits for the thread."""
     code = """
 def work():

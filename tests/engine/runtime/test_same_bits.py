@@ -42,7 +42,7 @@ def found(environment: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", kernels.working())
-def test_a_way_to_the_same_bits_is_found_on_every_kernel(name: str) -> None:
+def test_a_method_for_the_same_bits_is_found_on_every_kernel(name: str) -> None:
     """Each kernel runs in its own process, because a BLAS chooses its kernels when it is loaded.
 
     A NumPy with a different BLAS ignores the kernel's environment variable; the test then checks only that trials end.
@@ -133,7 +133,7 @@ def test_a_model_is_right_with_the_same_bits_and_without(wanted: bool) -> None:
         assert not wanted or np.array_equal(alone["logits"], answer["logits"])
 
 
-def test_without_the_same_bits_nothing_is_filled_up_on_any_thread() -> None:
+def test_without_the_same_bits_no_thread_pads_rows() -> None:
     """With same_bits=False, a single row uses BLAS's matrix-vector routine, which reads the weight without a copy."""
 
     def counts() -> list[int]:

@@ -40,11 +40,11 @@ from tests.support.bits import alike
 pytestmark = pytest.mark.numbers
 
 LONG = 10**9  # nanoseconds: an amount of work that is worth sharing
-PATIENCE = 300  # seconds allowed, on a busy machine, for work that takes milliseconds
+PATIENCE = 300  # seconds: work of milliseconds may take longer on a busy machine
 
 
 def blas_threads() -> set[int]:
-    """Returns the numbers of threads of NumPy's BLAS, without libraries that another test may have loaded."""
+    """Returns the numbers of threads of NumPy's BLAS, ignoring libraries that another test may have loaded."""
     return {each["num_threads"] for each in blas_libraries()}
 
 
@@ -162,7 +162,7 @@ def test_an_error_in_a_worker_comes_up_in_the_caller() -> None:
     caller, barrier = threading.current_thread(), threading.Barrier(2)
 
     def task() -> None:
-        barrier.wait(PATIENCE)  # so that each thread takes one of the two tasks
+        barrier.wait(PATIENCE)  # each thread then takes one of the two tasks
         if threading.current_thread() is not caller:
             raise ValueError("in a worker")
 
@@ -212,7 +212,7 @@ def test_an_interrupt_at_the_hand_over_leaves_no_worker_waiting(monkeypatch: pyt
     assert [each[0].shape for each in found] == [(4, 3), (4, 3)]
 
 
-def test_a_system_without_threads_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_free_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller does all the work, even for one long text. Later, new threads may be available again."""
 
     def refused(self: threading.Thread) -> None:
@@ -270,7 +270,7 @@ def test_blas_is_held_to_one_thread_and_put_back() -> None:
 
 @pytest.mark.usefixtures("two_blas_threads")
 def test_a_worker_does_not_search_for_blas() -> None:
-    """The search could deadlock with an import in the calling thread, for example tokenizers after the weights."""
+    """The search could deadlock with an import in the calling thread, for example an import of tokenizers."""
     code = """
 import threading
 import threadpoolctl

@@ -48,7 +48,7 @@ def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None
 def test_a_table_transposed_has_the_same_bits_too(inner: int, outer: int, threads: int, dtype: str) -> None:
     """A projection tied to its token table is a transposed view of the table.
 
-    Kernels for small products would add its terms in a different order. Some parts of a large product may be small: the
+    Kernels for small products would add the terms in a different order. Some parts of a large product may be small: the
     columns that do not fill a panel, and the shares of many threads.
     """
     x, weight = normal(140, inner, dtype=dtype), normal(outer, inner, dtype=dtype).T
@@ -123,7 +123,7 @@ def test_inputs_are_never_written_to() -> None:
 
 
 def layouts() -> list[str]:
-    """The variants that this kernel uses: panels, whole products, or a weight's edge columns."""
+    """Returns the variants that this kernel uses: panels, whole products, or a weight's edge columns."""
     if weight_products.few_rows():
         return ["panels", "neither"]
     return ["edges" if products.kernel(np.dtype("f")).has_edges(12) else "neither"]
