@@ -1,4 +1,4 @@
-"""Every call that a sentence of the reference promises is made by an example in the same docstring or page.
+"""Each call that the reference mentions in a sentence also occurs in an example of the same docstring or page.
 
 `test_docstrings.py` runs the examples of docstrings, and `test_documentation.py` the blocks of docstrings and pages. A
 call is code if it is between backticks or has a dot before its name; other parentheses belong to formulas.

@@ -288,7 +288,7 @@ def test_names_of_a_package_are_imported_from_where_type_checkers_see_them(packa
 def test_no_module_has_a_public_name() -> None:
     """No name is both a function and a module.
 
-    Files of the command are exempt, because they have the names of its subcommands, and so are pages, named by subject.
+    There are two exceptions: files of the command are named after subcommands, and pages after subjects.
     """
     rooms = {f"npformer.{each}" for each in ("golden", "learn", "plain", "training", "view")}  # public as modules
     modules = {

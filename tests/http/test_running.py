@@ -84,7 +84,7 @@ def two(tmp_path_factory):
 
 
 def shared_memory(pid: int) -> tuple[int, int]:
-    """Returns the bytes of mapped weights in memory, and the same with shared pages divided among processes."""
+    """Returns the memory of mapped weights in bytes: resident, and proportional (shared pages divided by users)."""
     text = Path(f"/proc/{pid}/smaps").read_text()
     part = re.findall(r"npformer\.safetensors\n.*?^Rss:\s+(\d+) kB.*?^Pss:\s+(\d+) kB", text, re.M | re.S)
     return sum(int(rss) for rss, _ in part) * 1024, sum(int(pss) for _, pss in part) * 1024

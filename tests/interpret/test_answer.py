@@ -15,7 +15,7 @@ from npformer.interpret.study_inputs import pair_of, texts_of
 from tests.support import tiny
 
 TEXT = "I love [MASK] cream"
-FRACTION = 1e-5  # fraction of a head's output to remove; the error is about its square
+FRACTION = 1e-5  # fraction of a head's output to remove; the error is about the square of the fraction
 
 
 def scaled(head: int) -> Any:

@@ -1,6 +1,6 @@
 """`npformer serve` with a gate before its batches, so a test decides how long each batch takes.
 
-If this module is run, it is the server's program. Each batch is recorded in the folder $GATE, and waits until its
+Run as a program, this module is the server. Each batch is recorded in the folder $GATE, and waits until its
 number is allowed. Workers import the module, too. $APART replaces the time after which a repeated signal is a second
 one.
 """

@@ -222,7 +222,7 @@ def test_an_unknown_argument_lists_the_task_s_own_options():
 
 
 def test_truncation_cuts_a_text_to_max_length():
-    """A text is truncated to N tokens, including [CLS] and [SEP], and the answer equals that for the shorter text."""
+    """A text is truncated to N tokens, including [CLS] and [SEP]. The shorter text gives the same answer."""
     task = pipeline("text-classification", TASKS["text-classification"])
     with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
         cut = task("I love ice cream", truncation=True, max_length=4)

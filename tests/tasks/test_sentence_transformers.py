@@ -115,7 +115,7 @@ def test_the_length_of_a_text_may_be_set(model):
     model.max_seq_length = 4
     with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
         assert np.array_equal(model.encode("I love ice cream", prompt=""), model.encode("I love", prompt=""))
-    model.max_seq_length = 64  # the encoder's limit, above the folder's
+    model.max_seq_length = 64  # the limit of the encoder, which is above the limit in the folder
     assert not model.encode("ice " * 40).truncated
     for length in (2, 65, "4", None):
         with pytest.raises(NpformerError, match="max_seq_length: expected a whole number from 3 to 64"):

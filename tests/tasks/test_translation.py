@@ -314,7 +314,7 @@ def test_a_translator_s_broken_tokenizer_files_are_named(folder: Path, name: str
 @needs_sentencepiece
 def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> None:
     """The map replaces each "a" with 200 characters, and SentencePiece would need tens of bytes for each character."""
-    trie = np.zeros(256, "<u4")  # the root, its child for the letter, and the child's value: its text begins at 0
+    trie = np.zeros(256, "<u4")  # a tree of the root, the letter and the letter's value, a text that begins at 0
     trie[0], trie[1 ^ ord("a")], trie[1 ^ ord("a") ^ 2] = 1 << 10, 2 << 10 | 1 << 8 | ord("a"), 1 << 31
     charsmap = trie.nbytes.to_bytes(4, "little") + trie.tobytes() + b"b" * 200 + b"\0"
     with open(folder / "source.spm", "ab") as file:

@@ -271,7 +271,7 @@ def test_a_text_shortened_on_the_left_begins_with_a_word(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match="82 tokens, cut to 64"):
         assert Encoder(model).shortened(LONG) == "ice cream " + "I love ice cream " * 15
     with pytest.warns(UserWarning, match="cut to 64"):
-        assert Encoder(model).shortened("zzzz " * 20) == "zzzz " * 15  # 62 tokens fit, and the 1st is in a word
+        assert Encoder(model).shortened("zzzz " * 20) == "zzzz " * 15  # 62 tokens fit: 15.5 words
     with pytest.warns(UserWarning, match="cut to 64"):
         assert Encoder(model).shortened("z" * 80) == "z" * 62
     with pytest.warns(UserWarning, match="cut to 64"):

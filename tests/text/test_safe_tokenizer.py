@@ -1,5 +1,5 @@
-"""A tokenizer is an untrusted file. If it would make the library abort, panic, hang or fail, it is refused when it is
-read, with an error that names it. Any later failure of the library is an NpformerError."""
+"""A tokenizer is an untrusted file. If a file would make the library abort, panic, hang or fail, reading it is an error
+that names the file. Any later failure of the library is an NpformerError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At its end, a training folder contains only the model unless the state is kept, even after a kill and a restart."""
+"""When training ends, its folder contains only the model unless the state is kept, even after kills and restarts."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     assert np.array_equal(Dropout({"a.*": 0.25}, (1, 2))("a.b", x), y)
     assert not np.array_equal(Dropout({"a.*": 0.25}, (1, 3))("a.b", x), y)
     assert y.flags.c_contiguous
-    assert dropout("a.b", x.T).flags.f_contiguous  # the memory order of x, with which the product is fast
+    assert dropout("a.b", x.T).flags.f_contiguous  # in the memory order of x, for a fast product
     with pytest.raises(NpformerError, match=r"dropout.*a\.\*.*1"):
         Dropout({"a.*": 1.0}, 0)
 
