@@ -1,4 +1,4 @@
-"""The table of limits: an error for a value above a limit names the limit and the argument that raises it."""
+"""The table of limits: an error for a value above a limit names the limit, which an argument or option can raise."""
 
 import json
 from dataclasses import fields, replace
