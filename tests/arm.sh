@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Runs the README's first command and the tests of numbers on the kernels that NumPy's OpenBLAS has for ARM machines of
-# 64 bits, emulated by qemu. By hand, never in CI: a kernel can take hours. On a bare Debian machine, as root:
+# Runs the README's first command and the numerical tests with OpenBLAS's kernels for 64-bit ARM machines, which qemu
+# emulates. Run it by hand, never in CI, because one kernel can take hours. On a bare Debian machine, as root:
 #
 #     tests/arm.sh [FOLDER]                  all kernels; the last lines are a table
-#     tests/arm.sh FOLDER KERNEL COMMAND...  one command on one kernel, in this checkout, once FOLDER has been used so
+#     tests/arm.sh FOLDER KERNEL COMMAND...  one command on one kernel, in this checkout, after a run with FOLDER
 #
-# FOLDER keeps Debian's files and is used again; without it everything is temporary. Property tests run in full: what
-# takes long under emulation is arithmetic at real widths, which fewer examples would leave as long.
+# FOLDER stores Debian's files for later runs; without it, everything is temporary. Property tests use all examples, because
+# fewer would not help: most of the time under emulation is spent on arithmetic at real widths.
 set -euo pipefail
 # shellcheck source=tests/debian_root.sh
 source "$(dirname "$0")/debian_root.sh"
 
 names=(ARMV8 NEOVERSEN1 NEOVERSEV1)
-# A CPU with the instructions of the kernel. NEOVERSEV1's vectors have 256 bits, for which `max` must not take its 512;
-# and `max` runs Python two to three times slower where it authenticates pointers, which nothing here needs.
+# A CPU with the kernel's instructions. NEOVERSEV1's vectors have 256 bits, so `max` must not use its 512 bits. `max`
+# also runs Python two to three times slower if it authenticates pointers, which is not needed here.
 declare -A cpu=(
     [ARMV8]=cortex-a57
     [NEOVERSEN1]=neoverse-n1
@@ -22,7 +22,7 @@ declare -A cpu=(
 
 prepare() { # FOLDER
     local handlers=/proc/sys/fs/binfmt_misc
-    # With its handler the system starts ARM programs, and what they start, by qemu.
+    # qemu's handler lets the system start ARM programs, including those that other ARM programs start.
     install_here qemu-user-static binfmt-support
     [ -e $handlers/register ] || mount -t binfmt_misc binfmt_misc $handlers
     [ -e $handlers/qemu-aarch64 ] || update-binfmts --enable qemu-aarch64

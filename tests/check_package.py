@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def build(folder: Path) -> Path:
-    """Returns the wheel. Builds the source distribution and the wheel from it; checks their metadata as an index does."""
+    """Builds the source distribution and the wheel from it, and checks their metadata; returns the wheel."""
     say("wheel and source distribution")
     run(sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT)
     (wheel,), (source,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
@@ -59,7 +59,7 @@ def build(folder: Path) -> Path:
 
 
 def check_assets(wheel: Path) -> None:
-    """Checks that the wheel has every file of which pages are made, those of the explorer among them."""
+    """Checks that the wheel contains every file from which pages are built, including the explorer's files."""
     assets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "npformer" / "view" / "assets").iterdir()}
     assert "npformer/view/assets/step_edit.js" in assets
     missing = sorted(assets - set(zipfile.ZipFile(wheel).namelist()))
@@ -85,7 +85,7 @@ def check_wheel(folder: Path, wheel: Path) -> None:
 
 
 def check_install_without_the_model(folder: Path) -> None:
-    """Checks that NPFORMER_DEMO=0 leaves the model out; outside the checkout, its name is then an error."""
+    """Checks that NPFORMER_DEMO=0 leaves the model out, and that its name is then an error outside the checkout."""
     say("pip install . without the bundled model")
     python = environment(folder / "small", ROOT, NPFORMER_DEMO="0")
     size = sum(path.stat().st_size for path in (folder / "small").rglob("npformer/**/*") if path.is_file())
@@ -107,17 +107,17 @@ def environment(folder: Path, *packages: str | Path, cwd: Path = ROOT, **variabl
 
 
 def load(python: Path, name: str, cwd: Path) -> str:
-    """Returns the output of a program that runs in this folder and loads the model of this name."""
+    """Loads the model of this name in a program that runs in `cwd`; returns the program's output."""
     return output(python, cwd, "-c", PROGRAM, name)
 
 
 def output(python: Path, cwd: Path, *arguments: str) -> str:
-    """Returns the output of a program that runs in this folder."""
+    """Runs a program in `cwd`; returns its output."""
     return subprocess.run([python, *arguments], cwd=cwd, env=CLEAN, check=True, capture_output=True, text=True).stdout
 
 
 def run_for_json(*command: str | Path, cwd: Path) -> dict[str, Any]:
-    """Returns the JSON that a program prints, regardless of its exit code."""
+    """Runs a program; returns the JSON that it prints, whatever its exit code."""
     return json.loads(subprocess.run(command, cwd=cwd, env=CLEAN, check=False, capture_output=True, text=True).stdout)
 
 

@@ -1,4 +1,4 @@
-"""Settings for all tests: a worker for each core (at most 8), and the same examples from hypothesis in every run."""
+"""Settings for all tests: a worker for each core (at most 8), and the same hypothesis examples in every run."""
 
 import gc
 import os
@@ -19,16 +19,16 @@ settings.load_profile("tests")
 
 absent_models.watch()
 
-#: A diagnosis searches the page for edits for up to ten seconds, and the usual known mistake is no edit of one place.
-#: Only tests marked `edits` read what it finds. The others search for a fifth of a second.
+#: A diagnosis searches the page for edits for up to ten seconds, but the usual mistake is not an edit of one place.
+#: Only tests marked `edits` use the result, so the search lasts a fifth of a second in all other tests.
 SEARCH, BRIEF = (fitting.FULL, fitting.EACH), (0.2, 0.0)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keeps garbage collection from walking through the thousands of tests, while they are collected and later.
+    """Keeps the garbage collector from traversing the thousands of tests, during collection and later.
 
-    It also runs less often: tests make many small objects, and few cycles.
+    The collector also runs less often, because tests make many small objects but few cycles.
     """
     gc.disable()
     try:
@@ -60,22 +60,22 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def one_blas_thread() -> Iterator[None]:
     """Limits BLAS to one thread, as in a model's run. Functions called on their own do not limit BLAS's threads, which
-    split a product's inner axis and rows by their own rules, so a row's last bits may depend on the other rows."""
+    divide a product in their own way, so the last bits of a row may depend on the other rows."""
     with single_blas_thread():
         yield
 
 
 @pytest.fixture
 def settable_blas() -> None:
-    """Skips a test if threadpoolctl cannot set the number of threads of this BLAS, such as a libblas.so."""
+    """Skips a test if threadpoolctl cannot set the number of threads of this BLAS, for example a libblas.so."""
     if not blas_libraries():
         pytest.skip("threadpoolctl can set no threads of this BLAS")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Starts a worker for each core, at most 8, unless -n, --pdb or --collect-only is given. The tests of a file share
-    a worker and its fixtures, so if only files are named, they run in this process."""
+    """Starts a worker for each core, at most 8, unless -n, --pdb or --collect-only is given. A file's tests share a
+    worker and its fixtures. If only files are named, the tests run in this process."""
     option = config.option
     if hasattr(config, "workerinput") or getattr(option, "numprocesses", 0) is not None:
         return  # this is a worker, -n is given, or pytest-xdist is missing
@@ -91,7 +91,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Collects the kernels that a worker skipped. A worker that crashed has no output."""
+    """Collects the kernels that a worker skipped. A crashed worker has no output."""
     kernels.left_out.extend(getattr(node, "workeroutput", {}).get("left_out", ()))
 
 

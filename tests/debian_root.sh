@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What arm.sh and other_blas.sh share: another Debian in a folder, commands that run in it, and the table of results.
-# Each of the two has its `names` to test, and functions to `prepare` a folder, to run a command `on` a name, and to
-# tell which name is `in_use` by NumPy; then it calls `main`. image.sh takes the Debian in a folder alone.
-release=trixie # the first of Debian's releases with a NumPy 2, and with a Python for today's
+# The common code of arm.sh and other_blas.sh: another Debian in a folder, commands that run in it, a table of results.
+# Both scripts define the `names` to test, and functions that `prepare` a folder, run a command `on` a name, and check
+# whether a name is `in_use` by NumPy. Then they call `main`. image.sh uses only the Debian in a folder.
+release=trixie # the first Debian release with NumPy 2, and with a Python that the newest NumPy supports
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv_options=() table=() status=0
 
@@ -35,7 +35,7 @@ main() { # [FOLDER [NAME COMMAND...]]
 
 stop() { echo "$(basename "$0"): $*" >&2 && exit 1; }
 
-install_here() { # PACKAGE...: what this machine lacks
+install_here() { # PACKAGE...: installs the packages that this machine lacks
     local package missing=()
     for package in "$@"; do
         dpkg -s "$package" > /dev/null 2>&1 || missing+=("$package")
@@ -43,11 +43,11 @@ install_here() { # PACKAGE...: what this machine lacks
     [ ${#missing[@]} = 0 ] || { apt-get update -q && apt-get install -qy --no-install-recommends "${missing[@]}"; }
 }
 
-unpack_root() { # ROOT ARCHITECTURE PACKAGE,PACKAGE...: once; ROOT is used again
+unpack_root() { # ROOT ARCHITECTURE PACKAGE,PACKAGE...: unpacks once; later runs use ROOT again
     local package
     root=$1
     install_here ca-certificates debootstrap
-    # The packages need only be unpacked: to configure them under emulation takes ten minutes, and gains nothing.
+    # Packages are only unpacked, because configuring them under emulation takes ten minutes and is not needed.
     if [ ! -e "$root/checkout" ]; then
         rm -rf "$root"
         debootstrap --foreign --arch="$2" --variant=minbase --include="$3" "$release" "$root"
@@ -56,13 +56,13 @@ unpack_root() { # ROOT ARCHITECTURE PACKAGE,PACKAGE...: once; ROOT is used again
         done
         mkdir "$root/checkout"
     fi
-    # This machine's names and certificates, so that pip finds there what it finds here.
+    # With this machine's host names and certificates, pip in ROOT reaches the same index as here.
     cp /etc/{resolv.conf,hosts,passwd,group} "$root/etc/"
     mkdir -p "$root/etc/ssl/certs"
     cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 }
 
-# Runs a command in $root, in this checkout, which it cannot write to. The mounts end with the command.
+# Runs a command in $root, in this checkout, which is read-only for the command. The mounts end with the command.
 inside() { # COMMAND...
     # shellcheck disable=SC2016
     unshare --mount bash -ec '
@@ -77,13 +77,13 @@ inside() { # COMMAND...
     ' - "$root" "$checkout" "$@"
 }
 
-# Does what a user does, in a fresh environment, then runs the tests of numbers; adds a line to the table.
+# Runs the README's first command in a new environment, then the numerical tests, and adds a line to the table.
 test_numbers() { # NAME
     local name=$1 readme=ok first found counts start=$SECONDS log=$root/$1.log
     first=$(sed -n '/^pip install \. && npformer classify /{p;q}' "$checkout/README.md")
     [ -n "$first" ] || stop "README.md: expected a line 'pip install . && npformer classify ...', found none"
     printf '\n== %s\n' "$name"
-    ln -sf gcc "$root/usr/bin/cc" # for the port in C; Debian makes the link where it configures a package
+    ln -sf gcc "$root/usr/bin/cc" # for the port in C; Debian makes this link only when it configures the package
     on "$name" python3 -m venv --clear "${venv_options[@]}" /venv
     on "$name" sh -c "$first" || readme=failed
     found=$(in_use "$name") || found="none, as Python stopped"
@@ -91,7 +91,7 @@ test_numbers() { # NAME
     on "$name" npformer info || readme=failed
     on "$name" pip install -q ".[test,translate]"
     on "$name" python -m pytest -m numbers -rs -p no:cacheprovider 2>&1 | tee "$log" || true
-    # pytest's last line, without what the marker leaves out: "2 failed, 500 passed".
+    # pytest's last line without the number of deselected tests, for example "2 failed, 500 passed".
     counts=$(sed -nE 's/^([0-9]+ (passed|failed|error).*) in [0-9.]+s.*/\1/; T; s/, [0-9]+ deselected//; p' "$log")
     [[ $readme = ok && $counts = *passed* && $counts != *failed* && $counts != *error* ]] || status=1
     table+=("$(printf '%-12s %-8s %-42s %7d' "$name" "$readme" "${counts:-none ended}" $((SECONDS - start)))")

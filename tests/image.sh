@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Builds the image of examples/deploy/Dockerfile with buildah, and asks a service that runs from it. By hand, never in CI,
-# where tests/http/test_deploy.py runs the Dockerfile's steps without a builder. On a bare Debian machine, as root:
+# Builds the image of examples/deploy/Dockerfile with buildah, and sends requests to a service in it. Run it by hand,
+# never in CI, where tests/http/test_deploy.py runs the Dockerfile's steps without a builder. On a bare Debian machine,
+# as root:
 #
 #     tests/image.sh [FOLDER]
 #
-# No registry of images is asked: a root of Debian's packages stands in for the Dockerfile's base. FOLDER keeps it, and the
-# images, and is used again; without it everything is temporary.
+# No image registry is used: a root of Debian's packages replaces the Dockerfile's base. FOLDER stores it and the images
+# for later runs; without it, everything is temporary.
 set -euo pipefail
 # shellcheck source=tests/debian_root.sh
 source "$(dirname "$0")/debian_root.sh"
 
 [ "$(id -u)" = 0 ] || stop "expected root (it installs packages and changes the root), got $(id -un)"
 service='' temporary=''
-last_child() { # of the service's processes: each has started the next, and the last is the service itself
+last_child() { # of the service's processes: each one starts the next, and the last is the service itself
     local last=$service child
     while read -r child _ <<< "$(cat /proc/"$last"/task/*/children)" && [ -n "$child" ]; do last=$child; done
     echo "$last"
@@ -32,7 +33,7 @@ else
 fi
 install_here buildah curl
 images() { buildah --root "$folder/images" --runroot "$folder/run" --storage-driver vfs "$@"; }
-said() { # FIELD: a list of the built image's settings, a line each
+said() { # FIELD: prints a list in the built image's settings, one item per line
     images inspect --type image npformer | python3 -c '
 import json, sys
 print(*eval(sys.argv[1], {"config": json.load(sys.stdin)["Docker"]["config"]}), sep="\n")' "$1"

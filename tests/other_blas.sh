@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Runs the README's first command and the tests of numbers with a NumPy that is not built on OpenBLAS: Debian's own
-# package, on the reference BLAS and on BLIS. By hand, never in CI. On a bare Debian machine, as root:
+# Runs the README's first command and the numerical tests with Debian's NumPy, which is not built on OpenBLAS: with the
+# reference BLAS and with BLIS. Run it by hand, never in CI. On a bare Debian machine, as root:
 #
 #     tests/other_blas.sh [FOLDER]                both libraries; the last lines are a table
-#     tests/other_blas.sh FOLDER BLAS COMMAND...  one command with one of them, once FOLDER has been used so
+#     tests/other_blas.sh FOLDER BLAS COMMAND...  one command with one library, after a run with FOLDER
 #
-# FOLDER keeps Debian's files and is used again; without it everything is temporary.
+# FOLDER stores Debian's files for later runs; without it, everything is temporary.
 set -euo pipefail
 # shellcheck source=tests/debian_root.sh
 source "$(dirname "$0")/debian_root.sh"
 
 names=(reference blis)
-declare -A library=([reference]=blas [blis]=blis-pthread) # the folders in which Debian keeps each libblas.so.3
-venv_options=(--system-site-packages)                     # where Debian's NumPy is
+declare -A library=([reference]=blas [blis]=blis-pthread) # the folder of each libblas.so.3 in Debian
+venv_options=(--system-site-packages)                     # for Debian's NumPy
 
 prepare() { # FOLDER
     unpack_root "$1/other" "$(dpkg --print-architecture)" \
@@ -26,7 +26,7 @@ on() { # BLAS COMMAND...
     LD_LIBRARY_PATH=${folders// /:} inside "${@:2}"
 }
 
-in_use() { # BLAS: that one, if its file is the one that NumPy has loaded
+in_use() { # BLAS: prints it if NumPy has loaded its file
     local loaded
     loaded=$(on "$1" python -c 'import numpy
 print(*{line.split()[-1] for line in open("/proc/self/maps") if "/libblas.so" in line})') || return

@@ -2,7 +2,7 @@
 
     python -m tests.pictures
 
-It rewrites `examples/images/view-*.png`; `recording.py` makes the recording. It needs chromium and
+It rewrites `examples/images/view-*.png`; `recording.py` makes the recording. It requires chromium and
 `pip install ".[plots]" --group browser`. Look at the pictures before you commit them.
 """
 

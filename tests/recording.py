@@ -1,9 +1,9 @@
-"""The recording of `npformer explore` in README.md and `docs/`: a real run in a browser, as an animated picture.
+"""Records `npformer explore` for README.md and `docs/`: a real run in a browser, as an animated picture.
 
     python -m tests.recording
 
-It rewrites `examples/images/explore.webp`. It needs what `tests/pictures.py` needs. Look at the picture before you commit
-it.
+It rewrites `examples/images/explore.webp`, and has the same requirements as `tests/pictures.py`. Look at the picture
+before you commit it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ SIZE = {"width": 1040, "height": 780}
 TEXT = "The plot is thin"
 TYPED = (", but", " the acting", " is wonderful")
 OLD, NEW = "scores = q @ k.mT / math.sqrt(q.shape[-1])", "scores = q @ k.mT / q.shape[-1]"
-SHORT, LONG = 700, 1800  # milliseconds that a frame is shown
+SHORT, LONG = 700, 1800  # duration of a frame in milliseconds
 LARGEST = 500_000  # bytes
 
 
 class Recorder:
-    """The frames of a run: screenshots with the pointer where it was clicked, and the time that each is shown."""
+    """The frames of a run: screenshots with the pointer where it clicked, and the duration of each frame."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
         self.frames: list[tuple[Any, int]] = []
 
     def frame(self, shown_for: int, at: tuple[float, float] | None = None) -> None:
-        """Keeps a screenshot. at: where the pointer is drawn."""
+        """Takes a screenshot. at: where the pointer is drawn."""
         from PIL import Image, ImageDraw
 
-        self.live.js("return new Promise((done) => setTimeout(done, 400))")  # transitions end
+        self.live.js("return new Promise((done) => setTimeout(done, 400))")  # waits until transitions end
         taken = base64.b64decode(self.live.cdp("Page.captureScreenshot", format="png")["data"])
         image = Image.open(io.BytesIO(taken)).convert("RGB")
         if at is not None:
@@ -48,7 +48,7 @@ class Recorder:
         self.frames.append((image, shown_for))
 
     def click(self, element: Any, act: Callable[[Any], None] | None = None) -> None:
-        """Shows the pointer on an element, and clicks it."""
+        """Shows the pointer on an element and clicks it."""
         self.live.js("arguments[0].scrollIntoView({ block: 'nearest', inline: 'nearest' })", element)
         box = self.live.js("const { x, y, width, height } = arguments[0].getBoundingClientRect();"
                            "return [x + width / 2, y + height / 2]", element)  # fmt: skip
@@ -63,7 +63,7 @@ class Recorder:
 
 
 def record(live: Live) -> Recorder:
-    """Types a text, removes the head that decides most, steps to its weights, and changes a line of the page."""
+    """Types a text, removes the most decisive head, steps to its weights, and changes a line of the page."""
     recorder = Recorder(live)
     live.explore({"distilbert-sst2": npformer.load("distilbert-sst2")}, TEXT, at="view=change", **SIZE)
     recorder.frame(LONG)

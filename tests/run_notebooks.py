@@ -1,12 +1,12 @@
-"""Runs notebooks of docs/learn/ from the first cell to the last, and fails with the first error.
+"""Runs notebooks of docs/learn/ from the first cell to the last, and stops at the first error.
 
-    python tests/run_notebooks.py datasets    runs datasets.ipynb and leaves the file alone
+        python tests/run_notebooks.py datasets    runs datasets.ipynb and does not change the file
     python tests/run_notebooks.py --write     runs every notebook and stores its output in the file, for GitHub
 
-The site's build runs every notebook except datasets.ipynb, which needs seven engines, and changes no file. Needs
-the `docs` group, and npformer installed, because a notebook runs in its folder. A cell that prints something and was
-committed without any output fails, too. The output itself is not compared: its last digits depend on the machine, and
-comparisons with published numbers depend on the models in the machine's cache.
+The site's build runs every notebook except datasets.ipynb, which needs seven engines, and changes no file. Requires
+the `docs` group, and npformer installed, because a notebook runs in its folder. The run also fails if a cell prints
+something but was committed without output. The output itself is not compared: its last digits depend on the machine,
+and comparisons with published numbers depend on the models in the machine's cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def run(path: Path, write: bool) -> list[str]:
-    """The problems of a notebook: an error in a cell, or a cell that was committed without its output."""
+    """Returns the problems of a notebook: an error in a cell, or a cell that was committed without its output."""
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError

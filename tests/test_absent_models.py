@@ -1,4 +1,4 @@
-"""In a source distribution, a test that needs a model of the checkout is skipped, counted and named; no other test is."""
+"""In a source distribution, tests that need a model of the checkout are skipped, counted and named, and no others."""
 
 from __future__ import annotations
 

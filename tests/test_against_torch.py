@@ -1,7 +1,7 @@
-"""Every stage of every family, head and option against torch, and the bundled checkpoint on forty texts.
+"""Every stage of every family, head and option compared with torch, and the bundled checkpoint on forty texts.
 
-In float32 a stage's error may be at most twice that of torch, which ran in several orders of summation
-(`torch_values.over_budget` explains why). In float64 a stage equals torch's up to the order of summation.
+In float32, a stage's error may be at most twice torch's error, which is measured over several orders of summation
+(`torch_values.over_budget` explains why). In float64, a stage equals torch's, except for the order of summation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.support.bits import alike
 
 pytestmark = pytest.mark.numbers
 
-# Two float64 runs differ by the order of summation: a few units of 2^-53 in each of several hundred steps.
+# Two float64 runs sum in different orders, so each of several hundred steps differs by a few units of 2^-53.
 FLOAT64 = 1e-13
 BUNDLED = Path(__file__).parent.parent / "weights" / "distilbert-sst2"
 PER_TOKEN_HEADS = ("base", "token-classification", "question-answering", "masked-lm", "causal-lm", "replaced-token")
@@ -52,7 +52,7 @@ def load(folder: Path, dtype: str) -> Model:
 
 
 def heard(model: Model, *args: object, **kwargs: object) -> dict[str, list[np.ndarray]]:
-    """Returns every stage of model(...) except inputs, each as the list of its arrays, one per call of `tap`."""
+    """Returns every stage of model(...) except inputs, each as a list of its arrays, one per call of `tap`."""
     found: dict[str, list[np.ndarray]] = {}
 
     def hear(name: str, array: np.ndarray) -> np.ndarray:
@@ -67,7 +67,7 @@ def heard(model: Model, *args: object, **kwargs: object) -> dict[str, list[np.nd
 
 @cache
 def stages_of(case: str, dtype: str) -> dict[str, list[np.ndarray]]:
-    """The stages of a case's model on the case's inputs."""
+    """Returns the stages of a case's model on the case's inputs."""
     return heard(load(torch_values.DATA / case, dtype), **torch_values.inputs(case))
 
 
@@ -81,7 +81,7 @@ def flat(fired: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("case", torch_values.CASES)
 def test_stages_have_torchs_names(case: str) -> None:
-    """A run has all stages stored for its case; each of its stages is stored for some case of the family."""
+    """A run has all stages stored for its case, and each of its stages is stored for some case of the family."""
     model = load(torch_values.DATA / case, "float32")
     found = stages_of(case, "float32").keys()
     family = [each for each in torch_values.CASES if each.startswith(f"{model.config.model_type}-")]
@@ -110,8 +110,8 @@ def test_stages_in_float64(case: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", torch_values.CASES)
-def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
-    """A call without a listener skips rows that the head does not read, and has the same bits as a call with one."""
+def test_answers_without_a_listener(case: str, dtype: str) -> None:
+    """A call without a listener skips rows that the head does not read, but has the same bits as a call with one."""
     model, given = load(torch_values.DATA / case, dtype), torch_values.inputs(case)
     answer, found = model(**given), stages_of(case, dtype)
     mask = given["attention_mask"].astype(bool)
@@ -127,8 +127,8 @@ def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
         assert alike(array.ravel(), flat(found[last]))
 
 
-#: Mistakes that no case shows, because torch's stages end with the logits, and because a query that is already scaled
-#: shows only in the query itself.
+#: Mistakes that no case shows, because torch's stages end with the logits, and a query that is already scaled differs
+#: only in the query itself.
 UNSEEN = {"wrong probabilities", "query scaled already"}
 #: Mistakes found from the port's own arrays, which this test does not record: tests/golden/test_mistakes*.py.
 UNSEEN |= {
@@ -203,9 +203,8 @@ def planted_in(case: str) -> Planted:
 @pytest.mark.parametrize(
     "mistake", [each for each in (*OF_PARTS, *OF_FEW, *ANYWHERE) if each.name not in UNSEEN], ids=lambda m: m.name
 )
-def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) -> None:
-    """Plants each known mistake of ports in float32. In each case, the first variant that changes a number is
-    planted."""
+def test_budgets_are_tight_enough_to_detect_every_mistake(mistake: Mistake) -> None:
+    """Plants each known mistake of ports in float32, in each case the first variant that changes a number."""
     planted = 0
     cases = RELATIVE if mistake in OF_FEW else PLANTED_IN
     for case in OF_ONE_CASE.get(mistake.name, cases):
@@ -222,7 +221,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
     assert planted
 
 
-#: Families with a case for only some heads -> these heads. tests/oracle/test_heads.py compares the others.
+#: Families with cases for only some heads -> these heads. tests/oracle/test_heads.py compares the others.
 FEW_HEADS = {"albert": {"base", "sequence-classification"}, "nomic_bert": {"base", "masked-lm"}}
 FEW_HEADS |= {
     "gemma2": {"causal-lm"},
@@ -251,7 +250,7 @@ def test_every_family_head_and_option_has_a_case() -> None:
 
 # --- the bundled checkpoint on the forty texts -----------------------------------------------------------------------
 
-# Torch ran the texts in two batches, one of which has only single sentences. The error in a single text depends on
+# Torch ran the texts in two batches, one of which has only single sentences. The error for a single text depends on
 # chance, because its largest numbers are a few outliers of a trained model. So errors are measured over a batch.
 GROUPS = [range(24), range(24, 40)]
 
@@ -267,9 +266,9 @@ def bundled_texts() -> list[Text]:
 
 @cache
 def bundled_run(index: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The stages of one text: summaries of the float64 run as in golden/make.py, and the errors of the float32 run.
+    """Returns the stages of one text: summaries of the float64 run as in golden/make.py, and errors of the float32 run.
 
-    Only summaries are kept, because the arrays of the long text take half a gigabyte.
+    Only summaries are kept, because the arrays of a long text need half a gigabyte.
     """
     truth: dict[str, np.ndarray] = {}
     errors: dict[str, float] = {}
@@ -289,7 +288,7 @@ def bundled_run(index: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
 
 
 def summary(stage: np.ndarray) -> tuple[float, float, float]:
-    """Returns the largest magnitude, the sum of magnitudes, and a checksum that depends on the order."""
+    """Returns the largest magnitude, the sum of magnitudes, and a checksum that depends on the order of entries."""
     return (
         float(np.abs(stage).max()),
         float(np.abs(stage).sum()),
@@ -346,7 +345,7 @@ def test_bundled_answers() -> None:
 
 
 def test_bundled_scores_of_two_texts() -> None:
-    """The checkpoint's published figures, to as many digits as were published."""
+    """The scores equal the checkpoint's published figures, to as many digits as were published."""
     index = [TEXTS.index("I love ice cream"), TEXTS.index("I hate ice cream")]
     logits = [load(BUNDLED, "float32").run([bundled_texts()[i]])[0]["logits"] for i in index]
     assert np.round(logits, 4).tolist() == pytest.approx(np.array([[-3.4548, 3.8881], [2.6480, -2.6717]]), abs=1.01e-4)

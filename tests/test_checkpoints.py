@@ -46,7 +46,7 @@ def test_names_come_once_and_families_are_shown():
     [("Phi-3-mini-4k", 96, 4096), ("Phi-3.5-mini", 96, 131072), ("Phi-4-mini", 96, 131072)],
 )
 def test_phi_runs_with_the_config_that_its_authors_published(name, columns, longest):
-    """These checkpoints name their own code, which is not needed. In Phi-4, 96 of 128 columns of a head rotate."""
+    """These checkpoints name their own code, which is not needed. In Phi-4, 96 of the 128 columns of a head rotate."""
     (data,) = (each["config"] for each in NOTED if each["name"] == f"microsoft/{name}-instruct")
     assert data["auto_map"]["AutoModelForCausalLM"] == "modeling_phi3.Phi3ForCausalLM"
     config = read_config(data)

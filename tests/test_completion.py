@@ -1,5 +1,5 @@
-"""Names that editors and shells complete: Jedi (in Spyder, Vim, Emacs and IPython) reads the source, and other
-tools call dir()."""
+"""Names that editors and shells complete. Jedi (in Spyder, Vim, Emacs and IPython) reads the source, and other tools
+call dir()."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_jedi_shows_the_arguments_and_the_documentation() -> None:
     assert "prevents overflow" in signature.docstring()
 
 
-def test_dir_has_public_names_alone() -> None:
-    """Importing modules and using names adds no name."""
+def test_dir_has_only_public_names() -> None:
+    """Importing modules and using names does not add names."""
     code = "import npformer, npformer.model; npformer.softmax([1]); print(*sorted(dir(npformer)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert found == sorted(["__version__", *npformer.__all__])

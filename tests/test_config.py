@@ -112,7 +112,7 @@ def test_a_model_of_the_next_token_is_causal():
 
 
 def test_no_supported_family_is_listed_as_missing():
-    """A family that npformer has is not in `MISSING`."""
+    """A family that npformer supports is not in `MISSING`."""
     assert not MISSING.keys() & FAMILIES.keys()
 
 

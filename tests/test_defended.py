@@ -1,4 +1,4 @@
-"""The table of docs/how-it-works/security.md, row by row: every row has an attack here."""
+"""The table of docs/how-it-works/security.md: every row is tested with an attack."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pickles(folder: Path) -> None:
 
 
 def sizes(folder: Path) -> None:
-    """Each model would take gigabytes or minutes; refusing it takes less than a megabyte. See
+    """Each model would need gigabytes or minutes, but refusing it needs less than a megabyte. See
     checkpoint/test_hostile.py."""
     config = json.loads((folder / "config.json").read_text())
     tracemalloc.start()
@@ -100,7 +100,7 @@ def tokenizers(folder: Path) -> None:
 
 
 def templates(folder: Path) -> None:
-    """See text/test_chat_template.py for time, memory and the environment."""
+    """Time, memory and the environment are tested in text/test_chat_template.py."""
     pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
     for harmful in (
         "{{ ''.__class__.__mro__ }}",
@@ -119,7 +119,7 @@ def texts(folder: Path) -> None:
     for how in ("window", "error"):
         with pytest.raises(NpformerError, match="1000010 is more than the limit `characters` of 1000000"):
             classify(long, long=how)
-    with pytest.raises(NpformerError, match="limit `characters`"):  # no space at which the text could be cut
+    with pytest.raises(NpformerError, match="limit `characters`"):  # the text has no space at which it could be cut
         classify("x" * 1_000_001)
 
 

@@ -1,4 +1,4 @@
-"""Every docstring of a public name has an example and describes its parameters; every example prints what it shows."""
+"""Docstrings of public names have an example and describe all parameters, and examples print exactly what they show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npformer import loading
 PACKAGE = Path(npformer.__file__).parent
 WITH_EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
 
-#: Modules with slow examples, which run only with the slow tests.
+#: Modules whose examples are slow, and run only with the slow tests.
 LONG = ("golden/compare.py", "golden/diagnose.py", "golden/format.py", "interpret/patching.py", "view/page_view.py")
 NAMES = {path.relative_to(PACKAGE).as_posix(): path for path in WITH_EXAMPLES}
 EXAMPLES = [pytest.param(NAMES[name], id=name, marks=[pytest.mark.slow] * (name in LONG)) for name in NAMES]
@@ -27,8 +27,8 @@ EXAMPLES = [pytest.param(NAMES[name], id=name, marks=[pytest.mark.slow] * (name 
 
 @pytest.fixture(scope="module", autouse=True)
 def bundled_weights() -> Iterator[None]:
-    """Reads a bundled model only once, because reading takes longer than most examples. They can share its weights,
-    which are read-only.
+    """Reads each bundled model only once, because reading takes longer than most examples. The examples can share the
+    weights, which are read-only.
     """
     read, once = loading.load_folder, lru_cache(2)(loading.load_folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -69,7 +69,7 @@ def test_a_public_name_has_an_example_and_describes_every_parameter(name: str) -
 
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_a_formula_declares_its_shapes(name: str) -> None:
-    """Its docstring has shapes, unless it works on any array, and an example, unless its arguments are many weights."""
+    """The docstring has shapes, unless it works on any array, and an example, unless its arguments are many weights."""
     doc = inspect.getdoc(getattr(npformer, name)) or ""
     assert name in ("relu", "gelu", "gelu_tanh", "silu") or re.search(r"\(\.\.\., |\([A-Z]|\(length", doc)
     weights = {"query", "attention", "layers"} & set(inspect.signature(getattr(npformer, name)).parameters)

@@ -1,4 +1,4 @@
-"""Every code block of the pages, and every example of the help texts, runs unchanged, from another folder.
+"""Every code block of the pages and every example of the help texts runs unchanged, in another folder.
 
 A page's blocks run in order: `python` blocks in one process and one namespace, `console` blocks in bash. Blocks marked
 `text` do not run: they are the output of a program, or commands that need the network, an hour or a file that npformer
@@ -113,7 +113,7 @@ def environment(tmp_path_factory):
 
 
 def run(command: list[str], cwd: Path, env: dict[str, str]) -> str:
-    """The output of a command, which must end with exit code 0."""
+    """Runs a command, which must end with exit code 0; returns its output."""
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr, done.stderr
@@ -136,7 +136,7 @@ def bash(script: str) -> list[str]:
 
 
 def examples(command: str) -> list[str]:
-    """The commands under `example:` or `examples:` at the end of a help text; a backslash continues a command."""
+    """Returns the commands under `example:` or `examples:` at the end of a help text, joining lines at a backslash."""
     indented = find(command).epilog.partition("example")[2].partition(":\n")[2].partition("\n\n")[0]
     return [re.sub(r"\s*\\\n\s*", " ", line).strip() for line in re.split(r"(?<!\\)\n", indented)]
 
@@ -144,10 +144,10 @@ def examples(command: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
-    """The examples run in order, in one folder with the files they name, and end with exit code 0. If an extra is
+    """The examples run in order, in one folder with the files that they name, and end with exit code 0. If an extra is
     missing, the error names it.
 
-    A server is stopped by SIGTERM once it has started, and must then end with exit code 0, too.
+    A server is stopped by SIGTERM when it has started, and must then also end with exit code 0.
     """
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -176,7 +176,7 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
 
 
 def of_docstrings() -> list[str]:
-    """The blocks of the reference's docstrings, without those of extras that are not installed."""
+    """Returns the blocks in the reference's docstrings, except those for extras that are not installed."""
     extras = {"npformer.serve": "starlette", "npformer.dataset": "pyarrow", "Conversation": "jinja2"}
     absent = tuple(name for name, package in extras.items() if importlib.util.find_spec(package) is None)
     names = {name: each for name, each in reference.documented().items() if not name.startswith(absent or "-")}
@@ -185,7 +185,7 @@ def of_docstrings() -> list[str]:
 
 @pytest.mark.slow
 def test_the_blocks_of_docstrings_run(environment, tmp_path):
-    """Each block alone imports or makes all that it needs, except npformer."""
+    """Each block imports or creates all that it needs, except npformer."""
     found = of_docstrings()
     assert len(found) >= 13  # 14 with jinja2
     write = "import pyarrow.parquet; pyarrow.parquet.write_table(pyarrow.table({'review': ['ice']}), 'reviews.parquet')"
@@ -204,14 +204,14 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    """A page's blocks in order, without Sphinx's directives."""
+    """Returns a page's blocks in order, without Sphinx's directives."""
     text = (ROOT / page).read_text(encoding="utf-8")
     found = (Block(*each) for each in re.findall(r"^```(\S*)[^\n]*\n(.*?)^```$", text, re.M | re.S))
     return [block for block in found if not block.language.startswith("{")]
 
 
 def program(found: list[Block]) -> str:
-    """A page's blocks as one Python program, in which a line with a form feed ends the output of each block."""
+    """Returns a page's blocks as one Python program, in which a line with a form feed ends the output of each block."""
     lines = ["import subprocess, sys"]
     for block in found:
         if block.language == "console":
@@ -223,11 +223,11 @@ def program(found: list[Block]) -> str:
 
 
 def shape(line: str) -> str:
-    """A printed line without its numbers and padding, because last digits differ between machines."""
+    """Returns a printed line without its numbers and padding, because last digits differ between machines."""
     return " ".join(re.sub(r"(?<!exit code )-?\d[\d.]*(e[-+]\d+)?", "N", line).split())
 
 
-#: A page takes seconds, so the quick tests run the README alone.
+#: Each page takes seconds, so the quick tests run only the README.
 @pytest.mark.parametrize(
     "page", slow_after(1, sorted({*PAGES} - {COURSE}, key=lambda page: (page != "README.md", page)))
 )
@@ -260,7 +260,7 @@ def test_a_notebook_was_run_from_its_first_cell_and_says_what_to_read_next(path)
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "learn").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_imports_names_that_exist(path):
-    """The site's build runs the notebooks; this is the part of it that a renamed function breaks."""
+    """The site's build runs the notebooks. This test finds the errors that renamed functions cause."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     tree = ast.parse(re.sub(r"^ *[%!].*$", "", code, flags=re.M))
@@ -272,7 +272,7 @@ def test_a_notebook_imports_names_that_exist(path):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_linked_files_are_in_the_checkout(page):
-    """Links to the repository and its pictures are absolute URLs in the README, which a package index shows too."""
+    """In the README, links to the repository are absolute URLs, because a package index shows the README, too."""
     text = (ROOT / page).read_text(encoding="utf-8")
     absent = [each for each in LEFT_OUT if not (ROOT / each).exists()]
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -300,7 +300,7 @@ def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
 
 
 def test_the_layer_in_the_readme_is_the_page_s() -> None:
-    """Without its docstring."""
+    """The docstring is not compared."""
     tree = ast.parse(source("formulas"))
     [layer] = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "encoder_layer"]
     layer.body = layer.body[1:]
@@ -309,7 +309,7 @@ def test_the_layer_in_the_readme_is_the_page_s() -> None:
 
 
 def test_the_maths_is_named_in_order_with_its_lines() -> None:
-    """The reading path: each file exists, imports no later file, and has about the stated number of lines."""
+    """In the reading path, each file exists, imports no later file, and has about the stated number of lines."""
     page = (ROOT / READING).read_text(encoding="utf-8")
     named = re.findall(r"^\| \[`([\w/]+)\.py`\]\(\S+\) \| (\d+) \|", page, flags=re.MULTILINE)
     assert len(named) == 10
@@ -324,7 +324,7 @@ def test_the_maths_is_named_in_order_with_its_lines() -> None:
 
 
 def test_the_lines_of_the_smallest_and_the_largest_family() -> None:
-    """Approximately: a file may grow by a tenth before the page must change."""
+    """The numbers are approximate: a file may grow by a tenth before the page must change."""
     page = (ROOT / READING).read_text(encoding="utf-8")
     named = re.search(r"A family is a file of (\d+) \(DistilBERT\) to (\d+) lines \(T5\)", page)
     assert named
@@ -351,7 +351,7 @@ def test_the_environment_variables_are_those_of_the_code() -> None:
     assert {name for name in listed - read if name.startswith("NPFORMER")} == set()
 
 
-def test_the_benchmarks_are_those_that_were_measured() -> None:
+def test_the_benchmarks_page_has_the_measured_figures() -> None:
     """The page docs/how-it-works/benchmarks.md repeats figures from tests/benchmarks, in rows with the same names."""
     measured, repeated = (
         {

@@ -1,4 +1,4 @@
-"""Names of earlier versions, in which gated networks had hidden and gate instead of gate and up.
+"""Names of earlier versions, in which the stages of gated networks were hidden and gate, not gate and up.
 
 Folders with those names are read; golden files, traces and arrays with them are refused.
 """
@@ -25,7 +25,7 @@ EARLIER = {"gate": "hidden", "up": "gate"}
 
 
 def earlier(name: str) -> str:
-    """The name of a stage or weight in earlier versions."""
+    """Returns the name of a stage or weight in earlier versions."""
     return re.sub(r"\bffn\.(gate|up)\b", lambda found: f"ffn.{EARLIER[found[1]]}", name)
 
 
@@ -48,7 +48,7 @@ def test_a_folder_that_an_earlier_version_wrote_has_the_same_weights(tmp_path: P
 
 @pytest.mark.parametrize("stages", ["*", "*.ffn.gate", "*.ffn.up", "*.ffn_norm"])
 def test_a_golden_file_of_an_earlier_version_is_refused(tmp_path: Path, stages: str) -> None:
-    """Even one without the renamed stages, because its hash of the weights depends on their names."""
+    """A file without the renamed stages is refused, too, because its hash of the weights depends on the names."""
     recorded = golden.record(tiny.model("llama", "base"), [np.array([5, 6, 7])], stages)
     recorded.save(tmp_path / "g.safetensors")
     assert list(golden.load(tmp_path / "g.safetensors").stages) == list(recorded.stages)
@@ -75,7 +75,7 @@ def test_a_trace_of_an_earlier_version_is_refused(tmp_path: Path, stages: str, h
     del description["names"]
     arrays = {earlier(name): array for name, array in arrays.items()}
     save_arrays(path, arrays, {**metadata, "description": json.dumps(description)})
-    if (stages, has_config) == ("*.ffn.gate", False):  # a single name, which plain networks have too
+    if (stages, has_config) == ("*.ffn.gate", False):  # a single name, which plain networks have, too
         assert list(Trace.load(path)) == ["layers.0.ffn.hidden", "layers.1.ffn.hidden"]
     else:
         with pytest.raises(NpformerError, match=rf"t\.safetensors: .*{REFUSED}"):

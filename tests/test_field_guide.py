@@ -1,4 +1,4 @@
-"""The field guide, `docs/models/`: a page for each family, and what its generators find. They are run without Sphinx."""
+"""The field guide, `docs/models/`: a page for each family, and the results of its generators, run without Sphinx."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GUIDE = ROOT / "docs" / "models"
 
 
 def load(name: str) -> ModuleType:
-    """A module of docs/_ext."""
+    """Loads a module of docs/_ext."""
     sys.path.insert(0, str(ROOT / "docs" / "_ext"))
     try:
         return import_module(name)
@@ -60,7 +60,7 @@ def test_the_file_of_a_page_names_it(name: str) -> None:
 def test_the_docstring_of_a_page_names_its_parent(name: str) -> None:
     parent = tree.PARENTS[name]
     expected = {"transformer": "2017", "gpt2": "GPT-2"}.get(parent, tree.title(parent))
-    if name != "llama":  # its changes are so many that it is described without its parent
+    if name != "llama":  # Llama has too many changes to be described by its parent
         assert expected in (page(name).__doc__ or "")
 
 

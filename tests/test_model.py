@@ -1,4 +1,4 @@
-"""A model's guarantees: the same bits for a text in any batch, no work for padding, every form of input, errors."""
+"""A model's guarantees: a text's bits are the same in any batch, padding costs nothing, all forms of input, errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.numbers
 HEADS = [(family, head) for family, each in encoders().items() for head in dict.fromkeys(each.architectures.values())]
 #: The first head of each family, and the first family of each head.
 FEW = {each[part]: each for part in (0, 1) for each in reversed(HEADS)}.values()
-#: Families whose attention has parts that no other family has.
+#: Families with a part of attention that no other family has.
 OWN_ATTENTION = ("bert", "modernbert", "deberta-v2", "gpt2", "llama")
 DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
@@ -45,7 +45,7 @@ LABELS = {"sequence-classification", "token-classification"}
 
 @lru_cache(8)
 def models(family: str, head: str, size: str = "36", dtype: str = "float32", n_labels: int = 3) -> list[Model]:
-    """One model for each number of threads, all with the same weights."""
+    """Returns one model for each number of threads, all with the same weights."""
     d_model, n_heads, d_ffn, max_length = SIZES[size]
     labels = tuple(f"L{i}" for i in range(n_labels)) if head in LABELS else ()
     fields: dict[str, Any] = {"d_model": d_model, "n_heads": n_heads, "d_ffn": d_ffn, "max_length": max_length}
@@ -261,7 +261,7 @@ def test_no_texts() -> None:
 
 
 def test_answers_are_the_callers_own() -> None:
-    """A caller can write to the answers: they share no memory with the next run or with the weights."""
+    """A caller can write to the answers, which share no memory with the next run or with the weights."""
     model, text = models("bert", "base")[0], Text(np.arange(4))
     first = model.run([text])[0]
     expected = {name: array.copy() for name, array in first.items()}

@@ -1,7 +1,6 @@
 """The published numbers of the real checkpoint, and a test that the comparison detects wrong numbers.
 
-The checkpoint is taken from the Hugging Face cache or from the hub; if both lack it, one test is skipped with a
-message.
+The checkpoint is in the Hugging Face cache or on the hub; if it is in neither, one test is skipped with a message.
 """
 
 import copy
@@ -37,12 +36,12 @@ def test_every_published_number():
 
 
 def printed(number, digits):
-    """A float32 number as torch prints it: four decimals, or five significant digits."""
+    """Formats a float32 number as torch prints it: four decimals, or five significant digits."""
     return Decimal(format(float(number), digits))
 
 
 def published_by(model):
-    """The numbers that a walk-through would print for this model, from its float64 run, in the form of
+    """Returns the numbers that a walk-through would print for this model, from its float64 run, in the form of
     tests/published.json."""
     t = trace(model, TEXT)
     c = model.config
@@ -95,7 +94,7 @@ def test_a_model_agrees_with_its_own_numbers(model, published):
 
 @pytest.mark.parametrize("table", published_numbers.TABLES, ids=lambda table: table.name)
 def test_one_wrong_digit_is_found(model, published, table):
-    """Changes one number by three units of its last digit, plus the rounding and noise that a table permits."""
+    """Changes one number by three units of its last digit, plus the rounding and noise that the table permits."""
     wrong = copy.deepcopy(published)
     row = wrong[table.name] if table.name in ("logits", "probabilities") else wrong[table.name][1]
     unit = Decimal(1).scaleb(row[1].as_tuple().exponent)
@@ -154,7 +153,7 @@ def test_the_figures_keep_the_digits_that_were_printed():
 
 
 def test_the_teardown_notebook_takes_the_published_steps_with_the_numbers_of_its_own_model():
-    """It begins with a text and a formula, and shows the stage of every published table, but no published number."""
+    """The notebook begins with a text and a formula. It shows every published table's stage, but none of the numbers."""
     path = Path(__file__).parents[1] / "docs" / "learn" / "teardown.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert "$$" in "".join(cells[0]["source"])

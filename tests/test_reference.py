@@ -1,4 +1,4 @@
-"""Every call that the reference promises in a sentence is made by an example of the same docstring or page.
+"""Each call that the reference mentions in a sentence also occurs in an example of the same docstring or page.
 
 `test_docstrings.py` runs the examples of docstrings, and `test_documentation.py` the blocks of docstrings and pages. A
 call is code if it is between backticks or has a dot before its name; other parentheses belong to formulas.
@@ -23,7 +23,7 @@ CODE = re.compile(r"`([^`\n]*\([^`\n]*)`|((?:\b\w+)?(?:\.\w+)+\([^()\n]*\))")
 
 
 def promised(text: str) -> Iterator[ast.Call]:
-    """The calls in the sentences of a text, without its examples and blocks."""
+    """Returns the calls in the sentences of a text, without its examples and blocks."""
     text = re.sub(r"^```.*?^```|^ *>>>.*?(?:\n\s*\n|\Z)", "", BLOCK.sub("", text), flags=re.M | re.S)
     for span in (found[1] or found[2] for found in CODE.finditer(text)):
         code = span.strip()
@@ -41,7 +41,7 @@ def calls(tree: ast.AST) -> list[ast.Call]:
 
 
 def form(call: ast.Call) -> tuple[str, int, frozenset[str]]:
-    """The last name of the function, the number of positional arguments, and the names of the others."""
+    """Returns the last name of the function, the number of positional arguments, and the names of the others."""
     name = ast.unparse(call.func).rpartition(".")[2]
     return name, len(call.args), frozenset(each.arg or "**" for each in call.keywords)
 

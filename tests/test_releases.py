@@ -1,4 +1,4 @@
-"""A release has one version and one date, and its changes fit on a page."""
+"""A release has one version and one date, and its list of changes fits on a page."""
 
 from __future__ import annotations
 

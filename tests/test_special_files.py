@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_file_in_a_file_s_place_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
-    """Runs in a process that is limited to 4 GB and two minutes, so that waiting or endless reading fails."""
+def test_replacing_a_file_with_anything_else_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
+    """The process is limited to 4 GB and two minutes, so waiting or endless reading fails."""
     command = [sys.executable, "-m", "tests.support.special_files", kind, str(tmp_path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)

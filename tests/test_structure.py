@@ -1,4 +1,4 @@
-"""How the package is built: imports point one way, `import npformer` is light, torch is not needed, files are short."""
+"""The package's structure: imports go one way, `import npformer` is fast and needs no torch, and files are short."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in
 LONGEST = 450  # lines; a longer file has two subjects
 
 # Modules from the lowest to the highest. A module imports only modules in earlier lines or in its own line.
-# A package has one line, and some of its modules have lines of their own.
+# Each package has one line, and some of its modules have separate lines.
 ORDER = (
     *(
         "version",
@@ -86,7 +86,7 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 
 def nodes(*words: str) -> Iterator[tuple[str, ast.AST]]:
-    """Yields (module, node) for each node of modules that contain one of these words, without parsing the others."""
+    """Yields (module, node) for each node of the modules that contain one of these words. Others are not parsed."""
     for name, path in MODULES.items():
         text = path.read_text(encoding="utf-8")
         if any(word in text for word in words):
@@ -95,13 +95,13 @@ def nodes(*words: str) -> Iterator[tuple[str, ast.AST]]:
 
 @cache
 def imports(name: str) -> frozenset[str]:
-    """The full names of all imports of a module: at the top, in functions and for type checkers."""
+    """Returns the full names of all imports of a module: at the top, in functions, and for type checkers."""
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     return frozenset[str]().union(*(imported(node, name) for node in ast.walk(tree)))
 
 
 def imported(node: ast.AST, importer: str) -> frozenset[str]:
-    """The modules that one statement imports: npformer's by file, others by the first part of the name."""
+    """Returns the modules that one statement imports: npformer's by file, others by the first part of the name."""
     if isinstance(node, ast.Import):
         names = {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
@@ -116,7 +116,7 @@ def imported(node: ast.AST, importer: str) -> frozenset[str]:
 
 
 def reached(name: str) -> set[str]:
-    """All modules of npformer that a module imports, directly or through others, except `npformer/__init__.py`."""
+    """Returns all npformer modules that a module imports, directly or indirectly, except `npformer/__init__.py`."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -127,7 +127,7 @@ def reached(name: str) -> set[str]:
 
 
 def place(name: str) -> int:
-    """A module's index in ORDER, by its own name or that of the smallest package with a line."""
+    """Returns a module's index in ORDER, by its own name or by the smallest package that has a line."""
     parts = name.removeprefix("npformer.").split(".")
     names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next(ORDER.index(each) for each in names if each in ORDER)
@@ -161,13 +161,13 @@ def test_independent_modules_stay_independent(name: str) -> None:
     assert ours <= INDEPENDENT[name]
 
 
-def test_imports_make_no_circle() -> None:
-    """This covers imports at the top of a file, in its functions and for type checkers."""
+def test_imports_have_no_cycle() -> None:
+    """The test covers imports at the top of a file, in its functions, and for type checkers."""
     circles = [name for name in MODULES if name in reached(name)]
     assert circles == []
 
 
-#: Module -> files that it opens itself. Other modules use `files`, which refuses pipes, devices and outside links.
+#: Module -> files that it opens itself. All others use `files`, which refuses pipes, devices and outside links.
 OPENS = {
     "npformer.common.files": "any",
     "npformer.common.locks": "its locks",
@@ -198,22 +198,22 @@ def test_files_are_opened_in_one_place() -> None:
     assert sorted(OPENS.keys() - found) == []
 
 
-def test_torch_is_only_for_comparing() -> None:
-    """Only `golden` imports torch or transformers, to run their models. Checkpoints are read, trained and run without
-    them."""
+def test_torch_is_imported_only_for_comparisons() -> None:
+    """Only `golden` imports torch or transformers, to run their models. Reading, training and running checkpoints does
+    not need them."""
     users = {name for name in MODULES if imports(name) & {"torch", "transformers", "onnxruntime"}}
     assert {name for name in users if not name.startswith("npformer.golden")} == set()
 
 
 def test_the_engine_imports_only_itself_and_what_all_packages_share() -> None:
-    """Not the pages: tests compare the two, so an engine that called a page would be compared with itself."""
+    """The engine imports no pages: tests compare the two, so otherwise it would be compared with itself."""
     engine = [name for name in MODULES if name.startswith("npformer.engine")]
     ours = {each for name in engine for each in imports(name) if each.startswith("npformer.")}
     assert sorted(each for each in ours if not each.startswith(("npformer.engine", "npformer.common"))) == []
 
 
 def test_the_maths_does_not_know_the_mistakes_of_ports() -> None:
-    """`golden.mistakes` has every mistake. Only the diagnosis of ports loads it, not `classify`."""
+    """`golden.mistakes` contains every mistake. The diagnosis of ports loads it; `classify` does not."""
     maths = [name for name in MODULES if name.startswith(("npformer.engine", "npformer.families"))]
     assert [name for name in maths if "mistake" in MODULES[name].read_text(encoding="utf-8").lower()] == []
     assert [name for name in maths if any(each.startswith("npformer.golden") for each in imports(name))] == []
@@ -226,7 +226,7 @@ print([name for name in sys.modules if name.startswith("npformer.golden")])
 
 
 def test_both_kinds_of_model_have_one_interface() -> None:
-    """A task refuses the wrong class of model, and a pipeline takes either. No other code tests a model's class."""
+    """A task refuses models of the wrong class, and a pipeline accepts both classes. No other code tests the class."""
     askers = {
         name
         for name, node in nodes("Seq2Seq")
@@ -286,9 +286,9 @@ def test_names_of_a_package_are_imported_from_where_type_checkers_see_them(packa
 
 
 def test_no_module_has_a_public_name() -> None:
-    """A name must not mean both a function and a module.
+    """No name is both a function and a module.
 
-    Exempt are files of the command, which have the names of its subcommands, and pages, which have those of subjects.
+    There are two exceptions: files of the command are named after subcommands, and pages after subjects.
     """
     rooms = {f"npformer.{each}" for each in ("golden", "learn", "plain", "training", "view")}  # public as modules
     modules = {
@@ -325,7 +325,7 @@ def test_files_are_short() -> None:
 
 
 def test_functions_of_the_maths_have_few_arguments() -> None:
-    """At most eight. Arrays and options that belong together are an object."""
+    """A function has at most eight arguments. Arrays and options that belong together are one object."""
     maths = [path for name, path in MODULES.items() if name.startswith(("npformer.engine", "npformer.families"))]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in maths}
     found = [
@@ -336,13 +336,13 @@ def test_functions_of_the_maths_have_few_arguments() -> None:
 
 
 def test_every_module_describes_itself() -> None:
-    """A module's docstring describes its content. It is the first statement, so only the beginning of a file is
-    read."""
+    """A module's docstring describes its content. The docstring is the first statement, so the test reads only the
+    beginning of a file."""
     assert [str(path.relative_to(ROOT)) for path in PYTHON if not docstring(path)] == []
 
 
 def docstring(path: Path) -> str:
-    """The string that is the first statement of a file, or ""."""
+    """Returns the string that is the first statement of a file, or ""."""
     with open(path, encoding="utf-8") as file:
         tokens = (
             each for each in tokenize.generate_tokens(file.readline) if each.type not in (tokenize.COMMENT, tokenize.NL)

@@ -1,4 +1,4 @@
-"""Warnings have one category of npformer's own, and the user's line as their location."""
+"""All warnings have npformer's own category, and their location is the user's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the bundled model into the wheel. `NPFORMER_DEMO=0 pip install .` omits it, and thus 46 of 48 MB."""
+"""Puts the bundled model into the wheel. `NPFORMER_DEMO=0 pip install .` leaves it out, which saves 46 of 48 MB."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODEL = "distilbert-sst2"
 
 class BundledModel(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called before a wheel is built; an editable install needs no copy, because it finds the model in the
+        """Adds the model before a wheel is built. An editable install needs no copy, because it finds the model in the
         checkout.
         """
         if version != "editable" and os.environ.get("NPFORMER_DEMO") != "0":

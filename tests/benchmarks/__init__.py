@@ -1,4 +1,4 @@
-"""Benchmarks, each a program: `python -m tests.benchmarks.peers`, and likewise for the other names in `README.md`.
+"""Benchmarks, each a program: `python -m tests.benchmarks.peers`, for example; `README.md` lists the others.
 
-They assert nothing, and pytest does not collect them. `README.md` lists the requirements of each.
+They assert nothing, and pytest does not collect them. `README.md` says what each requires.
 """

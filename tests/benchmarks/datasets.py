@@ -1,7 +1,7 @@
-"""Measures the speed and memory of runs over datasets: `python -m tests.benchmarks.datasets [ROWS ...]`.
+"""Measures the speed and memory of `npformer.dataset.map`: `python -m tests.benchmarks.datasets [ROWS ...]`.
 
-Each run is a separate process with a tiny model, so that the overhead shows. CPU seconds are counted for the process
-that reads and writes, not for its workers. Rows are short: a sentence and a number.
+Each run is a separate process with a tiny model, because a larger model would hide the overhead. CPU seconds are
+counted for the process that reads and writes, not for its workers. Each row is short: a sentence and a number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.support import tiny
 
 ROWS = (1_000, 10_000, 100_000)
-RUNS = 3  # the fastest counts
+RUNS = 3  # the fastest run counts
 TEXTS = ("I love ice cream", "not my music", "she was in Paris", "who will be there this time", "no news is good")
 
 
@@ -34,7 +34,7 @@ def source(path: Path, rows: int) -> Path:
 
 
 def run(model: str, source: str, sink: str, scheduler: str = "") -> None:
-    """Prints the seconds that a run takes, its CPU seconds in this process, and its peak memory in MB."""
+    """Prints a run's wall-clock seconds, its CPU seconds in this process, and its peak memory in MB."""
     import npformer.dataset
     from npformer.dataset.cluster import connected
 

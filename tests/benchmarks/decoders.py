@@ -1,9 +1,9 @@
-"""Decoders against Transformers: `python -m tests.benchmarks.decoders smollm2-135m qwen2.5-0.5b gpt2`.
+"""Compares decoders with Transformers: `python -m tests.benchmarks.decoders smollm2-135m qwen2.5-0.5b gpt2`.
 
-A model with random weights reads a prompt, and greedily writes 24 more tokens. The figures are the time to read the
-prompt and write one token, and the time of each further token, for npformer with `same_bits` on and off, and for
+A model with random weights reads a prompt and greedily generates 24 more tokens. The figures are the time to read the
+prompt and generate one token, and the time of each further token, for npformer with `same_bits` on and off, and for
 Transformers (eager attention, float32). Engines take turns in one process, and the minimum time of each counts. Every
-engine must write the same tokens. Needs the group `oracle`.
+engine must generate the same tokens. Needs the group `oracle`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def engines(folder: Path) -> dict[str, Engine]:
 
 
 def times(runs: dict[str, Engine], prompt: np.ndarray, turns: int) -> dict[str, tuple[float, float]]:
-    """Returns each engine's seconds for the prompt and one token, and for each further token."""
+    """Returns each engine's seconds for the prompt and one token, and its seconds for each further token."""
     least = {name: [np.inf, np.inf] for name in runs}
     for _ in range(turns):
         written = {}

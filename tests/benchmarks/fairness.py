@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.fairness [--requests N] [--json FILE]
 
-A client classifies one sentence after another: first alone, then while another client repeats a large request. Each
-row has the client's median and 99th percentile, and the percentile as a multiple of the one alone. Turns without a
-large request come before and after each turn with one, because other load on the machine changes both.
+A client classifies one sentence after another, first alone, then while another client repeats a large request. Each
+row shows the client's median and 99th percentile, and the ratio of this percentile to the one without a large request.
+Turns without a large request come before and after each turn with one, because other load affects both.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def latencies(server: Server, count: int) -> list[float]:
     for _ in range(count):
         start = time.perf_counter()
         status, _, _ = server.post(*SMALL)
-        assert status in (200, 504), status  # a starved request
+        assert status in (200, 504), status  # 504: the request was starved
         found.append(1e3 * (time.perf_counter() - start))
     return found
 
 
 def beside(server: Server, count: int, path: str, body: dict[str, Any]) -> tuple[list[float], list[int]]:
-    """Returns the milliseconds of small requests next to a repeated large one, and the statuses of the large one."""
+    """Returns the milliseconds of small requests during a repeated large request, and the latter's statuses."""
     statuses: list[int] = []
     over = threading.Event()
 
@@ -62,7 +62,7 @@ def beside(server: Server, count: int, path: str, body: dict[str, Any]) -> tuple
     large = threading.Thread(target=repeat)
     large.start()
     try:
-        time.sleep(1)  # the first large request has been read and has begun
+        time.sleep(1)  # by then the server has begun the first large request
         return latencies(server, count), statuses
     finally:
         over.set()
@@ -70,7 +70,7 @@ def beside(server: Server, count: int, path: str, body: dict[str, Any]) -> tuple
 
 
 def race(requests: int) -> dict[str, Any]:
-    """Returns the latencies alone and next to each large request."""
+    """Returns the latencies alone, and next to each large request."""
     found: dict[str, Any] = {}
     with Server("distilbert-sst2", "gpt2-austen") as server:
         latencies(server, 30)

@@ -1,7 +1,7 @@
-"""A generation step of a model of GPT-2's size, compared with three engines: `python -m tests.benchmarks.generation`.
+"""Compares a generation step of a GPT-2-sized model with three engines: `python -m tests.benchmarks.generation`.
 
-A model of GPT-2's size with random weights (12 layers, 768 wide, 50,257 tokens) greedily writes 32 tokens after each
-prompt. The figure is the total time, including the pass over the prompt, divided by 32. Every engine must write the
+A model of GPT-2's size with random weights (12 layers, 768 wide, 50,257 tokens) greedily generates 32 tokens after each
+prompt. The figure is the total time, including the pass over the prompt, divided by 32. Every engine must generate the
 same tokens. Engines take turns in one process, and the minimum time of each counts. Needs the groups `oracle` and
 `bench`.
 """
@@ -29,7 +29,7 @@ Engine = Callable[[np.ndarray], Any]  # prompts (B, L) -> new tokens (B, TOKENS)
 
 
 def write_model(folder: Path) -> Any:
-    """Writes the checkpoint as Transformers saves it; returns its model."""
+    """Writes the checkpoint as Transformers saves it; returns the Transformers model."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -80,7 +80,7 @@ def ctranslate2_engine(folder: Path, threads: int) -> Engine:
 
 
 def onnx_engine(model: Any, folder: Path, threads: int) -> Engine:
-    """Opens a session for any number of new tokens after cached keys and values, kept in ONNX Runtime's memory."""
+    """Opens a session for any number of new tokens, with the keys and values in ONNX Runtime's memory."""
     import onnxruntime
 
     path, layers = folder / "step.onnx", len(model.transformer.h)
@@ -106,7 +106,7 @@ def onnx_engine(model: Any, folder: Path, threads: int) -> Engine:
 
 
 def export(model: Any, path: Path, kept: list[str]) -> None:
-    """Writes one step of the model as an ONNX file; only the last token's logits are computed."""
+    """Writes one step of the model as an ONNX file that computes only the last token's logits."""
     import torch
 
     class Step(torch.nn.Module):

@@ -1,8 +1,8 @@
-"""Memory and time of a decoder with narrow weights: `python -m tests.benchmarks.keep gpt2`.
+"""Measures memory and time of a decoder with narrow weights: `python -m tests.benchmarks.keep gpt2`.
 
-A model with random weights reads a prompt of 512 tokens, and writes 32 more after a prompt of 16. A separate process
-for each way of keeping weights measures its resident memory, at the end and at its peak, relative to the size of the
-float32 weights. Times are measured in turns in one process, and the minimum time of each way counts.
+A model with random weights reads a prompt of 512 tokens, and generates 32 tokens after a prompt of 16. For each form of
+the weights, a separate process measures its resident memory, at the end and at its peak, relative to the size of the
+float32 weights. Times are measured in turns in one process, and the minimum time of each form counts.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ WAYS = ("float32", "bfloat16", "float16", "int8")
 
 
 def works(model: npformer.Model) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """A pass over a long prompt, and steps after a short prompt."""
+    """Returns two functions: a pass over a long prompt, and steps after a short prompt."""
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, PROMPT)
     steps = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
     return lambda: model.generate(ids, max_new_tokens=1), lambda: model.generate(ids[:SHORT], **steps)
 
 
 def memory(folder: Path, keep: str) -> dict[str, float]:
-    """Returns the megabytes of this process after some work, at the end and at its peak."""
+    """Returns this process's memory in megabytes, at the end of some work and at its peak."""
     model = npformer.load(folder, keep=keep)
     for work in works(model):
         work()

@@ -1,7 +1,7 @@
 """Tests and times each kernel that this CPU can run: `python -m tests.benchmarks.kernels [--quick] [NAME...]`.
 
-OpenBLAS chooses its kernels when it is loaded, according to the CPU or OPENBLAS_CORETYPE, so each kernel has a process
-of its own. That process runs the numerical tests (`pytest -m numbers`). Then the bundled model answers single texts and
+OpenBLAS chooses a kernel when it is loaded, according to the CPU or OPENBLAS_CORETYPE, so each kernel has a separate
+process. That process runs the numerical tests (`pytest -m numbers`). Then the bundled model answers single texts and
 a batch, alternately with `same_bits` on and off, on all threads of this machine.
 
 Use the newest NumPy, because an old OpenBLAS is unreliable on newer CPUs. If a kernel crashes Python, the
@@ -89,7 +89,7 @@ def measured() -> dict[str, Any]:
 
 
 def costs() -> list[float]:
-    """Returns the minimum time with `same_bits` on divided by that with it off, measured in turns in one process."""
+    """Returns time ratios, measured in turns in one process: `same_bits` on, divided by `same_bits` off."""
     model, random = npformer.load("distilbert-sst2"), np.random.default_rng(0)
     tokens = [*(int(words * 1.25) + 2 for words in WORDS)]
 

@@ -1,9 +1,8 @@
 """Timing for the benchmarks: engines take turns, and every time is compared with two lower bounds.
 
 Engines are raced in one process, one turn each (A B C A B C ...), so that any other load on the machine affects all of
-them, and the minimum time of each counts. The lower bounds are the time of the products `x @ W` on their own, and the
-time to read the weights once. With few rows, npformer may take less than the first bound, because `x @ W` copies the
-weight in every call, and npformer's panels need no copy.
+them, and the minimum time of each counts. The lower bounds are the time of the products `x @ W` alone, and the time to
+read the weights once. With few rows, npformer may be faster than the first bound, because `x @ W` copies the
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def settle() -> None:
 
 
 def turn(run: Callable[[], Any], seconds: float) -> tuple[Any, list[float]]:
-    """Returns an answer, and the times of calls made for about this many seconds; a first call may only warm up."""
+    """Calls `run` for about this many seconds; returns its answer and the times. A first call may only warm up."""
     settle()
     start = time.perf_counter()
     answer = run()
@@ -65,10 +64,10 @@ def turn(run: Callable[[], Any], seconds: float) -> tuple[Any, list[float]]:
 def race(
     runners: Sequence[Runner], rounds: int, seconds: float, check: Callable[[Runner, Any], None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Returns each engine's minimum time of a call, its best setup, and every setup's minimum time.
+    """Returns each engine's minimum time per call, its best setup, and the minimum time of every setup.
 
-    All setups take a turn in the first round, and later only setups that are nearly as fast as their engine's best.
-    check: called with each runner's answer in its first turn, to raise an error if it is wrong.
+    In the first round, every setup takes a turn; in later rounds, only setups that are nearly as fast as their engine's
+    best. check: called with each runner's answer in its first turn; raises an error if the answer is wrong.
     """
     least: dict[tuple[str, str], float] = {}
     for number in range(rounds):
@@ -104,9 +103,9 @@ def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
 
 
 def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
-    """Counts floating-point operations; a multiplication and an addition are two.
+    """Returns numbers of floating-point operations, in which a multiplication and an addition count as two.
 
-    products: all x @ W that npformer computes; in the last layer, it computes only the row of each text's first token,
+    products: all x @ W that npformer computes. In the last layer, these are only the row of each text's first token,
     and the keys and values that this row reads. attention: the scores and weighted sums of values for the same rows.
     whole: products and attention for every row of every layer.
     """
@@ -124,7 +123,7 @@ def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
 
 
 def weight_arrays(model: Model) -> list[np.ndarray]:
-    """Returns the weights of all products. Even a short text needs all of them, but only a few rows of the tables."""
+    """Returns the weights of all products. Even a short text needs all of them, but few rows of the embeddings."""
     layers = [
         group["weight"]
         for layer in model.weights["layers"]
@@ -137,10 +136,9 @@ def weight_arrays(model: Model) -> list[np.ndarray]:
 
 
 class BareProducts:
-    """Computes only the model's x @ W, into existing arrays, on all threads.
+    """Computes only the products x @ W of the model, into existing arrays, on all threads.
 
-    There are two ways, and either may be faster: BLAS's own threads on all rows, or one shard of rows per thread, as in
-    npformer.
+    Either of two ways may be faster: BLAS's own threads on all rows, or one shard of rows per thread, as in npformer.
     """
 
     engine = "x @ W alone"

@@ -82,7 +82,7 @@ class Engines:
         self.encoders = _encoders(folder, threads)
 
     def contenders(self, ids: Ids) -> list[Contender]:
-        """Returns every engine's ways to compute the logits of these texts. Padded batches are made beforehand."""
+        """Returns every engine's setups for computing the logits of these texts. Padded batches are made beforehand."""
         texts = [Text(each) for each in ids]
         found = [Contender("npformer", "", lambda: np.stack([each["logits"] for each in self.npformer.run(texts)]))]
         for size in BATCH_SIZES:
@@ -222,7 +222,7 @@ def _run_session(session: Any, batches: list[_Batch]) -> Iterator[np.ndarray]:
 
 
 def _encoders(folder: Path, threads: int) -> dict[str, tuple[Any, int]]:
-    """CTranslate2 with all threads on one batch, and with one batch per thread: (encoder, calling threads)."""
+    """Opens two encoders, with all threads on a batch, and with a batch per thread: (encoder, calling threads)."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 

@@ -1,11 +1,11 @@
-"""The peers of `service.py`: the same model in ONNX Runtime behind starlette, with the usual batching of such servers.
+"""Serves the same model as `service.py` with ONNX Runtime and starlette, batching requests as such servers usually do.
 
     python -m tests.benchmarks.onnx_service ENGINE FOLDER PORT
 
 ENGINE is `onnxruntime`, with the fastest session settings on this machine, or `fastembed`, the library with its
 defaults. FOLDER is the output of `service.py --export`. Up to 64 waiting texts are sorted by length and run in groups
-of 8, padded to the longest, which is the fastest setup for this model. Vectors are means normalized to length 1, like
-those of /embed.
+of 8, padded to the longest; this is the fastest setup for this model. Vectors are means normalized to length 1, like
+the vectors of /embed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Vectors = Callable[[list[str]], np.ndarray]  # texts -> (N, D)
 
 
 def by_onnxruntime(folder: str) -> Vectors:
-    """Turns off spinning threads, which take half the processor time on shared cores."""
+    """Opens the model with spinning threads turned off, because they use half the processor time on shared cores."""
     import onnxruntime
     from tokenizers import Tokenizer
 

@@ -1,8 +1,9 @@
-"""The interpreter's share: `python -m tests.benchmarks.overhead [--quick] [--json FILE]`.
+"""Measures the overhead of the interpreter: `python -m tests.benchmarks.overhead [--quick] [--json FILE]`.
 
-Models with almost no arithmetic show what a pass costs besides its products: a forward pass of six layers for 8 tokens,
-a step of 30 layers, and a step of 12. Each is timed as the engine is written and replayed, in turns. Real widths follow,
-where the products dominate. Also shown: the calls of Python and C functions of a pass, and the bytes of its programs.
+Models with almost no arithmetic show the cost of a pass besides its products: a forward pass of six layers for 8
+tokens, a step of 30 layers, and a step of 12. Each is timed, in turns, as the engine is written and as a replay. Models
+of real width follow, in which products dominate. The table also shows the number of function calls in a pass (Python
+and C), and the bytes of its programs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LLAMA = {"n_kv_heads": 1, "n_heads": 4}
 
 @dataclass(frozen=True)
 class Work:
-    """A model, and what it does."""
+    """A model and its input."""
 
     name: str
     family: str
@@ -39,7 +40,7 @@ class Work:
     steps: int = 0  # 0 for a forward pass
 
     def prepare(self) -> tuple[Model, Callable[[], Any]]:
-        """The model, and a function that runs it once."""
+        """Returns the model, and a function that runs it once."""
         head = "causal-lm" if self.steps else "base"
         config = FAMILIES[self.family].config(head, vocab_size=1000, max_length=512, **self.sizes)
         model = Model(config, tiny.weights(config))
@@ -68,20 +69,20 @@ WORKS = (
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Inside the block, every pass runs as the engine is written."""
+    """Runs every pass in the block as the engine is written, without replays."""
     with mock.patch.object(Replays, "run", lambda self, each: each()):
         yield
 
 
 def calls(run: Callable[[], Any]) -> int:
-    """The calls of Python and C functions while it runs."""
+    """Returns the number of calls of Python and C functions in a run."""
     profile = cProfile.Profile()
     profile.runcall(run)
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
 def measured(work: Work, turns: int) -> dict[str, Any]:
-    """The least time of each way in ms, their calls, and the bytes of the programs."""
+    """Returns the minimum time of each variant in ms, its number of calls, and the size of the programs in bytes."""
     model, run = work.prepare()
     for _ in range(PASSES + 3):
         run()

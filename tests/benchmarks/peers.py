@@ -1,7 +1,7 @@
-"""npformer against torch, ONNX Runtime and CTranslate2: `python -m tests.benchmarks.peers [--json FILE] [--quick]`.
+"""Compares npformer with other engines: `python -m tests.benchmarks.peers [--json FILE] [--quick]`.
 
-Every engine gets the same weights and texts. The peers get their fastest setup, with texts sorted by length, in batches
-of 1, 4, 8 or 32. All must give the same logits. Needs the groups `oracle` and `bench`. `models.py` opens the engines,
+Every engine gets the same weights and texts. The peers get their fastest setup: texts sorted by length, in batches of
+1, 4, 8 or 32. All must return the same logits. Needs the groups `oracle` and `bench`. `models.py` opens the engines,
 `measure.py` races them, and `table.py` formats the table.
 """
 
@@ -37,7 +37,7 @@ APART = 1e-4  # engines round float32 sums differently; a wrong mask or activati
 
 
 def measure_row(engines: Engines, work: str, lengths: list[int], effort: Effort, pool: Any) -> dict[str, Any]:
-    """Races one row of the table; every engine's logits must agree with npformer's."""
+    """Races the engines on one row of the table; every engine's logits must agree with npformer's."""
     model = engines.npformer
     ids = sizes.random_ids(lengths, model.config.vocab_size)
     expected = np.stack([each["logits"] for each in model.run([Text(each) for each in ids])])

@@ -1,9 +1,9 @@
 """Profiles the stages of a forward pass: `python -m tests.benchmarks.profile [--json FILE] [--quick]`.
 
-While a model runs, clocks wrap the functions of each stage. A clock counts a function's own time, without that of the
-clocked functions that it calls. Clocks run on the calling thread, so the figures are the milliseconds that a caller
-waits, and waiting for another thread counts as a stage too. A clock costs about a microsecond per call. The second
-table shows the time per token at every length, and attention's share of it.
+While a model runs, clocks wrap the functions of each stage. A clock counts a function's own time, excluding the clocked
+functions that it calls. Clocks run on the calling thread, so the figures are the milliseconds that a caller
+waits; waiting for another thread is also a stage. A clock costs about a microsecond per call. The second table
+shows the time per token at every length, and attention's share of it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Clocks:
         self._open: list[list[Any]] = []  # (stage, seconds spent in stages that it called)
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function so that its own time is added to a stage."""
+        """Wraps a function so that its own time is added to the time of a stage."""
 
         @functools.wraps(function)
         def clocked(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class Clocks:
         return clocked
 
     def sharing(self, share: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps `run_tasks`: waiting for threads is a stage; the caller's own tasks are added to the current stage."""
+        """Wraps `run_tasks`: waiting for threads is a stage, and tasks on this thread count for the current stage."""
 
         def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> Any:
             if threading.get_ident() != self._caller:
@@ -89,7 +89,7 @@ class Clocks:
 
 
 def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float]:
-    """Calls a function repeatedly for this time; returns each stage's seconds in the fastest call."""
+    """Calls the model repeatedly for `seconds`; returns each stage's seconds in the fastest call."""
     texts = sizes.random_texts(lengths)
     with ExitStack() as stack:
         clocks = Clocks()
@@ -107,7 +107,7 @@ def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float
             if not best or sum(clocks.seconds.values()) < sum(best.values()):
                 best = dict(clocks.seconds)
 
-        for _ in range(3):  # panels are made at a weight's third use
+        for _ in range(3):  # a weight's panels are made at its third use
             call()
         best = {}
         measure.turn(call, seconds)
@@ -115,7 +115,7 @@ def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float
 
 
 def stages_table(profiles: dict[str, dict[str, float]]) -> str:
-    """Prints a table of stages and workloads, in milliseconds and as shares of the whole."""
+    """Formats a table of stages and workloads, in milliseconds and as shares of the total."""
     whole = {work: sum(each.values()) for work, each in profiles.items()}
     order = (PRODUCTS, BIAS, *ATTENTION, GELU, NORM, LAYER, TABLES, WAITING, REST)
 
@@ -148,7 +148,7 @@ def growth(model: Model, seconds: float, tokens: int = 4096) -> list[dict[str, f
 
 
 def growth_table(found: list[dict[str, float]]) -> str:
-    """Prints one row for each length."""
+    """Formats a table with one row for each length."""
     head = ["tokens in the text", "time per token", "attention's part", "share", "share of operations"]
     body = [
         [

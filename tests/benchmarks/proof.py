@@ -1,9 +1,9 @@
-"""The README's three rows of figures: `python -m tests.benchmarks.proof [SENTENCES] [--json FILE] [--quick]`.
+"""Measures the README's three rows of figures: `python -m tests.benchmarks.proof [SENTENCES] [--json FILE] [--quick]`.
 
-The figures are the time of a process that answers one text, compared with a pipeline of transformers; the time of
-all-MiniLM-L6-v2 from text to vectors, compared with sentence-transformers at its best batch size; and the size of the
-installed packages. SENTENCES is a file with one sentence per line; by default, sentences of random words from
-`streaming` are used. Needs the group `oracle`.
+There are three figures: the time of a process that answers one text, compared with a pipeline of transformers; the time
+of all-MiniLM-L6-v2 from text to vectors, compared with sentence-transformers at its best batch size; and the size of
+the installed packages. SENTENCES is a file with one sentence per line; by default, the program uses sentences of random
+words from `streaming`. Needs the group `oracle`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Vectors:
 
 
 def engines(folder: Path, sentences: list[str]) -> list[Vectors]:
-    """npformer on the unsorted sentences, and sentence-transformers, which sorts them by length, at each batch size."""
+    """Opens npformer on unsorted sentences, and sentence-transformers, which sorts them, at each batch size."""
     from sentence_transformers import SentenceTransformer
 
     ours, theirs = npformer.pipeline("sentence-embedding", folder), SentenceTransformer(str(folder), device="cpu")
@@ -85,7 +85,7 @@ def installed(names: tuple[str, ...]) -> dict[str, int]:
 
 
 def size(folder: Path) -> int:
-    """The bytes of all files in a folder."""
+    """Returns the total size of all files in a folder, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -1,8 +1,8 @@
-"""Errors of float32 products for several numbers of rows and lengths of sums: `python -m tests.benchmarks.rounding`.
+"""Measures errors of float32 products by numbers of rows and lengths of sums: `python -m tests.benchmarks.rounding`.
 
 OPENBLAS_CORETYPE chooses the kernel. If torch is installed, its linear layer gets the same operands. The program then
-adds in shorter parts, which gives smaller errors but takes longer. It measures the error for a batch, and the processor
-time on one thread, which hardly depends on other load on the machine.
+repeats the products as sums of shorter parts, which have smaller errors but take longer. It measures the error for a
+batch, and the processor time on one thread, which hardly depends on other load on the machine.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def torch_linear() -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
 
 
 def error(product: Callable[[np.ndarray, np.ndarray], np.ndarray], rows: int, inner: int, columns: int) -> float:
-    """The RMS error over several products of `rows` rows each."""
+    """Returns the RMS error over several products of `rows` rows each."""
     x, weight, truth = operands(max(rows, SAMPLE), inner, columns)
     starts = range(0, len(x) - rows + 1, rows)
     return rms(np.array([product(x[i : i + rows], weight) - truth[i : i + rows] for i in starts]))
 
 
 def in_parts(x: np.ndarray, weight: np.ndarray, terms: int, room: np.ndarray) -> np.ndarray:
-    """x @ weight as a sum of products, each over about `terms` terms of the inner axis. room: array for a product."""
+    """Computes x @ weight as a sum of products over about `terms` inner terms each. room: an array for one product."""
     count = -(-len(weight) // terms)
     edges = [len(weight) * i // count for i in range(count + 1)]
     total = x[:, : edges[1]] @ weight[: edges[1]]
@@ -81,7 +81,7 @@ def least(action: Callable[[], object]) -> float:
 
 
 def price(inner: int, columns: int) -> list[str]:
-    """Returns a batch's error and its relative time (1 for undivided sums), for undivided sums and for each of PARTS."""
+    """Returns a batch's error and relative time (1 for undivided sums), for undivided sums and for each of PARTS."""
     x, weight, truth = operands(BATCH, inner, columns)
     room = np.empty(truth.shape, np.float32)
     whole = least(lambda: np.matmul(x, weight, out=room))

@@ -179,7 +179,7 @@ def memory(server: Server) -> float:
 
 
 def soak(minutes: float, clients: int = 8) -> dict[str, Any]:
-    """Sends requests to two workers from several threads for minutes, and kills a worker each minute."""
+    """Sends requests to two workers from several threads for this many minutes, and kills a worker each minute."""
     statuses: Counter[str] = Counter()
     end = time.monotonic() + minutes * 60
     curve = []
@@ -193,7 +193,7 @@ def soak(minutes: float, clients: int = 8) -> dict[str, Any]:
                 try:
                     status, answer, _ = server.post("/embed", {"inputs": text})
                     statuses[str(status) if answer == expected[text] else f"{status}, other bits"] += 1
-                except OSError as error:  # the killed worker's connections break
+                except OSError as error:  # connections to the killed worker break
                     statuses[type(error).__name__] += 1
 
         threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(clients)]

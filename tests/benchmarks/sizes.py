@@ -40,7 +40,7 @@ def rows(mixed: int) -> dict[str, list[int]]:
 
 
 def random_ids(lengths: Sequence[int], vocab_size: int = BASE.vocab_size) -> list[np.ndarray]:
-    """Token ids of texts of these lengths, the same in every run."""
+    """Returns token ids of texts of these lengths, the same in every run."""
     random = np.random.default_rng(len(lengths))
     return [random.integers(1000, vocab_size, length) for length in lengths]
 
@@ -51,7 +51,7 @@ def random_texts(lengths: Sequence[int]) -> list[Text]:
 
 
 def base_weights() -> layout.Tree:
-    """Returns random weights of DistilBERT-base's size with the usual initial spread, read-only like loaded weights."""
+    """Returns random weights of DistilBERT-base's size at the usual initial scale, read-only like loaded weights."""
     random = np.random.default_rng(0)
     flat = {}
     for name, parameter in parameters(BASE).items():
@@ -62,7 +62,7 @@ def base_weights() -> layout.Tree:
 
 
 def base_model(threads: int) -> Model:
-    """A model of DistilBERT-base's size in memory."""
+    """Returns a model of DistilBERT-base's size in memory."""
     return Model(BASE, base_weights(), threads=threads)
 
 

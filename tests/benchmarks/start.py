@@ -91,7 +91,7 @@ def loading(folder: Path, rounds: int) -> dict[str, float]:
 
 
 def together(folder: Path, count: int) -> list[dict[str, int]]:
-    """The total memory, in bytes, of `count` processes that hold the same model at the same time, from smaps_rollup."""
+    """Returns the total memory of `count` processes that use the same model at once, in bytes, from smaps_rollup."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", LOAD + WAIT, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -108,7 +108,7 @@ def together(folder: Path, count: int) -> list[dict[str, int]]:
 
 
 def _pages(process: int) -> dict[str, int]:
-    """A process's memory in bytes: resident, proportional (shared pages divided among their users), shared, own."""
+    """Returns a process's memory in bytes: resident, proportional (shared pages divided by users), shared, own."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     kinds = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     return {

@@ -1,4 +1,4 @@
-"""Compares a generator of texts with a list: `python -m tests.benchmarks.streaming [--json FILE] [--quick]`.
+"""Compares a generator of texts with a list of texts: `python -m tests.benchmarks.streaming [--json FILE] [--quick]`.
 
 100,000 short texts go through `pipeline(generator)` while the memory of the process is measured. Then the throughput
 of a generator and of a list of texts is measured in turns. The model is the bundled one, so only npformer is needed.
@@ -33,7 +33,7 @@ def texts(count: int) -> Iterator[str]:
 
 
 def resident() -> int:
-    """The process's resident memory in bytes."""
+    """Returns the process's resident memory in bytes."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) * 1024
 

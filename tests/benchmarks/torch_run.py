@@ -3,8 +3,8 @@
     python -m tests.benchmarks.torch_run encoder --train train.tsv --test test.tsv -o DIR
     python -m tests.benchmarks.torch_run translation --train a.en a.de --dev b.en b.de --like MODEL -o DIR
 
-The first repeats `examples/train_encoder.py`, and prints each epoch's accuracy on the test texts. The second repeats a
-run of `npformer train-translation`, with its tokenizer; it prints each epoch's loss on the dev pairs and
+The first command repeats `examples/train_encoder.py` and prints each epoch's accuracy on the test texts. The second
+repeats a run of `npformer train-translation` with its tokenizer, prints each epoch's loss on the dev pairs, and
 writes a folder for `npformer evaluate`. After an interruption, the same command continues. Needs the group `oracle`.
 """
 
@@ -44,7 +44,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 def train(
     module: Any, objective: Any, examples: Sequence[Example], recipe: Recipe, folder: Path, watch: Callable[[], str]
 ) -> None:
-    """Trains with `Trainer.train`'s order, batches and learning rates; prints a line per epoch and saves the state."""
+    """Trains with the order, batches and learning rates of `Trainer.train`; prints each epoch and saves the state."""
     adam = twins.optimizer(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
     per_epoch = -(-len(examples) // recipe.batch_size)
     factor = recipe.factors(per_epoch * recipe.epochs, objective.config.d_model)

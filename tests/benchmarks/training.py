@@ -42,7 +42,7 @@ def texts(config: Config, count: int, length: int) -> list[Example]:
 
 
 def pairs(count: int) -> list[Example]:
-    """Returns a batch of texts of similar length, as in training: one of twenty batches that were sorted together."""
+    """Returns a batch of texts of similar length, as in training: one of twenty batches that are sorted together."""
     random, recipe = np.random.default_rng(0), Recipe(batch_size=count, window=20)
     lengths = random.integers(8, 25, (count * recipe.window, 2))
     found = [Example(Text(random.integers(2, 6000, a)), random.integers(2, 6000, b)) for a, b in lengths]

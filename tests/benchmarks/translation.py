@@ -1,4 +1,4 @@
-"""Compares translation with Transformers and CTranslate2: `python -m tests.benchmarks.translation [--quick] [--json FILE]`.
+"""Compares translation with other engines: `python -m tests.benchmarks.translation [--quick] [--json FILE]`.
 
 A model of Marian-base's size with random weights (6 + 6 layers, 512 wide, 58,101 tokens) translates 64 sources of mixed
 length, greedily and with four beams, into targets of a fixed length. For npformer alone, the program also measures the
@@ -26,7 +26,7 @@ from tests.benchmarks import measure, table
 from tests.benchmarks.models import Contender
 
 VOCABULARY = 58_101
-# any tokenizer, because the ids are random
+# any tokenizer will do, because the ids are random
 TOKENIZER = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"
 
 
@@ -59,7 +59,7 @@ def write_model(folder: Path) -> None:
 
 
 def sources(count: int) -> list[np.ndarray]:
-    """Ids of sentences of 8 to 39 tokens."""
+    """Returns the ids of sentences of 8 to 39 tokens."""
     random = np.random.default_rng(0)
     return [np.append(random.integers(2, VOCABULARY - 1, size=n - 1), 0) for n in random.integers(8, 40, size=count)]
 

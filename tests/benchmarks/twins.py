@@ -98,7 +98,7 @@ class Translator(nn.Module):
 
         settings = MarianConfig(**write_config(config), dropout=rate, attention_dropout=0.0, activation_dropout=0.0)
         self.model = load_weights(MarianMTModel(settings), tree, config)
-        # a buffer in Transformers, but npformer trains it
+        # a buffer in Transformers, but a trained parameter in npformer
         self.model.final_logits_bias = nn.Parameter(self.model.final_logits_bias)
         self.config, self.smoothing = config, smoothing
 
@@ -123,7 +123,7 @@ def optimizer(module: nn.Module, rate: float, betas: tuple[float, float], eps: f
 
 
 def step(module: Any, examples: Sequence[Example], adam: Any, clip: float | None) -> float:
-    """Makes one update; returns the loss before it."""
+    """Makes one update; returns the loss before the update."""
     adam.zero_grad()
     loss = module.loss(examples)
     loss.backward()

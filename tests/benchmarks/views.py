@@ -1,10 +1,10 @@
-"""Measures the size of the views' files and the time to open them: the table of `README.md` in this folder.
+"""Measures the size of the views' files and the time to open them, for the table of `README.md` in this folder.
 
     python -m tests.benchmarks.views
 
-Weights are the softmax of random scores, 12 layers of 12 heads, with the sharpness that gives the largest file. A page
-is open when it reports that everything is drawn. The browser measures the time from the start of the navigation; the
-shortest of several counts.
+Weights are the softmax of random scores, 12 layers of 12 heads, with the sharpness that makes the file largest. A page
+is open when it reports that everything is drawn. The browser measures the time from the start of the navigation, and
+the shortest of several times counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays for the views, the same in every run: attention of random scores, stages of random heads, hostile tokens."""
+"""Arrays for the views, the same in every run: attention from random scores, stages of random heads, hostile tokens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def logit_parts(tokens: Sequence[str], layers: int = 2, heads: int = 3) -> Logit
 
 
 def logit_lens_of(words: Sequence[str], layers: int = 2, most: int = 3) -> LogitLens:
-    """Returns the largest of random logits at two tokens. `words` names the tokens and the outputs."""
+    """Returns the largest of random logits at two tokens. `words` names both the tokens and the vocabulary entries."""
     logits = np.random.default_rng(32).standard_normal((layers + 1, 2, len(words)))
     numbers = np.argsort(-logits, axis=-1)[..., :most]
     largest = np.take_along_axis(logits, numbers, -1)
@@ -78,7 +78,7 @@ def head_effects_on(words: Sequence[str], layers: int = 2, heads: int = 3) -> He
 def encoder_decoder(
     source: Sequence[str], target: Sequence[str], layers: int = 2, heads: int = 4
 ) -> dict[str, np.ndarray]:
-    """The three kinds of attention of an encoder-decoder; the decoder's self-attention is causal."""
+    """Returns the three kinds of attention of an encoder-decoder; the decoder's self-attention is causal."""
     found = {}
     for layer in range(layers):
         causal = np.tril(np.ones((len(target), len(target)), np.float32))

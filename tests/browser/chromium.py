@@ -1,4 +1,4 @@
-"""Starts Debian's chromium with selenium: headless, without a network but this machine."""
+"""Starts Debian's chromium with selenium: headless, with network access only to this machine."""
 
 from __future__ import annotations
 

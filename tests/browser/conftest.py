@@ -1,4 +1,4 @@
-"""A real browser for the views: Debian's chromium, run by selenium, without a network and with its console watched.
+"""Fixtures for the views' tests: Debian's chromium, run by selenium without a network, and its watched console.
 
 Install `chromium` and `chromium-driver`, and the `browser` group. Without a browser these tests are skipped with a
 message.
@@ -21,7 +21,7 @@ from tests.support import tiny
 
 @pytest.fixture(scope="session")
 def driver() -> Iterator[Any]:
-    """One chromium for all tests: headless, without name resolution, with every line of the console kept."""
+    """Yields one chromium for all tests: headless, without name resolution, recording every line of the console."""
     pytest.importorskip("selenium.webdriver", reason="the `browser` group is not installed")
     if not CHROMIUM or not DRIVER:
         pytest.skip("no chromium and chromedriver on this machine")
@@ -34,7 +34,7 @@ def driver() -> Iterator[Any]:
 
 @pytest.fixture
 def page(driver: Any, tmp_path: Path) -> Iterator[Page]:
-    """A page that shows views. After the test its console must be empty, and it must not have fetched anything."""
+    """Yields a page for views. After the test, its console must be empty, and it must not have fetched anything."""
     shown = Page(driver, tmp_path)
     driver.get_log("browser")
     yield shown
@@ -44,7 +44,7 @@ def page(driver: Any, tmp_path: Path) -> Iterator[Page]:
 
 @pytest.fixture
 def live(driver: Any, tmp_path: Path) -> Iterator[Live]:
-    """A page of the explorer. After the test its console must be empty, and all that it fetched came from its server."""
+    """Yields a page of the explorer. After the test, its console must be empty, with requests only to its server."""
     shown = Live(driver, tmp_path)
     driver.get_log("browser")
     yield shown
@@ -57,5 +57,5 @@ def live(driver: Any, tmp_path: Path) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A tiny classifier, for modules without a model of their own."""
+    """Returns a tiny classifier, for modules that do not define a model."""
     return npformer.load(tiny.folder(tmp_path_factory.mktemp("models") / "model", "distilbert"))

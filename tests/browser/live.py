@@ -11,7 +11,7 @@ from tests.browser.page import Page
 
 
 class Live(Page):
-    """A browser window with the explorer in it."""
+    """A browser window that shows the explorer."""
 
     explorer: view.Explorer | None = None
     url = ""
@@ -43,20 +43,20 @@ class Live(Page):
         self.explorer = None
 
     def settle(self) -> None:
-        """Waits until all that the page asked for is shown."""
+        """Waits until the page shows everything that it requested."""
         settled = """const { settled, busy } = document.documentElement.dataset;
         return settled !== undefined && busy === undefined"""
         self.until(lambda: self.js(settled))
 
     def act(self, work: Any) -> None:
-        """Does something that changes the state, and waits until the page shows the new one."""
+        """Runs `work`, which changes the state, and waits until the page shows the new state."""
         before = self.js("return document.documentElement.dataset.settled")
         work()
         self.until(lambda: self.js("return document.documentElement.dataset.settled") != before)
         self.settle()
 
     def type(self, text: str, field: str = "0 0") -> None:
-        """Replaces the text of a field, as a keyboard would, and waits until the page follows."""
+        """Replaces the text of a field as a keyboard would, and waits until the page is updated."""
         area = self.one(f"textarea[data-text='{field}']")
 
         def work() -> None:
@@ -66,13 +66,13 @@ class Live(Page):
         self.act(work)
 
     def outcomes(self) -> list[str]:
-        """The outcomes with their numbers, as `POSITIVE 99.94%`."""
+        """Returns the outcomes with their numbers, such as `POSITIVE 99.94%`."""
         return [" ".join(each.split()) for each in self.texts(".answer .outcomes li")]
 
     def state(self) -> Any:
-        """The state in the address."""
+        """Returns the state in the address."""
         return json.loads(parse_qs(self.js("return location.hash").lstrip("#"))["state"][0])
 
     def fits(self) -> bool:
-        """Whether nothing is wider than the window."""
+        """Returns whether everything is at most as wide as the window."""
         return self.js("return document.documentElement.scrollWidth <= innerWidth")

@@ -1,4 +1,4 @@
-"""A browser test's actions on a page: show a view, point, press keys, read texts, wait for a change."""
+"""A browser test's actions on a page: show a view, point, press keys, read texts, and wait for a change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _loads = itertools.count()
 
 
 class Page:
-    """A browser window with one view, or any page, in it."""
+    """A browser window that shows one view, or any page."""
 
     def __init__(self, driver: Any, folder: Path) -> None:
         self.driver = driver
@@ -24,26 +24,26 @@ class Page:
         self, view: View | Path, at: str = "", width: int = 1280, height: int = 900, dark: bool = False,
         wait: bool = True,
     ) -> Page:  # fmt: skip
-        """Open a view or its file, with the selections in the address `at`, and wait until the page is drawn."""
+        """Opens a view or its file, with the selections `at` in the address, and waits until the page is drawn."""
         path = view if isinstance(view, Path) else view.save(self.folder / "view.html")
         self.resize(width, height)
         self.media(dark=dark)
         self.rest()
-        # The query is new each time, because a browser does not reload a page if only the part after # changes.
+        # The query differs each time: a browser does not reload a page if only the part after # changes.
         self.driver.get(f"{path.as_uri()}?{next(_loads)}#{at}" if at else path.as_uri())
         if wait:
             self.until_ready()
         return self
 
     def resize(self, width: int, height: int) -> None:
-        """Set the size of the window in pixels."""
+        """Sets the size of the window in pixels."""
         self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def until_ready(self) -> None:
         self.until(lambda: self.js("return document.documentElement.dataset.ready") == "yes")
 
     def media(self, dark: bool = False, kind: str = "") -> None:
-        """Set the reader's theme and medium (screen or paper)."""
+        """Sets the reader's theme and medium (screen or paper)."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.cdp("Emulation.setEmulatedMedia", media=kind, features=[scheme])
 
@@ -67,7 +67,7 @@ class Page:
         return self.js("return [...document.querySelectorAll(arguments[0])].map((node) => node.textContent)", selector)
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait for a condition, polling every few milliseconds."""
+        """Waits for a condition, polling every few milliseconds."""
         from selenium.webdriver.support.ui import WebDriverWait
 
         return WebDriverWait(self.driver, SECONDS, poll_frequency=0.01).until(lambda _: condition())
@@ -78,14 +78,14 @@ class Page:
         return ActionChains(self.driver, duration=0)
 
     def hover(self, element: Any, x: float = 0.5, y: float = 0.5) -> None:
-        """Move the pointer into an element, at fractions of its width and height."""
+        """Moves the pointer into an element, at fractions of its width and height."""
         self.js("arguments[0].scrollIntoView({ block: 'nearest' })", element)
         size = element.size
         offset = round((x - 0.5) * size["width"]), round((y - 0.5) * size["height"])
         self._actions().move_to_element_with_offset(element, *offset).perform()
 
     def rest(self) -> None:
-        """Move the pointer to an empty place."""
+        """Moves the pointer to an empty place."""
         from selenium.webdriver.common.actions.action_builder import ActionBuilder
 
         builder = ActionBuilder(self.driver, duration=0)
@@ -100,22 +100,22 @@ class Page:
         self._actions().double_click(element).perform()
 
     def press(self, *keys: str) -> None:
-        """Press keys on the focused element."""
+        """Presses keys on the focused element."""
         self._actions().send_keys(*keys).perform()
 
     def focus(self, element: Any) -> None:
-        """Give an element the focus as the keyboard does, so that the browser shows the focus."""
+        """Focuses an element as the keyboard does, so that the browser draws the focus outline."""
         self.js("arguments[0].focus({ focusVisible: true })", element)
 
     def choose(self, label: str, value: Any) -> None:
-        """Choose an option of the labelled select by its text, as a keyboard or a mouse would."""
+        """Chooses an option of the labelled select by its text, as a keyboard or a mouse would."""
         from selenium.webdriver.support.ui import Select
 
         field = next(f for f in self.all("label.field") if f.text.startswith(label))
         Select(field.find_element("css selector", "select")).select_by_visible_text(str(value))
 
     def segment(self, text: str) -> Any:
-        """Return the button labelled `text` in a row of choices."""
+        """Returns the button labelled `text` in a row of choices."""
         return next(b for b in self.all(".segmented button") if b.text == text)
 
     def colour(self, selector: str, name: str) -> str:

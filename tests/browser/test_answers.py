@@ -1,4 +1,4 @@
-"""The answer in a browser: next words at each temperature, the answer at each layer, and the answer without a head."""
+"""The answer in a browser: the next words at each temperature, and the answer at each layer and without a head."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def listed(names: list[str], scores: np.ndarray, sign: int) -> list[str]:
 
 
 def test_the_answer_names_the_words_and_heads_that_count_most(page: Page) -> None:
-    """A positive number supports the answer, for words and for heads."""
+    """A positive number supports the answer, both for words and for heads."""
     shown = view.page(tiny.model(), TEXT, methods="leave-one-out")
     (answer,) = shown.answers
     assert answer is not None
@@ -106,7 +106,7 @@ def test_a_word_that_is_repeated_has_its_place(page: Page) -> None:
     page.show(view.page(tiny.model(), "good good", methods="leave-one-out"))
     words = page.texts(".answer .placed")
     assert words
-    assert set(words) <= {"good1", "good2"}  # rows are numbered as in the other views, where [CLS] is row 0
+    assert set(words) <= {"good1", "good2"}  # numbered as in the other views, where [CLS] is row 0
     assert page.texts(".answer .reason bdi") == ["good"] * len(words)
 
 

@@ -1,4 +1,4 @@
-"""The head view in a browser: pointer and keyboard show the array's numbers, also for pairs and encoder-decoders."""
+"""The head view in a browser: pointer and keyboard show the array's numbers, for texts, pairs and encoder-decoders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def keys(page: Page) -> list:
 
 
 def numbers(page: Page, side: str = "to") -> list[str]:
-    """The numbers next to the tokens of one side, without the heads' numbers."""
+    """Returns the numbers next to the tokens of one side, without the heads' numbers."""
     return page.js(
         """return [...document.querySelectorAll(arguments[0])]
             .map((option) => option.querySelector("output")?.textContent ?? "");""",
@@ -58,7 +58,7 @@ def painted(page: Page) -> int:
 
 
 def test_lines_reach_the_last_row_of_a_window_that_became_higher(page: Page) -> None:
-    """As in full screen, or on a phone that is turned upright."""
+    """A window becomes higher in full screen, or on a phone that is turned upright."""
     page.show(view.heads(WEIGHTS, tokens=WORDS), height=120)
     before = painted(page)
     page.resize(1280, 900)
@@ -70,7 +70,7 @@ def test_lines_reach_the_last_row_of_a_window_that_became_higher(page: Page) -> 
 
 
 def test_the_lines_of_a_long_text_are_printed_on_one_page(page: Page) -> None:
-    """A canvas cannot be divided: its second part stood above the tokens of the second page."""
+    """A canvas cannot be split between pages: its second half would cover the tokens of the second page."""
     tokens = [f"word{i}" for i in range(48)]
     page.show(view.heads(weights(1, 1, 2, len(tokens), len(tokens)), tokens=tokens))
     page.js("const { height } = document.querySelector('.sides').getBoundingClientRect(); window.before = height;")
@@ -145,7 +145,7 @@ def test_a_square_toggles_its_head_and_a_double_click_isolates_it(page: Page) ->
     page.one(".heads .quiet:last-child").click()
     assert pressed() == []
     assert painted(page) == 0
-    page.press("\ue004")  # works with no head selected
+    page.press("\ue004")  # the key works with no head selected
     page.hover(queries(page)[2])
     assert numbers(page) == [""] * len(WORDS)
     page.one(".heads .quiet").click()
@@ -169,7 +169,7 @@ def test_everything_works_by_keyboard(page: Page) -> None:
     page.press(SPACE, END)
     assert numbers(page) == shown(np.maximum(WEIGHTS[0, 1, 2], WEIGHTS[0, 1, 6]))
     page.press(RIGHT, HOME)
-    assert page.texts(".panel output") == shown(WEIGHTS[0, 1, 2, :1])  # the query stays; the key has the focus
+    assert page.texts(".panel output") == shown(WEIGHTS[0, 1, 2, :1])  # the query stays selected; the key is focused
     page.press(ESCAPE, LEFT, UP)
     assert numbers(page) == shown(WEIGHTS[0, 1, 0])
     page.focus(page.all(".square")[1])

@@ -1,4 +1,4 @@
-"""Long texts in a browser: rows with large weights are shown, others are folded, and every number is reachable."""
+"""Long texts in a browser: rows with large weights are shown, others are folded, and every number can be reached."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_tokens_with_the_largest_weights_have_rows(heads: Page) -> None:
 
 
 def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
-    """At least half of a phone's rows show the tokens with the largest weights; a folded row may follow each."""
+    """At least half of a phone's rows are tokens with the largest weights; a folded row may follow each such row."""
     page.show(view.heads(ARRAY, tokens=TOKENS, layer=1, heads=[2]), width=390, height=844)
     assert page.segment(f"Strongest {KEPT // 2}").is_displayed()
     assert KEPT // 2 <= len(places(page, "from")) < KEPT
@@ -67,9 +67,9 @@ def test_on_a_phone_a_folded_row_of_hundreds_is_one_line(page: Page) -> None:
 
 
 def test_lines_to_a_key_that_all_tokens_attend_to_are_not_drawn(page: Page) -> None:
-    """Lines to a key that every token attends to would hide the other lines.
+    """Lines to a key that every token attends to would hide the other lines, so they are drawn only on request.
 
-    A button draws the lines to this key; the address keeps the choice.
+    A button draws them, and the address records the choice.
     """
     array = 0.6 * ARRAY[1, 2:]
     array[..., 5] += 0.4
@@ -122,15 +122,15 @@ def test_a_threshold_leaves_lines_out(heads: Page) -> None:
     assert 0 < painted(heads) < before
 
 
-def test_of_an_even_head_the_strongest_lines_are_drawn(page: Page) -> None:
-    """All weights of an even head exceed a quarter of the largest. Drawing all 90,000 lines would take seconds."""
+def test_only_the_strongest_lines_of_an_even_head_are_drawn(page: Page) -> None:
+    """If all weights exceed a quarter of the largest, drawing all 90,000 lines would take seconds."""
     even = weights(8, 1, 1, LENGTH, LENGTH, sharp=0.1)
     page.show(view.heads(even, tokens=TOKENS))
     drawn = page.js("""const canvas = document.querySelector(".lines canvas");
         return canvas.paths().reduce((sum, path) => sum + path.d.split("M").length - 1, 0);""")
     units = np.sort(np.round(even.ravel() * 10**4))[::-1]
     assert 0 < drawn <= LINES
-    assert drawn > LINES - (units == units[LINES]).sum()  # lines of equal weight: all or none
+    assert drawn > LINES - (units == units[LINES]).sum()  # of several lines with equal weight, all are drawn or none
 
 
 def test_a_short_text_has_no_folded_rows(page: Page) -> None:

@@ -81,7 +81,7 @@ def test_a_click_shows_a_head_large_and_the_arrows_walk_its_cells(page: Page) ->
     page.until(lambda: page.text("#detail-title") == "Layer 2, head 2")
     page.press(ESCAPE)
     assert not page.one("dialog").is_displayed()
-    assert page.js("return document.activeElement.dataset.head") == "2"  # back on the last head shown
+    assert page.js("return document.activeElement.dataset.head") == "2"  # the focus returns to the last head shown
 
 
 def test_enter_opens_a_head(page: Page) -> None:
@@ -95,7 +95,7 @@ def test_filters_and_whole_words(page: Page) -> None:
     array = weights(8, 2, 2, len(PAIR), len(PAIR))
     page.show(view.model(array, tokens=PAIR, token_type_ids=SEGMENTS))
     page.click(page.segment("B→A"))
-    page.hover(thumb(page, 1, 0), 0.01, 0.99)  # the last token of B, the first of A
+    page.hover(thumb(page, 1, 0), 0.01, 0.99)  # a query and a key: the last token of B and the first of A
     page.until(lambda: tip(page)[1:] == ["[SEP]", "[CLS]", f"{array[1, 0, 8, 0]:.4f}"])
     page.click(page.segment("Whole words"))
     page.hover(thumb(page, 1, 1), 0.99, 0.99)

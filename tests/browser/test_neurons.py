@@ -15,7 +15,7 @@ DOWN, RIGHT, ENTER, END = "\ue015", "\ue014", "\ue007", "\ue010"
 
 
 def chain(page: Page) -> dict[str, str]:
-    """The numbers in the tooltip, by name."""
+    """Returns the numbers in the tooltip, by name."""
     names, numbers = page.texts(".chain dt"), page.texts(".chain dd")
     return dict(zip(names, numbers, strict=True))
 
@@ -114,4 +114,4 @@ def test_a_long_text_reports_the_omitted_tokens(page: Page, monkeypatch: pytest.
     page.until(lambda: len(page.all(".score")) == 160)
     scores = arrays["layers.1.attention.scores"][5, 0]
     assert page.texts(".score output") == [printed(value) for value in scores]
-    assert len(page.all(".strip[data-drawn]")) < 300  # of 482 strips, those far below the window are not drawn
+    assert len(page.all(".strip[data-drawn]")) < 300  # of 482 strips, only those near the window are drawn

@@ -1,4 +1,4 @@
-"""Checks of every view's page: hostile text, no network, notebooks, themes, zoom, printing, long texts."""
+"""Checks of every view's page: hostile text, no network, notebooks, themes, zoom, printing, and long texts."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_light_and_dark(page: Page, make: Make) -> None:
     assert page.colour("html", "backgroundColor") == dark
     page.media(dark=False)
     page.until(lambda: page.colour("html", "backgroundColor") == light)
-    page.js("postMessage('dark', '*')")  # like a page that embeds this page in a frame
+    page.js("postMessage('dark', '*')")  # as a page that embeds this page in a frame might do
     page.until(lambda: page.colour("html", "backgroundColor") == dark)
     page.js("postMessage({ theme: 'light' }, '*'); postMessage('other', '*'); postMessage('light', '*')")
     page.until(lambda: page.colour("html", "backgroundColor") == light)
@@ -184,7 +184,7 @@ def test_pictures_follow_the_theme(page: Page) -> None:
 
 @every_view
 def test_at_two_hundred_percent_nothing_runs_off_the_page(page: Page, make: Make) -> None:
-    """Checks zoom, which halves the window's size in CSS pixels, and text of twice the size."""
+    """Checks zoom, which halves the window's size in CSS pixels, and a doubled text size."""
     page.show(make(("[CLS]", "internationalization", *PAIR[1:])), width=640, height=700)
     for width, size in ((640, 16), (1280, 32)):
         page.resize(width, 700)
@@ -259,7 +259,7 @@ def test_twelve_by_twelve_heads_at_128_tokens(page: Page, kind: str) -> None:
     path = shown.save(page.folder / "view.html")
     assert path.stat().st_size < 1_500_000
     page.show(path)
-    # tests/benchmarks/views.py reads this mark
+    # the page sets this mark once, when it is drawn
     assert page.js("return performance.getEntriesByName('ready').length") == 1
     if kind == "heads":
         page.click(page.segment("All 128"))
@@ -278,7 +278,7 @@ def test_512_tokens_stay_usable(page: Page) -> None:
     page.show(view.heads(array, tokens=[f"w{i}" for i in range(512)], layer=1))
     page.click(page.segment("All 512"))
     canvas = page.one(".lines canvas").size
-    assert canvas["height"] <= 900  # the height of the window, not of the text
+    assert canvas["height"] <= 900  # at most the height of the window, whatever the length of the text
     page.focus(page.one(".from [tabindex='0']"))
     page.press("\ue010")
     assert page.texts(".to output") == [f"{value:.3f}" for value in array[1][:, 511].max(axis=0)]

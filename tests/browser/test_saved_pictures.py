@@ -25,7 +25,7 @@ def shown() -> view.PageView:
 
 @pytest.fixture
 def saved(page: Page, tmp_path: Path) -> Iterator[Path]:
-    """Returns the folder that the browser saves files to."""
+    """Yields the folder that the browser saves files to."""
     page.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     yield tmp_path
     page.cdp("Browser.setDownloadBehavior", behavior="default")
@@ -33,7 +33,7 @@ def saved(page: Page, tmp_path: Path) -> Iterator[Path]:
 
 def picture(page: Page, folder: Path, kind: str, name: str) -> Path:
     """Saves the displayed picture, and waits for the file."""
-    buttons = page.all(".tools button, dialog[open] button")  # the dialog's last element covers the others
+    buttons = page.all(".tools button, dialog[open] button")  # a dialog's buttons come last and cover the others
     [button for button in buttons if button.text == f"Save {kind}"][-1].click()
 
     def found() -> list[Path]:

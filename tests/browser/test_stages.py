@@ -1,4 +1,4 @@
-"""The stage view in a browser: from text to label, with the trace's own shapes, formulas and numbers."""
+"""The stage view in a browser: from text to label, with the same shapes, formulas and numbers as the trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model() -> Any:
 
 
 def card(page: Page, names: list[str], name: str) -> str:
-    """Opens a stage's layer and shows its numbers; returns the selector of its card."""
+    """Opens a stage's layer and shows the stage's numbers; returns the selector of the stage's card."""
     step = names.index(name)
     if "layers." in name:
         layer = name.split(".")[1]

@@ -1,4 +1,4 @@
-"""A translation model's views in a browser: three kinds of attention, each with the tokens of its queries and keys."""
+"""A translation model's views in a browser: three kinds of attention, with the correct tokens as queries and keys."""
 
 from __future__ import annotations
 

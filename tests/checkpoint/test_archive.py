@@ -41,7 +41,7 @@ def test_arrays_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("member", "message"),
     [
-        (npy("{'descr': ("), "not a readable npz file"),  # Python's own parser raises TokenError or SyntaxError for it
+        (npy("{'descr': ("), "not a readable npz file"),  # Python's parser raises TokenError or SyntaxError here
         (npy("'" * 99), "not a readable npz file"),
         (npy("(" * 99), "not a readable npz file"),
         (npy(described("(2**60,)")), "not a readable npz file"),
@@ -63,7 +63,7 @@ def test_entries_other_than_arrays_are_refused(tmp_path, member, message):
 
 
 def test_an_encrypted_entry(tmp_path):
-    """For an encrypted entry, zipfile raises a RuntimeError that asks for a password."""
+    """zipfile raises a RuntimeError that asks for a password; npformer raises its own error."""
     file = io.BytesIO()
     np.savez(file, x=np.ones(3))
     data = bytearray(file.getvalue())
@@ -75,7 +75,7 @@ def test_an_encrypted_entry(tmp_path):
 
 
 def test_a_bomb_is_measured_before_it_is_unpacked(tmp_path):
-    """The file is a hundred kilobytes that unpack to a hundred megabytes of zeros."""
+    """The file has a hundred kilobytes, which unpack to a hundred megabytes of zeros."""
     with (
         zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive,
         archive.open("x.npy", "w") as member,

@@ -25,7 +25,7 @@ from tests.support.slow import slow_after
 
 
 def model_folder(path, name="DistilBertForSequenceClassification", dtype=np.float32, kind="safetensors"):
-    """Writes a folder as Hugging Face does, with all the other files that belong to a model."""
+    """Writes a folder as Hugging Face does, including all the other files of a model."""
     _, tensors = random_checkpoint(name)
     tensors = {key: array.astype(dtype) for key, array in tensors.items()}
     path.mkdir()
@@ -59,7 +59,7 @@ def test_a_round_trip_keeps_every_bit(tmp_path, name):
     convert(tmp_path / "b", tmp_path / "c", to="torch")
     before, after = (safetensors.numpy.load_file(folder / "model.safetensors") for folder in (source, tmp_path / "c"))
     left_out = before.keys() - after.keys()
-    if name in MORE_THAN_A_HEAD:  # converted with its first head
+    if name in MORE_THAN_A_HEAD:  # only the first head is converted
         left_out -= {key for key in left_out if key.startswith(MORE_THAN_A_HEAD[name])}
     assert not left_out
     for key, array in after.items():
@@ -176,7 +176,7 @@ def full(*_, **__):
 
 
 def test_no_room_for_the_weights(tmp_path):
-    """A write error, here because the process may write at most 1 kB per file, leaves no file behind."""
+    """A write error leaves no file behind. Here a limit of 1 kB per file causes the error."""
     model_folder(tmp_path / "a")
     code = (
         "import resource; from npformer.checkpoint import convert\n"
@@ -232,7 +232,7 @@ def test_a_bad_source_leaves_nothing(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from Linux's /proc")
 def test_loading_takes_the_memory_of_the_weights_once(tmp_path):
-    """The peak exceeds the float32 weights by at most a quarter, because the file's memory is freed during copying."""
+    """The peak exceeds the float32 weights by at most a quarter, because the file's pages are freed during copying."""
     config, _ = random_checkpoint("DistilBertModel", vocab_size=40_000, dim=512, hidden_dim=2048)
     from npformer.checkpoint import tree as layout
 

@@ -1,5 +1,5 @@
-"""Folders that request more memory or time than their size justifies: each is refused within a few seconds and
-megabytes, in a subprocess with limits on both.
+"""Hostile folders: a folder that requests much more memory or time than its size justifies is refused within a few
+seconds and megabytes, in a subprocess with limits on both.
 """
 
 import json
@@ -24,8 +24,8 @@ from tests.support.torch_writer import dump, storage, tensor, write_zip
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # timeout: a hundred times the slowest case on an idle machine
 
-# Reads a folder's path from each line of stdin, and loads the folder in a fork with limits. Prints the result and the
-# growth of peak memory in bytes. If the fork fails, the program prints null, and the reason on stderr.
+# For each line of stdin, loads the folder of this path in a fork with limits; prints the result and the growth of peak
+# memory in bytes. If the fork fails, the program prints null, and the reason on stderr.
 LOADER = f"""
 import json, os, resource, signal, sys, traceback
 import npformer, npformer.loading, npformer.checkpoint.torch_file
@@ -70,14 +70,14 @@ STORAGE = b"\x8c\x07storagectorch\nFloatStorage\n\x8c\x010\x8c\x03cpuK\x06"
 
 @pytest.fixture(scope="module")
 def loader() -> Iterator[subprocess.Popen]:
-    """Returns a process that has imported npformer and loads each folder in a fork."""
+    """Returns a process that has imported npformer and loads each folder in a new fork."""
     command = [sys.executable, "-c", LOADER]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
 
 
 def loaded_alone(loader: subprocess.Popen, folder: Path) -> tuple[str, int]:
-    """Loads a folder; returns the message, and the growth of memory in bytes."""
+    """Loads a folder in a fork; returns the message, and the growth of memory in bytes."""
     print(folder, file=loader.stdin, flush=True)
     answer = json.loads(loader.stdout.readline())
     assert answer is not None, "the process that loads the folder failed"
@@ -213,7 +213,7 @@ HOSTILE = {
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of a process is read from Linux's /proc")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_folders_are_refused_cheaply(loader, tmp_path, name):
-    """Memory grows by less than thirty times the files' size plus 40 MB. JSON lists need the most memory per byte."""
+    """Memory grows by at most thirty times the files' size plus 40 MB. JSON lists use the most memory per byte."""
     make, message = HOSTILE[name]
     size = sum(file.stat().st_size for file in make(tmp_path).iterdir())
     said, grown = loaded_alone(loader, tmp_path)
@@ -224,7 +224,7 @@ def test_hostile_folders_are_refused_cheaply(loader, tmp_path, name):
 
 
 def test_tensors_over_the_same_bytes_are_one(loader, tmp_path):
-    """Views of the same bytes take memory once: 100 layers whose weights share one megabyte take 1 MB, not 600 MB."""
+    """Views of the same bytes use memory once: 100 layers that share one megabyte of weights use 1 MB, not 600 MB."""
     config = {**BERT, "hidden_size": 500, "num_hidden_layers": 100, "intermediate_size": 500}
     said, grown = loaded_alone(loader, views(tmp_path, config, rows, 0, 10**6 + 16_000))
     assert said.startswith("<npformer.Model bert base: 100 layers")

@@ -1,4 +1,4 @@
-"""Models from the hub: real downloads, in processes of their own, from the small hub server on loopback.
+"""Models from the hub are downloaded from the small hub server on loopback, each in a separate process.
 
 Every test has its own HF_HOME. `loads` runs npformer.load in a fresh process.
 """
@@ -65,7 +65,7 @@ def test_every_form_of_weights(hub, env, folder, tmp_path):
 
 
 def whole(folder):
-    """Returns the tiny model's logits, and its tensors under Hugging Face's names."""
+    """Returns the tiny model's logits, and its tensors by Hugging Face's names."""
     from npformer.checkpoint import to_torch
     from npformer.model import Model
 
@@ -167,7 +167,7 @@ def test_info_fetches_no_weights(hub, env, folder):
     assert (facts["weights"], facts["tasks"].split(", ")[0]) == ("not here", "text-classification")
     assert hub.asked("GET") == ["config.json", "tokenizer_config.json"]
     hub.requests.clear()
-    assert python(env, program).stdout == done.stdout  # reads only the cache
+    assert python(env, program).stdout == done.stdout  # needs only the cache
     assert not hub.requests
     (loaded,) = loads(env, {"name": NAME})  # other files are fetched on demand
     assert "model.safetensors" in loaded["files"]
@@ -187,7 +187,7 @@ def test_info_of_a_model_that_does_not_run(hub, env):
     assert hub.asked("GET") == ["config.json"]
 
 
-def test_a_model_that_writes_no_texts_asks_for_no_settings_of_writing(hub, env, tmp_path):
+def test_a_masked_language_model_requests_no_generation_settings(hub, env, tmp_path):
     """No generation settings are requested for a masked language model, although BERT can also generate text."""
     hub.add(NAME, tiny.folder(tmp_path / "bert", "bert", "masked-lm"))
     loads(env, {"name": NAME})
@@ -254,7 +254,7 @@ def test_the_client_finds_npformer_s_downloads(hub, env, folder):
 
 
 @pytest.mark.slow
-def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
+def test_downloads_of_other_tools_load_without_a_network(hub, env, folder):
     """Other tools do not record which files the hub lacks, so npformer asks the hub and continues if it is down."""
     commit = hub.add(NAME, folder)
     done = python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'model.safetensors', 'tokenizer.json')]")
@@ -281,7 +281,7 @@ def test_weights_of_another_form_in_the_cache_are_enough(hub, env, folder):
 
 @pytest.mark.slow
 def test_shards_in_the_store_that_models_share(hub, env, folder):
-    """Newer clients store only one copy of a file that several repositories share, behind a second link."""
+    """Newer clients store only one copy of a file that several repositories share, and link to it."""
     expected, flat = whole(folder)
     (folder / "model.safetensors").unlink()
     save(folder, "model.safetensors.index.json", flat)

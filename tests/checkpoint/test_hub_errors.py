@@ -86,8 +86,8 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
 
 
 @pytest.mark.slow
-def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
-    """Old clients notice a broken transfer only on a retry, and receive pieces of 10 MB, so the file is larger."""
+def test_a_broken_transfer_is_resumed(hub, env, tmp_path):
+    """Old clients notice a broken transfer only on a retry. They receive pieces of 10 MB, so the file is larger."""
     folder = tiny.folder(tmp_path / "large", max_length=90_000)
     hub.add(NAME, folder)
     hub.break_after = [11_000_000]
@@ -116,7 +116,7 @@ def test_a_transfer_that_stays_broken(hub, env, folder):
 
 @pytest.mark.slow
 def test_a_transfer_that_stalls_ends(hub, env, folder):
-    """A stalled transfer ends after the client's timeout (HF_HUB_DOWNLOAD_TIMEOUT); the next call gets the rest."""
+    """A stalled transfer ends after the client's timeout (HF_HUB_DOWNLOAD_TIMEOUT); the next call fetches the rest."""
     hub.add(NAME, folder, large=20_000)
     hub.stall_after = 10_000
     began = time.monotonic()
@@ -168,8 +168,8 @@ def test_offline_and_not_in_the_cache(hub, env, folder):
         ),
     ],
 )
-def test_settings_of_the_connection_that_cannot_be_used_are_named(settings, message, env):
-    """None of them is an error of the cache, or a traceback. Older versions of huggingface_hub ignore some settings."""
+def test_unusable_connection_settings_are_named(settings, message, env):
+    """No setting causes a traceback or a cache error. Older versions of huggingface_hub ignore some settings."""
     with closed_port() as address:
         own = {name: value for name, value in env.items() if not name.lower().endswith("_proxy")}
         own |= {"HF_ENDPOINT": address.replace("http:", "https:"), "NO_PROXY": "", "no_proxy": ""}
@@ -248,7 +248,7 @@ def test_a_cache_that_cannot_be_written(hub, env, folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_disk_that_is_full(hub, env, folder):
-    """A limit on file sizes simulates a full disk, because the same writes fail."""
+    """A limit on file sizes simulates a full disk: the same writes fail."""
     hub.add(NAME, folder)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
     done = python(env, limit + PROGRAM, text=json.dumps([{"name": NAME}]))

@@ -1,4 +1,4 @@
-"""The files that a hub model needs, and errors without a connection. The tests read a cache and use no hub."""
+"""The files that a hub model needs, and errors without a connection. The tests read a cache and contact no hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POOLING = [{"type": "models.Transformer", "path": ""}, {"type": "models.Pooling"
 
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of revision "main" in a cache, with a config and weights that are not read."""
+    """Returns the folder of revision "main" in a cache, with a config and weights that are not read."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     repository, commit = tmp_path / "models--owner--tiny", "0123456789" * 4

@@ -1,5 +1,5 @@
-"""`keep`: weights in memory in bfloat16, float16 or int8. The answers equal those of the rounded weights in float32
-(for int8, within rounding)."""
+"""`keep`: weights in memory in bfloat16, float16 or int8. The answers equal the answers with the rounded weights in
+float32 (for int8, within rounding)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["torch", "npformer"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A GPT-2 folder in torch's or npformer's own layout."""
+    """Returns a GPT-2 folder in torch's or npformer's own layout."""
     return tiny.folder(tmp_path / "gpt2", "gpt2", "causal-lm", own=request.param == "npformer", **WIDE)
 
 
@@ -60,7 +60,7 @@ def test_answers_are_those_of_the_float32_numbers(either: Path, keep: str) -> No
     table, head = arrays["embeddings.token.weight"], arrays["head.output.weight"]
     assert np.shares_memory(table.values, head.values)
     found, expected = model(IDS).logits, in_float32(model)(IDS).logits
-    if keep == "int8":  # products are scaled after the sum
+    if keep == "int8":  # int8 products are scaled after the sum
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     else:
         np.testing.assert_array_equal(found, expected)
@@ -207,8 +207,8 @@ def test_commands_and_pipelines_take_it(capsys: pytest.CaptureFixture[str], tmp_
 
 @pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan, 3e38])
 @pytest.mark.parametrize("marked", [True, False])
-def test_a_scale_that_is_not_finite_is_refused_as_a_weight_is(scale, marked, tmp_path):
-    """Without NumPy's warnings, whether or not the file says that its weights are finite."""
+def test_a_scale_that_is_not_finite_is_refused_like_such_a_weight(scale, marked, tmp_path):
+    """NumPy prints no warning, whether or not the file says that its weights are finite."""
     folder = convert(npformer.load("distilbert-sst2").folder, tmp_path / "m", keep="int8")
     arrays, _ = read_tensors(folder / OWN_WEIGHTS, mapped=False)
     name = "layers.0.attention.output.weight_scale"

@@ -1,4 +1,4 @@
-"""`load` resolves a name cheaply, and needs no network or hub client unless the name is a hub id."""
+"""`load` resolves a name cheaply, and uses the network and a hub client only if the name is a hub id."""
 
 import json
 import re
@@ -166,7 +166,7 @@ def test_bundled_models_are_in_the_package_and_in_the_checkout(tmp_path, monkeyp
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A site-packages folder where npformer is installed without its models; the process runs in a different folder."""
+    """Creates a site-packages folder with npformer but without its models; the process runs in a different folder."""
     site = tmp_path / "site-packages"
     (site / "npformer").mkdir(parents=True)
     (site / "npformer-0.1.0.dist-info").mkdir()
@@ -208,7 +208,7 @@ def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, mon
         assert find_folder("en-de-multi30k") == folder
     monkeypatch.chdir(tmp_path)
     assert bundled() == {}
-    checkout.rename(tmp_path / "npformer")  # as the advised `git clone` leaves it
+    checkout.rename(tmp_path / "npformer")  # where the suggested `git clone` would put it
     assert find_folder("en-de-multi30k") == tmp_path / "npformer" / "weights" / "en-de-multi30k"
 
 
@@ -227,7 +227,7 @@ print(json.dumps({"peak": peak, "modules": sorted(sys.modules)}))
 
 
 def loaded_alone(name):
-    """The output of a fresh process that loads a model without a network."""
+    """Loads a model without a network in a fresh process; returns the output."""
     command = [sys.executable, "-c", PROGRAM, str(name)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -250,7 +250,7 @@ def test_importing_npformer_imports_no_hub_client():
 def test_the_peak_of_memory(tmp_path, layout, dtype):
     """The peak is at most 1.5 times the float32 weights (100 MB) plus 80 MB, because tensors are copied one at a time.
 
-    In npformer's own layout in float32, the file's pages are the weights, and are read only on use.
+    In npformer's own layout in float32, the file's pages are the weights, and are read only when they are used.
     """
     folder = tiny.folder(tmp_path / "model", d_model=768, n_heads=12, d_ffn=3072, n_layers=3, own=layout == "npformer")
     (file,) = folder.glob("*.safetensors")

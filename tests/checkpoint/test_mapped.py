@@ -31,7 +31,7 @@ def own(tmp_path):
 
 
 def shards(path):
-    """A folder in torch's layout, with its weights in two files and an index."""
+    """Returns a folder in torch's layout, with its weights in two files and an index."""
     folder = tiny.folder(path)
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     (folder / "model.safetensors").unlink()
@@ -79,7 +79,7 @@ except npformer.NpformerError as error:
 
 
 def truncated(folder, how="mapped"):
-    """The output of a process whose model's weights file is truncated after loading."""
+    """Loads a model in a process, truncates its weights file, and returns the process's output."""
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     done = subprocess.run(
         [sys.executable, "-c", TRUNCATED, str(folder), how, *map(str, files)],
@@ -138,8 +138,8 @@ def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
             call()
 
 
-def test_another_file_under_the_name_is_no_change(own, tmp_path):
-    """A model keeps its mapped file, even if a different file takes its name."""
+def test_a_new_file_with_the_same_name_does_not_change_the_model(own, tmp_path):
+    """A model keeps its mapped file even if another file is moved to the same path."""
     model = npformer.load(own)
     before = model(IDS).logits
     other = tiny.folder(tmp_path / "other", own=True, seed=1)

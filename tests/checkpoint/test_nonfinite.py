@@ -1,4 +1,4 @@
-"""NaN or infinite weights and answers raise errors that name them, without a warning from NumPy."""
+"""NaN or infinity in weights or answers raises an error that names the array, without a warning from NumPy."""
 
 import warnings
 
@@ -27,7 +27,7 @@ def no_warning():
 
 
 def damaged(path, value=np.nan, layout="torch", marked=False):
-    """A tiny model in which one number is `value`: the weight from input 2 to output 5 of a query."""
+    """Returns a tiny model in which one number is `value`: the weight from input 2 to output 5 of a query."""
     folder = tiny.folder(path, own=layout == "own")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     if layout == "own":
@@ -86,8 +86,8 @@ def base(tmp_path, value):
 
 
 @pytest.mark.parametrize("texts", [1, 64])
-def test_weights_that_are_finite_and_too_large(tmp_path, texts):
-    """Sums of finite weights overflow in float32, on this thread or a worker's, but not in float64."""
+def test_finite_weights_that_overflow_are_an_error(tmp_path, texts):
+    """Sums of finite weights overflow in float32, on this thread or on a worker's, but not in float64."""
     folder = tiny.folder(tmp_path / "model")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     tensors["classifier.weight"][:] = 3e38
@@ -100,8 +100,8 @@ def test_weights_that_are_finite_and_too_large(tmp_path, texts):
     assert np.isfinite(npformer.load(folder, dtype=np.float64, threads=2)(ids).logits).all()
 
 
-def test_a_head_of_masked_words_that_is_finite_and_too_large(tmp_path):
-    """For masked words, the head runs after the encoder, at the masks only."""
+def test_a_masked_word_head_that_overflows_is_an_error(tmp_path):
+    """For masked words, the head runs after the encoder, and only at the masks."""
     folder = tiny.folder(tmp_path / "model", head="masked-lm")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     tensors["vocab_transform.weight"][:] = 3e38

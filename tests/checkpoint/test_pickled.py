@@ -1,4 +1,4 @@
-"""The pickle machine: it builds the tensors that torch.save describes, and executes nothing else."""
+"""The unpickler builds the tensors that torch.save describes, and executes nothing else."""
 
 import io
 import os
@@ -70,7 +70,7 @@ def test_a_state_dict_s_attributes_are_dropped():
 
 
 class Trap:
-    """The pickle of the object calls a function, as malware would."""
+    """An object whose pickle calls a function, as malware would."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -230,7 +230,7 @@ def test_a_pickle_without_end_or_too_long():
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")  # damaged text may contain an invalid escape
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_any_bytes_at_all(data):
+def test_any_bytes_give_a_value_or_an_error(data):
     """Random instructions and damaged real pickles return a value or raise NpformerError."""
     opcodes = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
     if data.draw(st.booleans()):

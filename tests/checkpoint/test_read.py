@@ -1,4 +1,4 @@
-"""A model folder: the files that are read, and errors for files that do not fit together."""
+"""A model folder: which files are read, and errors for files that do not fit together."""
 
 import json
 import os
@@ -150,7 +150,7 @@ def test_errors_name_the_folder(folder):
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "base_model.model."])
 def test_the_prefix_of_a_wrapper_is_named(folder, prefix):
-    """Only the missing names were listed before, of which the file has every one behind the prefix."""
+    """The file has all missing names, but with a prefix, so the error names the prefix."""
     save(folder / "model.safetensors", {prefix + name: array for name, array in tensors().items()})
     with pytest.raises(NpformerError, match=rf"all names of tensors begin with '{prefix.split('.')[0]}\."):
         load_folder(folder)
@@ -200,7 +200,7 @@ def test_quantized_weights_are_refused_by_the_config_alone(folder, fields, said)
 
 
 def test_plain_weights_may_have_settings_of_bitsandbytes(folder):
-    """Weights merged after a fine-tuning with quantized weights keep them."""
+    """Weights that were merged after a fine-tuning with quantized weights keep the settings of bitsandbytes."""
     settings = {"quantization_config": {"load_in_4bit": True, "quant_method": "bitsandbytes"}}
     (folder / "config.json").write_text(json.dumps(CONFIG | settings))
     arrays = tensors()
@@ -294,8 +294,8 @@ def test_an_index_that_disagrees_with_its_shards(folder, kind):
 
 
 @pytest.mark.parametrize("kind", INDEX)
-def test_an_odd_entry_of_an_index_that_the_model_does_not_need(folder, kind):
-    """Such an entry stays behind when a head is removed. It leads to no file outside the folder."""
+def test_an_invalid_index_entry_that_is_not_needed_is_ignored(folder, kind):
+    """Such an entry remains after a head is removed. It must not lead to a file outside the folder."""
     first = f"model-00001-of-00002.{kind}"
     odd = [(first, f"'extra' is not in {first}"), (f"gone.{kind}", f"the shard gone.{kind} is missing")]
     odd += [

@@ -35,7 +35,7 @@ def write(path, header, data=b""):
 
 
 def sha256_of(path):
-    """Computes the metadata's `sha256` from the file's bytes, as in the docstring of `checksum`."""
+    """Computes the metadata's `sha256` from the file's bytes, as the docstring of `checksum` describes."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -147,7 +147,7 @@ def test_bfloat16(tmp_path):
 
 
 def test_tensors_are_the_pages_of_the_file(tmp_path):
-    """Processes share mapped files: on Linux the array's address is inside a mapping of the file."""
+    """The array is mapped memory, which processes share: on Linux its address is in a mapping of the file."""
     write_tensors(tmp_path / "a.safetensors", {"x": np.ones(5000, np.float32)}, {})
     code = (
         "import sys, pathlib; from npformer.checkpoint.safetensors import read_tensors\n"
@@ -228,7 +228,7 @@ def test_another_format_is_named_by_its_first_bytes(tmp_path):
 
 
 def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path):
-    """A header's length above the limit is refused, however large the file is."""
+    """A header length above the limit is refused, even if the file is large enough."""
     with open(tmp_path / "a.safetensors", "wb") as file:
         file.write((2**39).to_bytes(8, "little"))
         file.truncate(2**40)
@@ -265,7 +265,7 @@ def test_any_damage_is_refused_or_harmless(tmp_path_factory, data):
 
 
 def test_a_number_too_large_for_float16_is_refused_anywhere_in_a_large_tensor(tmp_path, monkeypatch):
-    """Large tensors are copied in pieces, each of which raises."""
+    """Large tensors are copied in pieces, and each piece is checked."""
     monkeypatch.setattr(storage, "_PIECE", 20_000)
     for piece in range(20):
         array = np.zeros(400_000, np.float32).reshape(200, -1)
@@ -276,7 +276,7 @@ def test_a_number_too_large_for_float16_is_refused_anywhere_in_a_large_tensor(tm
 
 
 def test_metadata_may_be_null(tmp_path):
-    """As in the safetensors library: some writers store null instead of leaving the metadata out."""
+    """The safetensors library accepts null, because some writers store null instead of omitting the metadata."""
     path = write(tmp_path / "a.safetensors", {"__metadata__": None, "x": ENTRY}, b"12345678")
     arrays, metadata = read_tensors(path)
     assert (list(arrays), metadata) == (["x"], {})

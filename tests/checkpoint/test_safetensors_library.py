@@ -1,4 +1,4 @@
-"""The safetensors library reads every safetensors file that npformer writes or the checkout contains.
+"""The safetensors library reads every safetensors file that npformer writes and every one in the checkout.
 
 Single arrays, dtypes and damaged files are in test_storage.py, test_safetensors.py and test_torch_file.py.
 """
@@ -28,7 +28,7 @@ TEXTS = ["ice cream", "no"]
 
 
 def check(path: Path) -> None:
-    """The library reads the same arrays and metadata as npformer's reader."""
+    """Checks that the library reads the same arrays and metadata as npformer's reader."""
     arrays, metadata = read_tensors(path)
     with safetensors.safe_open(path, "np") as file:
         assert (file.metadata() or {}) == metadata

@@ -1,4 +1,4 @@
-"""Bytes as arrays: no byte outside the span of an array is read, and half precision widens exactly."""
+"""Bytes as arrays: no byte outside an array's span is read, and half precision widens exactly."""
 
 import os
 
@@ -98,10 +98,10 @@ def test_files_that_cannot_be_mapped(tmp_path):
 
 @np.errstate(invalid="ignore")  # half of the NaNs are signalling
 def test_half_precision_widens_exactly():
-    """All 65,536 bit patterns are widened: float16 as by NumPy, bfloat16 as the upper half of a float32."""
+    """Checks all 65,536 bit patterns: float16 against NumPy, bfloat16 against the upper half of a float32."""
     bits = np.arange(2**16, dtype=np.uint16)
     halves = bits.view(np.float16)
-    finite = halves[np.isfinite(halves)].reshape(-1, 496)  # NumPy widens the blocks that contain NaN or infinity
+    finite = halves[np.isfinite(halves)].reshape(-1, 496)  # NumPy widens blocks that contain NaN or infinity
     for array in (halves, finite, finite.T):
         widened = converted(array, F4)
         assert np.array_equal(widened, array.astype(np.float32), equal_nan=True)

@@ -1,4 +1,4 @@
-"""Files of torch.save: real files, value by value, and forged files."""
+"""Files of torch.save: real files, compared value by value, and forged files."""
 
 import json
 import signal
@@ -119,7 +119,7 @@ def test_a_tensor_outside_of_its_storage(tmp_path, part, shape, strides, offset)
         ({"a": Global("collections", "OrderedDict")}, "'a': expected a tensor, got a Name"),
         ({"a": Global("os", "system")}, r"refers to 'os.system', .* save only the model's state_dict\(\)"),
         (
-            {"a": Global("torch._utils", "_rebuild_tensor_v3")},  # of float8
+            {"a": Global("torch._utils", "_rebuild_tensor_v3")},  # used for float8
             "_rebuild_tensor_v3', .* nothing was executed; save plain tensors in float32, float16 or bfloat16$",
         ),
     ],

@@ -1,4 +1,4 @@
-"""Checksums: all files of a folder are checked on request, a bundled model once, with a record outside the package."""
+"""Checksums: `info --verify` checks a folder; a bundled model is checked once, and a cache records the check."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_named_and_the_exit_code_is_1(folder: Path, capsys: py
 
 
 def test_a_shard_that_was_not_copied_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The index of a form of weights that is not read, here torch's, may name files that nobody downloaded."""
+    """The index of a layout that is not read, here torch's, may name files that nobody downloaded."""
     folder = tiny.folder(tmp_path / "model", "bert")
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "a-00001-of-00002.bin"}}))
     assert cli.main(["info", "--verify", str(folder)]) == 0
@@ -122,7 +122,7 @@ def test_the_bundled_models_are_as_they_were_written(capsys: pytest.CaptureFixtu
 
 
 def test_arrays_that_npformer_reads_back_are_checked(tmp_path: Path) -> None:
-    """`load_arrays` reads traces, golden files and the state of a training run."""
+    """`load_arrays` checks traces, golden files and the state of a training run."""
     save_arrays(tmp_path / "a.safetensors", {"a": np.arange(3.0)}, {"by": "test"})
     arrays, metadata = load_arrays(tmp_path / "a.safetensors")
     assert (arrays["a"].tolist(), metadata["by"]) == ([0, 1, 2], "test")
@@ -136,7 +136,7 @@ def test_arrays_that_npformer_reads_back_are_checked(tmp_path: Path) -> None:
 
 @pytest.fixture
 def reads(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Makes `folder` a bundled model and uses an empty cache; returns a list that collects the checked files."""
+    """Makes `folder` a bundled model with an empty cache; returns a list that collects the checked files."""
     found: list[Path] = []
     check = verifying.check_sums
     monkeypatch.setattr(verifying, "check_sums", lambda path, *rest: [found.append(path), check(path, *rest)][1])

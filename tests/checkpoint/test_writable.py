@@ -16,8 +16,8 @@ IDS = [101, 1045, 2293, 3256, 6949, 102]
 TEXT = [Text(IDS)]
 
 
-def test_a_change_changes_the_next_answer_however_often_the_model_was_called() -> None:
-    """From the third call on, copies in a different layout replace read-only weights, but never writable weights."""
+def test_a_changed_weight_changes_the_next_answer_after_any_number_of_calls() -> None:
+    """From the third call on, copies in another layout replace read-only weights, but never writable weights."""
     model, other = npformer.load("distilbert-sst2", writable=True), npformer.load("distilbert-sst2")
     weight = model.weights["layers"][0]["attention"]["query"]["weight"]
     for _ in range(5):

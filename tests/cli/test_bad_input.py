@@ -1,5 +1,5 @@
-"""The command `npformer` with bad input, closed pipes, signals and terminals: the error is one line, the exit code is
-right, and there is never a traceback or a half-written file."""
+"""The command `npformer` with bad input, closed pipes, signals and terminals: an error is one line, the exit code is
+correct, and there is never a traceback or a half-written file."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
 
 @pytest.mark.parametrize("command", ["embed", "embed-sparse"])
 def test_a_missing_model_is_bad_input(command):
-    """The error is the same for a command with options named after the task's settings."""
+    """Commands whose options are named after the settings of a task give the same error."""
     code, _, errors = run(command, "-m", "no-such-folder/at/all", "x")
     assert code == 1
     assert errors.startswith("npformer: no-such-folder/at/all: there is no folder of this name")
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_quietly(models, tmp_path):
         env=ENVIRONMENT,
         preexec_fn=heed_ctrl_c,
     )
-    with open(tmp_path / "slow", "wb"), process:  # `open` returns once the command reads the file
+    with open(tmp_path / "slow", "wb"), process:  # `open` returns when the command reads the file
         while process.poll() is None:
             process.send_signal(signal.SIGINT)  # repeated, because Python may miss a signal just before the read
             with contextlib.suppress(subprocess.TimeoutExpired):

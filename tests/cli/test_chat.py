@@ -46,7 +46,7 @@ def printed(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_messages_have_answers_alone(folder: Path) -> None:
+def test_each_line_is_a_separate_message(folder: Path) -> None:
     """Each line from a pipe is a separate message, as with other commands."""
     task = npformer.pipeline("text-generation", folder, chat=True, do_sample=False, max_new_tokens=9)
     answers = [printed(task(text)[0]["generated_text"]) for text in ("Hi", "there")]
@@ -62,7 +62,7 @@ def test_messages_have_answers_alone(folder: Path) -> None:
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
-    """Returns a substitute for `input` that returns these lines, and raises the exceptions that stand for keys."""
+    """Returns a substitute for `input` that returns these lines. An exception among them is raised, like Ctrl-C."""
     left = list(lines)
 
     def read(prompt: str) -> str:
@@ -123,7 +123,7 @@ def test_ctrl_c_between_a_message_and_its_answer_ends_the_answer(
     task: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupting(str):
-        def strip(self, *_: Any) -> str:  # called after `input` has returned, before the answer begins
+        def strip(self, *_: Any) -> str:  # called between the return of `input` and the answer
             signal.raise_signal(signal.SIGINT)
             return super().strip()
 

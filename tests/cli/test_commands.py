@@ -1,4 +1,4 @@
-"""The command `npformer`, run as users run it (in its own process, from a different folder) on tiny models."""
+"""The command `npformer` on tiny models, run as users run it: in a separate process, from a different folder."""
 
 import ast
 import json
@@ -226,7 +226,7 @@ def test_embed_writes_a_row_of_nan_for_a_text_it_cannot_read(models, tmp_path):
 
 
 def test_rerank_shows_the_best_text_first(models, tmp_path):
-    """The lines of all files are ranked; an unreadable line is reported, and comes last in the JSON output."""
+    """The lines of all files are ranked together; an unreadable line is reported, and comes last in the JSON output."""
     (tmp_path / "a.txt").write_bytes(b"ice cream\nnot my music\n\xff\n")
     (tmp_path / "b.txt").write_text("she was in Paris\n\n")
     texts = ["ice cream", "not my music", "she was in Paris", ""]
@@ -326,7 +326,7 @@ def test_info_reads_no_weights(models, tmp_path):
 
 
 def test_info_says_when_only_the_encoder_of_a_folder_runs(models, tmp_path):
-    """ColBERT in the format of sentence-transformers 6."""
+    """The folder is a ColBERT model in the format of sentence-transformers 6."""
     folder = shutil.copytree(models["fill"], tmp_path / "model")
     kinds = ("Transformer", "Dense", "MultiVectorMask", "Normalize")
     modules = [{"type": f"m.{kind}", "path": f"{i}_{kind}" if i else ""} for i, kind in enumerate(kinds)]

@@ -1,4 +1,4 @@
-"""Completion by the Tab key: keys typed into a real bash, and the command's answers for every shell."""
+"""Completion by the Tab key: keys typed into a real bash, and the command's answers for each shell."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATH = {**ENVIRONMENT, "PATH": f"{sysconfig.get_path('scripts')}:{ENVIRONMENT['P
 
 
 def answers(line: str, shell: str = "bash") -> list[str]:
-    """The completions that the command offers for a line."""
+    """Returns the completions that the command offers for a line."""
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": shell, "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line}
     asked |= {"COMP_POINT": str(len(line)), "COMP_TYPE": "9", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
     line = f"exec 8>&1 1>/dev/null; exec {sys.executable} -m npformer"
@@ -99,7 +99,7 @@ def test_tab_in_a_real_bash(tmp_path: Path) -> None:
 
 
 def send(terminal: int, keys: str, expected: str) -> str:
-    """Types keys, waits until the screen shows the expected text, and returns the output."""
+    """Types keys and waits until the screen shows the expected text; returns the output."""
     os.write(terminal, keys.encode())
     said, began = "", time.monotonic()
     while expected not in said:

@@ -1,4 +1,4 @@
-"""Errors for --input without the extra `data` or required options, or with options that apply only to texts."""
+"""Errors of --input: the extra `data` or a required option is missing, or an option applies only to texts."""
 
 import sys
 

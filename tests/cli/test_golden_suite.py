@@ -42,8 +42,8 @@ def test_the_exit_code_is_0_only_if_all_cases_pass(suite: Path) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_options_after_the_dashes_are_the_program_s(suite: Path, tmp_path: Path) -> None:
-    """After `--`, npformer does not parse `-m` and `--case`."""
+def test_options_after_two_dashes_belong_to_the_program(suite: Path, tmp_path: Path) -> None:
+    """npformer does not parse `-m` and `--case` after `--`."""
     (tmp_path / "port").write_text('#!/bin/sh\ntest "$1 $2" = "-m --case" && cp $3/golden.safetensors $5\n')
     (tmp_path / "port").chmod(0o755)
     assert run("golden", "run", suite, "--case", CASE, "--", "./port", "-m", "--case", cwd=tmp_path)[0] == 0
@@ -94,7 +94,7 @@ def test_wrong_arguments_are_bad_input(
 
 @pytest.fixture
 def stages(suite: Path, tmp_path: Path) -> Path:
-    """Writes the stages of a port that has a mistake: its scores are not scaled."""
+    """Writes the stages of a port with a mistake: its scores are not scaled."""
     arrays, _ = load_arrays(suite / CASE / "golden.safetensors")
     made = {name: a * 2 if name.endswith("scores") else a for name, a in arrays.items() if "float64" not in name}
     save_arrays(tmp_path / "stages.safetensors", made, {})

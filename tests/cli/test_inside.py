@@ -65,7 +65,7 @@ def test_corner_values_are_the_first_and_last_three_columns_as_torch_prints_them
     x = t["embeddings.norm"]
     row = next(line for line in teardown(t, patterns=["embeddings.norm"]).splitlines() if line.startswith("2 love"))
     assert row.split()[2:] == [*(f"{value:.4f}" for value in x[2, :3]), "...", *(f"{value:.4f}" for value in x[2, -3:])]
-    t["embeddings.norm"][2, 0] = 1e-6  # numbers of very different magnitudes are shown with exponents
+    t["embeddings.norm"][2, 0] = 1e-6  # a wide range of magnitudes is shown with exponents
     row = next(line for line in teardown(t, patterns=["embeddings.norm"]).splitlines() if line.startswith("2 "))
     assert row.split()[:3] == ["2", "love", "1.000e-06"]
 
@@ -73,7 +73,7 @@ def test_corner_values_are_the_first_and_last_three_columns_as_torch_prints_them
 def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
     """Every row shows its token, all numbers of a stage have the same format, and no line is wider than 80 columns."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
-    for name in ("embeddings.norm", "layers.0.attention.weights"):  # the first omits columns; the second shows all
+    for name in ("embeddings.norm", "layers.0.attention.weights"):  # only the first has too many columns to show
         array = t[name][0] if name.endswith("weights") else t[name]
         array[3, 1] = -1e-7
         lines = teardown(t, patterns=[name]).split("\n\n")[1].splitlines()[1:]
@@ -90,7 +90,7 @@ def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
     [(0, ["layer 1, layer 2 up to its output"]), (1, ["layer 0", "layer 2 up to its output"]), (2, ["layers 0 to 1"])],
 )
 def test_the_teardown_names_the_layers_it_omits(layer: int, lines: list[str], folder: Path) -> None:
-    """With patterns, no layer is left out."""
+    """If patterns are given, no layer is omitted."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
     said = [line for line in teardown(t, layer).splitlines() if "left out" in line]
     assert said == [f"... left out: {each} (--layer N shows one)" for each in lines]
@@ -118,7 +118,7 @@ def test_the_teardown_of_a_translation_shows_a_layer_of_each_stack() -> None:
 
 
 def test_pair_is_one_option_of_trace_view_and_classify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Checks --pair in trace, view and classify, where it applies to every text."""
+    """Checks that --pair applies to every text of trace, view and classify."""
     run(trace_command, [TEXT, "--pair", "no", "-m", folder])
     printed = capsys.readouterr().out
     label, score = printed.splitlines()[-1].split()

@@ -1,4 +1,4 @@
-"""Every command that writes a file: to a device, a pipe, a link or stdout, on a full disk, and above a size limit.
+"""Every command that writes a file: to a device, pipe, link or stdout, to a full disk, and above a size limit.
 
 Only regular files are replaced. A failure prints one line that names the output, and leaves no file behind.
 """
@@ -66,7 +66,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_full_device_stays_and_is_reported(write, tmp_path, capsys):
-    """The device is also kept if the user is root, who could replace it with a file."""
+    """The device is kept even if the user is root, who could replace it with a file."""
     device = own_device(tmp_path, "/dev/full")
     path = tmp_path / "out.safetensors"
     path.symlink_to(device)
@@ -105,7 +105,7 @@ def test_a_link_is_followed(write, expected, tmp_path, there):
 
 
 def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
-    """Output to stdout is appended. `trace` then prints its table; other commands write only the file's bytes."""
+    """Output to stdout is appended. `trace` then prints its table; other commands write only the bytes of the file."""
     path = tmp_path / "out.safetensors"
     path.symlink_to("/dev/stdout")
     capfdbinary.readouterr()
@@ -118,7 +118,7 @@ def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
 
 @pytest.mark.parametrize("limit", [0, 2000])
 def test_a_file_size_limit_keeps_the_existing_file(write, tmp_path, capsys, limit):
-    """With a file size limit, the same writes fail as on a full disk or over a quota."""
+    """Under a file size limit, the same writes fail as on a full disk or over a quota."""
     path = tmp_path / "out.safetensors"
     path.write_bytes(b"old")
     with largest_file(limit):

@@ -1,6 +1,6 @@
-"""The command as a process, started by its script and by `python -m`: closed, full and broken streams, encodings with
-few characters, and Ctrl-C at any import. There is no traceback and no message from Python itself, and the exit code is
-correct."""
+"""The command as a process, started by its script and by `python -m`, with closed, full and broken streams, encodings
+with few characters, and Ctrl-C during any import. The exit code is correct, and neither a traceback nor a message of
+Python itself is printed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shell(
     open: Sequence[int] = (),
     **environment: str,
 ):
-    """Runs `line` in a shell, where "$@" is the command with its arguments, and these descriptors are open."""
+    """Runs `line` in a shell with these descriptors open. In `line`, "$@" is the command with its arguments."""
     model = ["-m", str(models["classify"])] if arguments[0] in ("classify", "trace", "view") else []
     done = subprocess.run(
         ["bash", "-c", line, "bash", *way, *arguments, *model],
@@ -97,7 +97,7 @@ def test_commands_that_write_a_file_need_no_standard_output(models, tmp_path):
     ("errors", "way"), [("2>&-", SCRIPT), ("2> /dev/full", MODULE), ("2> >(exec 0<&-; sleep 1)", SCRIPT)]
 )
 def test_messages_that_cannot_be_written_are_lost(errors, way, models, tmp_path):
-    """Without a usable stderr, messages are lost, but answers and exit codes are unchanged."""
+    """Without a usable stderr, messages are lost, but answers and exit codes do not change."""
     code, output, _ = shell(f'"$@" {errors}', way, ["classify", TEXT], models, tmp_path)
     assert (code, output[-17:]) == (0, f"{TEXT}\n")
     for arguments, expected in (
@@ -139,8 +139,8 @@ ANSWERING = [
     ],
 )
 def test_an_encoding_with_few_characters_changes_no_text_that_is_read(environment, way, answering, models, tmp_path):
-    """Text is read as UTF-8 in any locale; characters that the locale lacks are written as escapes. Each command that
-    loads a model runs with two of the four encodings."""
+    """Text is read as UTF-8 in any locale, and characters that the locale lacks are written as escapes. Each command
+    that loads a model runs with two of the four encodings."""
     for arguments in answering:
         code, output, said = shell('"$@"', way, arguments, models, tmp_path, **environment)
         assert (code, said) == (0, ""), arguments
@@ -170,7 +170,7 @@ sys.exit(ended(main([{argument!r}])))
 
 
 def test_exit_functions_registered_earlier_still_run(tmp_path):
-    """Exit functions registered before the command begins, as by coverage when Python starts, still run."""
+    """Functions that were registered before the command begins still run; coverage registers one when Python starts."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'before')")
     paths = f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"
     for arguments, code in ((["--version"], 0), (["nothing"], 2)):
@@ -200,7 +200,7 @@ COMMANDS = {
     "trace": (MODULE, ["trace", TEXT]),
     "embed": (SCRIPT, ["embed", TEXT, "-o", "v.npy"]),
 }
-#: `datetime` is imported by NumPy's compiled part, which turns any error there into an ImportError.
+#: NumPy's compiled part imports `datetime`, and turns any error there into an ImportError.
 PLACES = ("argparse", "numpy", "datetime", "npformer.engine.taps", "npformer.model", "tokenizers", "exit")
 
 
@@ -230,9 +230,9 @@ def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [(name, (0, *range(i, 11, 3))) for i, name in enumerate(COMMANDS, 1)])
 def test_ctrl_c_at_any_time_ends_quietly(name, steps, models, tmp_path):
-    """Interrupts each command after set-up and at some tenths of its run time; together they cover every tenth.
+    """Interrupts each command after set-up and at some tenths of its run time; the cases together cover every tenth.
 
-    After set-up the process has stopped, so its first interrupt never comes too late.
+    The process stops itself after set-up, so the first interrupt is never too late.
     """
     taken = None
     codes = []
@@ -259,7 +259,7 @@ def test_ctrl_c_at_any_time_ends_quietly(name, steps, models, tmp_path):
 
 
 def test_an_interrupt_that_compiled_code_prints_is_not_shown():
-    """If an import of NumPy is interrupted, `import_array` calls PyErr_Print, which calls `sys.excepthook`."""
+    """If Ctrl-C interrupts an import of NumPy, `import_array` calls PyErr_Print, which calls `sys.excepthook`."""
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from npformer.cli.process import set_up; set_up()\n"
@@ -273,7 +273,7 @@ def test_an_interrupt_that_compiled_code_prints_is_not_shown():
 
 
 def test_a_background_job_ignores_ctrl_c(models, tmp_path):
-    """A shell starts background jobs with SIGINT ignored, and the command does not change that."""
+    """A shell starts background jobs with SIGINT ignored, and the command must not change that."""
     code, output, said = shell('trap "" INT; "$@"', SCRIPT, ["classify", TEXT], models, tmp_path)
     assert (code, said) == (0, "")
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)

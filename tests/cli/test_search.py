@@ -60,7 +60,7 @@ def test_vectors_are_kept_until_the_file_or_the_model_changes(model, file, tmp_p
     first = search(model, "music", file)
     arrays, metadata = load_arrays(kept(file))
     assert arrays["vectors"].shape == (6, 32)
-    save_arrays(kept(file), {"vectors": -arrays["vectors"]}, metadata)  # negated, so that using them changes the answer
+    save_arrays(kept(file), {"vectors": -arrays["vectors"]}, metadata)  # negated vectors would change the answer
     assert search(model, "music", file)[1] != first[1]
     other = tiny.folder(tmp_path / "other", "bert", "base", seed=9)
     assert search(other, "music", file)[1] not in (first[1], "")
@@ -96,7 +96,7 @@ def test_a_broken_file_of_vectors_is_recomputed(damage, model, file):
 
 @pytest.mark.parametrize("damage", ["dtype", "checksum", "infinite", "blank", "shape"])
 def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
-    """Stored vectors that are invalid, with or without a correct checksum, were once used or made every search fail."""
+    """Invalid stored vectors, with or without a correct checksum, are computed again, and searches succeed."""
     first = search(model, "music", file)
     whole = kept(file).read_bytes()
     arrays, metadata = load_arrays(kept(file))
@@ -118,8 +118,8 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
     assert search(model, "music", file) == first
 
 
-def test_a_file_where_vectors_cannot_be_put(model, file):
-    """The file's name is too long for a suffix. A read-only folder would test nothing, because root can write to it."""
+def test_a_file_next_to_which_vectors_cannot_be_stored(model, file):
+    """The file's name leaves no room for a suffix. A read-only folder would not stop root from writing."""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

@@ -1,4 +1,4 @@
-"""Each command with missing, unknown and too many arguments: the error shows the right form within 80 columns."""
+"""Each command with missing, unknown or too many arguments: the error shows the correct usage within 80 columns."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def test_the_error_fits_80_columns(
 
 @pytest.mark.parametrize("given", [["a", "b"], ["a"], ["."]])
 @pytest.mark.parametrize("command", ["rerank", "search"])
-def test_a_text_in_place_of_a_file_shows_the_form(
+def test_a_text_instead_of_a_file_shows_the_usage(
     command: str, given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The other commands take texts as arguments. These two take a query and files."""
+    """Other commands take texts as arguments, but these two take a query and files."""
     monkeypatch.chdir(tmp_path)
     tiny.folder(Path("model"), "bert", "sequence-classification", labels=("SCORE",))
     code, errors = said(capsys, command, "-m", "model", "query", *given)

@@ -233,7 +233,7 @@ def test_a_translation_model_has_no_second_text(capsys) -> None:
 
 @pytest.mark.slow
 def test_view_runs_in_a_subprocess(folder: Path, tmp_path: Path) -> None:
-    """Tests the command's output, also in ASCII, and a missing model, which leaves no file."""
+    """Checks the command's output, also in ASCII, and that a missing model leaves no file."""
     code, out, _ = run_apart("view", TEXT, "-m", folder)
     assert code == 0
     assert out.startswith("Self-attention, layer 0")

@@ -1,5 +1,5 @@
-"""Public functions accept array-likes of real numbers. Lists and integer arrays are computed in float64; arrays of
-floats keep their dtype, and those of float16 are computed in float32."""
+"""Public functions accept array-likes of real numbers. Lists and integer arrays are converted to float64.
+Floating-point arrays keep their dtype, but float16 is computed in float32."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wrapped() -> set[str]:
 
 
 def test_every_public_function_of_arrays_is_tried() -> None:
-    """`load` takes no arrays, and explains other libraries' arguments; `shift_right` converts its own arguments."""
+    """`load` is wrapped only to explain other libraries' arguments, and `shift_right` converts its arguments itself."""
     assert wrapped() - {"load"} == CASES.keys() - {"shift_right"}
 
 
@@ -66,7 +66,7 @@ HALVES: dict[str, dict[str, Any]] = {
 
 
 def test_every_public_function_of_floats_is_tried_with_float16() -> None:
-    """The others take whole numbers, except `search`, which has a test of its own."""
+    """The other functions take whole numbers, except `search`, which has a separate test."""
     assert HALVES.keys() == CASES.keys() - {"padding_mask", "shift_right", "search"}
 
 
@@ -87,7 +87,7 @@ def test_search_computes_scores_of_float16_vectors_in_float32() -> None:
 
 
 def test_float16_results_beyond_its_range() -> None:
-    words = np.zeros((1, 70_000), np.float16)  # the sum of their exponentials is above 65504
+    words = np.zeros((1, 70_000), np.float16)  # the sum of the exponentials exceeds 65504
     loss = npformer.cross_entropy(words, np.array([5]))
     assert (loss, loss.dtype) == (np.float16(np.log(70_000)), np.float16)
 
@@ -152,7 +152,7 @@ def test_empty_arrays_give_empty_results() -> None:
 
 
 def test_a_model_calls_the_functions_as_they_are_written() -> None:
-    """Only the public functions of `npformer` convert their arguments, so that models do not pay for the conversion."""
+    """Only the public functions of `npformer` convert their arguments, so models do not pay for the conversion."""
     modules = [
         importlib.import_module(f"npformer.engine.{name}") for name in ("functions", "layers.layer", "transformer")
     ]

@@ -25,7 +25,7 @@ TEXTS = [
         if path.suffix in KINDS and path.is_file()
     ),
 ]
-#: npformer by name alone: as a pip requirement, or with an extra but without the repository.
+#: Requirements that name npformer without the repository, with or without an extra.
 BY_NAME = re.compile(
     r"""pip install(?: -[\w-]+)* ["'\\]*npformer(?![\w/])(?!(?:\[[\w,{}]+\])? @ )|npformer\[[\w,{}]+\](?! @ git\+)"""
 )

@@ -1,4 +1,4 @@
-"""Only regular files inside their folder are read; files are written completely or not at all, also through links."""
+"""Only regular files in their folder are read; files are written completely or not at all, even through links."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_pipes_devices_and_folders_are_refused(tmp_path: Path) -> None:
 
 def test_a_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sda").touch()
-    monkeypatch.setattr(stat, "S_ISREG", lambda mode: False)  # not every machine allows creating a device
+    monkeypatch.setattr(stat, "S_ISREG", lambda mode: False)  # some machines do not let tests create a device
     monkeypatch.setattr(stat, "S_ISBLK", lambda mode: True)
     with pytest.raises(NpformerError, match="sda: cannot be written: it is a disk"):
         write(tmp_path / "sda")
@@ -186,7 +186,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def own_device(folder: Path, name: str) -> Path:
-    """Returns a new device, so that a failing test cannot harm the machine's own, or a link if none can be created."""
+    """Returns a new device, so the machine's own is safe from failing tests, or a link if none can be created."""
     path = folder / Path(name).name
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(name).st_rdev)
@@ -222,26 +222,26 @@ def test_the_next_run_removes_a_killed_run_s_files_and_no_others(tmp_path: Path,
     for run in runs:
         assert run.stdout is not None
         assert run.stdout.read(5) == b"ready"
-    os.mkdir(tmp_path / ".result.precious.lock")  # similar to npformer's temporary names, so it must be kept
+    os.mkdir(tmp_path / ".result.precious.lock")  # resembles npformer's temporary names, but must be kept
     assert len(os.listdir(tmp_path)) == 5
     runs[0].send_signal(signal.SIGKILL)
     runs[0].wait()
     for name in ("result", "other"):
         write(tmp_path / name)
-        # two files of the other run, the outputs written so far, and the folder to keep
+        # the other run's two files, the outputs written so far, and the folder to keep
         assert len(os.listdir(tmp_path)) == 4 + (name == "other")
     runs[1].send_signal(signal.SIGKILL)
     runs[1].wait()
     for run in runs:
         run.stdout.close()  # type: ignore[union-attr]
     write(tmp_path / "other")
-    assert len(os.listdir(tmp_path)) == 5  # removes the unfinished `other`
+    assert len(os.listdir(tmp_path)) == 5  # the unfinished `other` is removed
     write(tmp_path / "result")
     assert sorted(os.listdir(tmp_path)) == [".result.precious.lock", "other", "result"]
 
 
 def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unfinished output for a pipe is in a subfolder of the system's temporary folder that only its owner can open."""
+    """The unfinished output is in a subfolder of the system's temporary folder that only its owner can open."""
     os.mkfifo(tmp_path / "fifo")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -314,7 +314,7 @@ def test_a_link_is_followed_within_its_folder_and_where_a_user_named_it(tmp_path
 
 
 def test_a_pointer_of_git_lfs_is_not_read_as_the_file(tmp_path: Path) -> None:
-    """Cloning a model without Git LFS leaves these three lines instead of each large file."""
+    """If a model is cloned without Git LFS, these three lines replace each large file."""
     pointer = tmp_path / "tokenizer.json"
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
     with pytest.raises(NpformerError, match=r"tokenizer\.json: a pointer of Git LFS .* `git lfs pull`"):
@@ -329,8 +329,8 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         read_text(tmp_path / "a")
 
 
-def test_rows_of_two_tables_are_read_by_turns() -> None:
-    """Each reader has its own limit on a cell's length. The csv module's limit does not change for other code."""
+def test_rows_of_two_tables_can_be_read_alternately() -> None:
+    """Each reader has a separate limit on a cell's length. The csv module's limit for other code does not change."""
     usual = csv.field_size_limit()
     long = csv_rows([(1, "a\n"), (2, "b" * 2 * usual)], "long", 3 * usual)
     short = csv_rows([(1, "a\n"), (2, "b" * 9)], "short", 8)
@@ -343,7 +343,7 @@ def test_rows_of_two_tables_are_read_by_turns() -> None:
 
 
 def test_half_of_a_surrogate_pair_in_json_is_refused(tmp_path: Path) -> None:
-    """A pair of surrogates is read as a character. A lone surrogate is refused, because it cannot be written back."""
+    """A pair of surrogates is read as one character. A lone surrogate is refused, because it cannot be written back."""
     (tmp_path / "whole.json").write_text(r'{"a": "\ud83d\ude00"}')
     assert read_json(tmp_path / "whole.json") == {"a": "\U0001f600"}
     (tmp_path / "half.json").write_text(r'{"a": "\ud83d"}')

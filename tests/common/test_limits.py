@@ -1,4 +1,4 @@
-"""The table of limits: an error for a value above a limit names the limit, and an argument or option raises it."""
+"""The table of limits: an error for a value above a limit names the limit, which an argument or option can raise."""
 
 import json
 from dataclasses import fields, replace
@@ -140,7 +140,7 @@ def test_a_limit_of_another_type():
 
 
 def test_limits_are_generous_for_the_largest_checkpoints():
-    """Limits allow several times the sizes of a model with 48 wide layers, 250,000 tokens and ImageNet-21k's labels."""
+    """Limits are several times what 48 wide layers, 250,000 tokens or ImageNet-21k's labels need."""
     config = npformer.Config(
         "bert", "base", vocab_size=250_000, d_model=2560, n_heads=40, n_layers=48, d_ffn=10_240, max_length=512,
         n_token_types=2,
@@ -188,7 +188,7 @@ def test_a_model_made_by_hand_has_limits():
 
 
 def test_the_cache_of_configs_is_bounded():
-    """Caches keep few configs, because a config of 70 kB can need megabytes of computed tables."""
+    """A cache keeps few configs, because a config of 70 kB can need megabytes of computed tables."""
     model = tiny.model("bert").config
     for depth in range(1, 20):
         config = replace(model, n_layers=depth)

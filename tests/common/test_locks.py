@@ -1,4 +1,4 @@
-"""A folder in use is refused with the owner's name; a dead owner's lock can be taken."""
+"""A folder in use is refused with the owner's name, and the lock of a dead owner can be taken over."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ while had < 100:
 """
 
 
-def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
-    """A lock file is removed at the end, while other processes may be opening it or a new file of the same name."""
+def test_two_owners_never_have_one_lock(tmp_path: Path) -> None:
+    """A lock file is removed at the end, while other processes may be opening it or a new file with the same name."""
     runs = [subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path / "run")], cwd=ROOT) for _ in range(3)]
     assert [run.wait(600) for run in runs] == [0, 0, 0]
 
@@ -132,7 +132,7 @@ def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
 def test_a_lock_that_was_replaced_while_it_was_opened_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run opens a stale lock; before it locks the file, the file is removed, and a new owner creates it again."""
+    """A run opens a stale lock. Before the run locks it, the file is removed, and a new owner creates it again."""
     lock = tmp_path / ".result.00000000.lock"
     lock.touch()
     take = locks._lock

@@ -40,8 +40,8 @@ NAMES = [(table, name) for table in TABLES if table != "MODULE" for name in TABL
 
 
 @pytest.mark.parametrize(("table", "name"), NAMES)
-def test_a_name_of_another_library_is_answered(table, name):
-    """Unless an object defines it, another library's name raises an AttributeError, so that `hasattr` works."""
+def test_another_library_s_name_gets_a_hint(table, name):
+    """Unless an object defines the name, it raises an AttributeError, so `hasattr` works."""
     without = [each for each in OBJECTS[table] if not hasattr(each, name)]
     assert without
     for each in without:
@@ -51,8 +51,8 @@ def test_a_name_of_another_library_is_answered(table, name):
 
 
 @pytest.mark.parametrize("table", ["MODEL", "TASK"])
-def test_setting_a_name_of_another_library_is_answered_too(table):
-    """It would have no effect: `task.max_length = 8` truncates nothing."""
+def test_setting_another_library_s_name_gets_a_hint(table):
+    """Setting the name would have no effect: `task.max_length = 8` truncates nothing."""
     for name, line in TABLES[table].items():
         without = [each for each in OBJECTS[table] if not hasattr(each, name)]
         for each in without:
@@ -79,7 +79,7 @@ def test_unknown_names_stay_python_s_own():
 
 @pytest.mark.parametrize("line", sorted({line for table in TABLES.values() for line in table.values()}))
 def test_the_names_in_a_line_to_write_exist(line):
-    """The attributes and commands in a suggested line exist, on a model, task, config, tokenizer or the module."""
+    """The attributes and commands in a suggested line exist on a model, task, config, tokenizer or the module."""
     known = {"model": OBJECTS["MODEL"], "task": TASKS, "config": OBJECTS["CONFIG"], "tokenizer": OBJECTS["TOKENIZER"]}
     for owner, path in re.findall(r"(?<![\w.])(model|task|config|tokenizer|npformer)((?:\.[a-z]\w*)+)", line):
         values = known.get(owner, (npformer,))

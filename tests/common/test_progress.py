@@ -28,7 +28,7 @@ class Terminal(StringIO):
         return True
 
     def lines(self) -> list[str]:
-        """The final contents of the screen. A carriage return moves to the start of the line."""
+        """Returns the final contents of the screen. A carriage return moves to the start of the line."""
         shown = []
         for line in self.getvalue().split("\n"):
             row = ""
@@ -47,7 +47,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def until(shown: Callable[[], object]) -> None:
-    """Waits until the terminal shows something, however long the thread that draws takes on a busy machine."""
+    """Waits until the terminal shows something, even if the drawing thread is slow on a busy machine."""
     end = time.monotonic() + 120
     while not shown():
         assert time.monotonic() < end
@@ -75,7 +75,7 @@ def test_a_bar_shows_and_gives_way_to_a_line_of_summary(terminal: Terminal) -> N
 
 
 def test_a_bar_moves_before_the_first_item_is_done(terminal: Terminal) -> None:
-    """The elapsed time shows that the command is working, however long the first texts take."""
+    """The elapsed time shows that the command is working, even if the first texts take long."""
 
     def items() -> Iterator[int]:
         until(lambda: terminal.getvalue().count("] 0/1 rows") > 2)
@@ -178,7 +178,7 @@ def test_the_bar_fits_the_terminal(
         assert main(["info", "--verify", "./model"]) == 0
         assert main(train) == 0
         assert main(["embed", "-m", "model", "ice", "-o", "v.npy"]) == 0
-    lines = [line for line in out.lines() if " in /" not in line]  # a long path is on its own line
+    lines = [line for line in out.lines() if " in /" not in line]  # a long path is on a separate line
     assert max(len(line) for line in lines if len(line.split()) > 1) <= int(columns)
     assert any(re.match(r"epoch 1/1 \[##########\] 1/1  \d+:\d\d", each) for each in terminal.getvalue().split("\r"))
     assert terminal.lines()[-2] == "wrote v.npy: 1 vector of 32 numbers"
@@ -228,7 +228,7 @@ def test_a_command_shows_that_it_works(terminal: Terminal, tmp_path: Path, monke
 
 
 class Watched(progress.Count):
-    """A count that keeps its sum after each report."""
+    """A count that records its sum after each report."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -282,8 +282,8 @@ def test_a_model_that_the_caller_runs_between_two_items_does_not_count(tmp_path:
     assert count.work == 3
 
 
-def test_the_time_left_falls_while_the_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 windows of 1,000 texts and 10 seconds, drawn each second. The estimate once rose by a window's time."""
+def test_the_estimated_time_falls_while_the_count_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 windows of 1,000 texts take 10 seconds each, drawn each second. The estimate once rose by a window's time."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     count, left = progress.Count(0), []
@@ -298,5 +298,5 @@ def test_the_time_left_falls_while_the_count_stands_still(monkeypatch: pytest.Mo
 
 
 def test_a_pause_longer_than_expected_does_not_reach_zero() -> None:
-    """After 2 of 4 items in 20 seconds, the third takes 90 instead of 10: the estimate stays at the last item's time."""
+    """2 of 4 items took 20 s, and the third takes 90 s instead of 10. The estimate stays at the last item's time."""
     assert progress.picture(2, 4, "texts", 0, 110, 20, 10).endswith("0:10 left")

@@ -1,4 +1,4 @@
-"""The public functions of the maths are the formulas of pages: their source, array-likes, float16, and errors."""
+"""The public functions of the maths are the formulas of pages: their source, array-likes, float16 and errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_formula_is_tried() -> None:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_public_function_is_its_formula(name: str) -> None:
-    """Its source, file, arguments and docstring are those of the page, and it can be pickled."""
+    """The source, file, arguments and docstring are the same as on the page, and the function can be pickled."""
     function = getattr(npformer, name)
     formula = inspect.unwrap(function)
     assert Path(str(inspect.getsourcefile(function))).parent.name == "plain"
@@ -85,7 +85,7 @@ def test_a_public_function_is_its_formula(name: str) -> None:
     ],
 )
 def test_a_debugger_steps_into_the_formula(call: str) -> None:
-    """The first step shows the formula's file, the second is in the formula. A mask of True is no exception."""
+    """The first step shows the formula's file, and the second is in the formula, even for a mask of True."""
     call = f"npformer.{call}"
     code = f"import numpy, npformer; x = numpy.ones((3, 3)); mask = x == 1; {call}; import pdb; pdb.set_trace(); {call}"
     steps = subprocess.run(
@@ -291,7 +291,7 @@ def test_the_layer_of_another_family_is_refused() -> None:
 
 
 def test_an_error_inside_a_formula_names_the_call_that_failed() -> None:
-    """With the shapes that came to this call, and those that its docstring declares."""
+    """The error shows the shapes of this call's arguments, and the shapes that the docstring declares."""
     layer = {**LAYER, "attention": {**ATTENTION, "key": {"weight": np.ones((3, 2))}}}
     with pytest.raises(NpformerError) as error:
         npformer.encoder_layer(X, **SIZES, **layer)

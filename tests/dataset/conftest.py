@@ -37,7 +37,7 @@ def rows() -> pa.Table:
 
 @pytest.fixture
 def source_of_500(rows: pa.Table, tmp_path: Path) -> Path:
-    """Two files of 400 and 100 rows."""
+    """Returns a folder with two files, of 400 and 100 rows."""
     (tmp_path / "in").mkdir()
     pa.parquet.write_table(pa.concat_tables([rows] * 4), tmp_path / "in" / "a.parquet")
     pa.parquet.write_table(rows, tmp_path / "in" / "b.parquet")

@@ -43,7 +43,7 @@ def pretend(name: str, value: str) -> None:
 
 
 class Slow(WorkerPlugin):
-    """Makes every text take longer, also on workers that replace dead workers."""
+    """Makes every text take longer, also on the workers that replace dead ones."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -53,7 +53,7 @@ class Slow(WorkerPlugin):
 
 
 class Held(WorkerPlugin):
-    """Answers no text while a file exists and a folder has this many parts."""
+    """Makes a worker wait with its answers while a file exists and a folder has this many parts."""
 
     def __init__(self, file: Path, folder: Path, parts: int) -> None:
         self.file, self.folder, self.parts = file, folder, parts
@@ -70,7 +70,7 @@ class Held(WorkerPlugin):
 
 
 class Meeting(WorkerPlugin):
-    """Makes each worker wait, before its first text, until all workers have one."""
+    """Makes each worker wait before its first text until every worker has a text."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder, self.workers = folder, workers
@@ -91,7 +91,7 @@ loads: list[dict[str, object]] = []
 
 
 def note_loads() -> None:
-    """Makes this worker record how it creates tasks."""
+    """Makes this worker record how it creates its tasks."""
     real = work.pipeline
 
     def made(*arguments, **options):
@@ -102,7 +102,7 @@ def note_loads() -> None:
 
 
 def noted() -> list[tuple[object, bool]]:
-    """Returns, for each load of the task on this worker, its threads and whether its weights are memory-mapped."""
+    """Returns the `threads` of each load on this worker, and whether the weights are memory-mapped."""
     (task,) = work._tasks.values()
     arrays = stored(dict(task.model.weights), task.model.config).values()
     mapped = all(isinstance(_base(array), mmap.mmap) for array in arrays)

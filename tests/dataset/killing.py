@@ -2,7 +2,7 @@
 
 This is a separate program, `python -m tests.dataset.killing MODEL INPUT OUTPUT steps|times`, because it forks: it
 imports everything, loads the model and probes BLAS once, and no thread runs when a child starts. It prints the number
-of killed children, and fails if the bytes of an interrupted and an uninterrupted run differ.
+of killed children, and fails if an interrupted run and an uninterrupted run write different bytes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import filelock  # noqa: F401 - a run imports it late; the children import nothing anew
+import filelock  # noqa: F401 - imported here because a run imports it late, and children should import nothing
 import pyarrow.compute
 
 import npformer
 import npformer.dataset
 from npformer.dataset import work
 
-#: A run's file operations, as Python's audit events (PEP 578).
+#: The file operations of a run, as audit events of Python (PEP 578).
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 KILLS = 50
 ROWS = 50  # rows per part; a run of 100 rows has two parts

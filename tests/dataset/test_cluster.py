@@ -1,4 +1,4 @@
-"""Dask workers give the same bytes as this process. Missing workers, and a different model or version, are errors."""
+"""Dask workers give the same bytes as this process. Missing workers, and other models or versions, raise errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_workers_with_another_version_are_refused_and_with_another_blas_reported
         with pytest.warns(match=rf"the BLAS of {first} adds in a different order"):
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
         lines = (tmp_path / "out" / "_manifest.jsonl").read_text().splitlines()[1:]
-        # only some parts come from the first worker
+        # the first worker computes only some parts
         assert {'"bits": "0123"' in line for line in lines} == {True, False}
         client.run(pretend, "npformer", "0.0.1", workers=[first])
         with pytest.raises(
@@ -108,7 +108,7 @@ def test_a_missing_scheduler_is_an_error(monkeypatch):
 
 
 def test_a_run_without_workers_ends_with_an_error(classify, source_of_500, tmp_path, monkeypatch):
-    """In the first run, all workers leave after the first part; in the second, there are no workers from the start."""
+    """In the first run, all workers leave after the first part. In the second, there are no workers from the start."""
     monkeypatch.setattr(cluster, "ABSENCE", 0)
     monkeypatch.setattr(cluster, "PATIENCE", 0.1)
     real = npformer.dataset.mapping._Run._write

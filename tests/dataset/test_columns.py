@@ -1,4 +1,4 @@
-"""Each task's answers become columns of the same values, without loss of precision."""
+"""Each task's answers become columns of the same values, with no loss of precision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = ["I love ice cream", "not my [MASK] music in Paris", "ice [MASK] and hot
 
 
 def answered(task: Any, folder: Path, column: Any = "text", **columns: list[Any]) -> pa.Table:
-    """Returns the answers' columns, without the columns `truncated` and `error`."""
+    """Returns the columns of the answers, without the columns `truncated` and `error`."""
     pa.parquet.write_table(pa.table(columns or {"text": TEXTS}), folder / "in.parquet")
     map(task, folder / "in.parquet", folder / "out.parquet", column=column, part_rows=3)
     table = pa.parquet.read_table(folder / "out.parquet")
@@ -117,7 +117,7 @@ def test_vectors_have_the_bits_of_the_model(dtype, tmp_path):
 
 
 def test_translations(tmp_path):
-    """A row gets one translation, or a list of several. Empty and overlong texts fail. Samples are reproducible."""
+    """A row gets one translation, or a list of several. Empty and overlong texts fail. Samples can be reproduced."""
     folder = seq2seq_models.folder_of_letters(tmp_path / "model")
     one = npformer.pipeline("translation", folder, max_new_tokens=6)
     texts = ["a dog", "", "x " * 500, "news"]
@@ -159,7 +159,7 @@ def test_continuations_of_prompts_are_columns(tmp_path):
 
 
 def test_a_run_depends_on_the_settings_in_the_models_folder(tmp_path):
-    """For both kinds of generating models, a different repetition_penalty in the folder makes a different run."""
+    """For both kinds of generating models, a different repetition_penalty in the folder makes the run different."""
     for folder in (writers.folder(tmp_path / "prompts"), seq2seq_models.folder_of_letters(tmp_path / "sources")):
         before = identity(npformer.pipeline(model=folder))["options"]["settings"]
         path = folder / "generation_config.json"

@@ -1,4 +1,4 @@
-"""The option --input of every command: rows of a file in, rows with answers out, and one line per error."""
+"""The option --input of every command reads rows from a file and writes them with answers; errors are one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets are read from and written to every format; unreadable files are named."""
+"""Datasets in every format are read and written, and unreadable files are named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def written(path: Path, table: pa.Table) -> Path:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a file, read by other libraries where possible."""
+    """Returns the rows of a file, read by other libraries if possible."""
     form = format_of(path)
     if form.kind in ("csv", "tsv", "jsonl"):
         with pa.OSFile(str(path)) as file:
@@ -120,7 +120,7 @@ def test_times_that_python_has_no_object_for_are_written_as_text(classify, tmp_p
     ],
 )
 def test_nanoseconds_inside_lists_and_objects_are_kept(kind, first, second, classify, tmp_path):
-    """pandas, if installed, would return objects of its own, which have other texts or fewer digits."""
+    """pandas, if installed, would return its own objects, whose texts differ or have fewer digits."""
     times = pa.array([1000, 1001], kind)
     columns = {
         "plain": times,
@@ -182,7 +182,7 @@ def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
 
 
 def test_blocks_of_text_end_anywhere(classify, rows, tmp_path, monkeypatch):
-    """Lines and cells may extend over several blocks, for any block size."""
+    """Lines and cells may extend across several blocks of any size."""
     for suffix, block in product((".jsonl", ".jsonl.gz"), (1, 2, 50, 999)):
         source = written(tmp_path / f"in{suffix}", rows)
         monkeypatch.setattr("npformer.dataset.readers.BLOCK", block)
@@ -234,7 +234,7 @@ def test_every_row_of_a_csv_is_kept(end, classify, tmp_path):
 
 
 def test_links_that_the_user_names_are_followed(classify, rows, tmp_path):
-    """Links to files and folders, and inside folders, are followed. The link's name determines the format."""
+    """Links to files and folders, and links in folders, are followed. The name of the link determines the format."""
     (tmp_path / "data" / "blobs").mkdir(parents=True)
     blob = written(tmp_path / "data" / "blobs" / "a.parquet", rows).rename(tmp_path / "data" / "blobs" / "12ab")
     (tmp_path / "parts").mkdir()
@@ -286,7 +286,7 @@ def test_a_file_that_cannot_be_read_is_named(name, classify, tmp_path):
 
 @pytest.mark.parametrize("column", ["text", "list", "coded"])
 def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path):
-    """Out-of-range offsets of texts and lists, and out-of-range dictionary indices, are refused."""
+    """Offsets of texts and lists, and dictionary indices, are refused if they are out of range."""
     marked = 123_456_789
     array = {
         "text": pa.array(["x" * 3, "y"]),
@@ -395,7 +395,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_memory_does_not_grow_with_the_rows(sink, model, tmp_path):
-    """For inputs of 40 and 160 MB, peak memory differs by less than 60 MB, which allocators may keep."""
+    """For inputs of 40 and 160 MB, peak memory differs by less than 60 MB, which allocators may not have freed."""
     schema = pa.schema([("text", pa.string()), ("bytes", pa.binary())])
     peaks = []
     for count in (10, 40):

@@ -49,7 +49,7 @@ def test_the_row_gets_an_error(
     assert first["error"] is None
     assert second == fourth == {**kept, "label": None, "score": None, "truncated": None, "error": f"column {column!r}: {REASON}"}  # fmt: skip
     answers = read_of(classify, [good, good], tmp_path / "plain")
-    assert [first, third] == answers  # the bits of the other answers do not change
+    assert [first, third] == answers  # the other answers keep their bits
 
 
 def read_of(classify: Any, lines: list[str], folder: Path) -> list[dict[str, Any]]:

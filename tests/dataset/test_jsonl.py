@@ -84,7 +84,7 @@ def test_values_come_through_exactly(values, expected, suffix, classify, tmp_pat
         (["1,\n"], "in.jsonl:1: not JSON"),
     ],
 )
-def test_values_that_no_type_holds_are_refused(values, message, classify, tmp_path):
+def test_values_without_a_common_type_are_refused(values, message, classify, tmp_path):
     """Two conflicting values are refused even if they are far apart."""
     for between in (0, 30_000):
         source = lines(tmp_path / "in.jsonl", *values[:-1], *["null"] * between, values[-1])
@@ -95,7 +95,7 @@ def test_values_that_no_type_holds_are_refused(values, message, classify, tmp_pa
 
 
 def test_types_of_two_files_exclude_each_other(classify, tmp_path):
-    """The error names the number that the second file's type cannot hold, and the second file is skipped."""
+    """The error names the number that the second file's type cannot represent, and the second file is skipped."""
     (tmp_path / "in").mkdir()
     lines(tmp_path / "in" / "a.jsonl", "9007199254740993")
     lines(tmp_path / "in" / "b.jsonl", "1.5")
@@ -111,7 +111,7 @@ def test_types_of_two_files_exclude_each_other(classify, tmp_path):
 def test_deep_nesting_is_refused_by_its_line(depth, tmp_path):
     """On the command line, 10,000 nested brackets once crashed the process, and 1,000 printed a traceback.
 
-    `run` raises any exception that a process would print as a traceback.
+    `run` would raise an exception that a process prints as a traceback.
     """
     model = make_models(tmp_path)["classify"]
     for opening, closing in (("[", "]"), ('{"a": ', "}")):

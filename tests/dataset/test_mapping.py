@@ -30,7 +30,7 @@ SINKS = ("out", "out.parquet", "out.csv.gz", "out.jsonl", "out.arrow")
 
 @pytest.fixture
 def source(rows, tmp_path) -> Path:
-    """Two files of 60 and 40 rows."""
+    """Returns a folder with two files, of 60 and 40 rows."""
     folder = tmp_path / "in"
     folder.mkdir()
     pa.parquet.write_table(rows.slice(0, 60), folder / "a.parquet", row_group_size=11)
@@ -39,7 +39,7 @@ def source(rows, tmp_path) -> Path:
 
 
 def run(task, source, sink, **how) -> dict[str, bytes]:
-    """Returns the output's files after a run in parts of 25 rows."""
+    """Runs in parts of 25 rows; returns the output's files."""
     sink.parent.mkdir(exist_ok=True)
     map(task, source, sink, **{"column": "text", "part_rows": 25, **how})
     return files_in(sink.parent)
@@ -113,7 +113,7 @@ def test_an_unfinished_line_of_the_manifest_is_dropped(tail, classify, source, t
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_damaged_manifest_is_an_error_of_one_line(number, classify, source, tmp_path):
-    """In a damaged manifest, a field is missing or has the wrong type, or a whole line is a different value."""
+    """A field is missing or has the wrong type, or a whole line is a different value."""
     out = tmp_path / "out" / "o"
     run(classify, source, out)
     manifest = out / "_manifest.jsonl"
@@ -287,7 +287,7 @@ def test_a_limit_takes_the_first_rows(limit, classify, rows, source, tmp_path):
 
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
-def test_an_unreadable_file_is_named_and_answered_when_it_is_mended(sink, classify, source, tmp_path):
+def test_an_unreadable_file_is_named_and_answered_once_it_is_repaired(sink, classify, source, tmp_path):
     """An unreadable file is skipped. Once it is readable, the same call processes it without repeating a part."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     good = (source / "a.parquet").read_bytes()
@@ -312,7 +312,7 @@ npformer.dataset.map(task, sys.argv[2], sys.argv[3], column="text", part_rows=25
 
 
 @pytest.mark.parametrize("sink", ["out", "out.jsonl"])
-def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_path):
+def test_a_run_resumes_after_a_full_disk(sink, model, classify, source, tmp_path):
     """A run with a limit on file sizes ends with an error, and resumes without the limit."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     largest = max(len(each) for each in whole.values())
@@ -328,7 +328,7 @@ def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_p
 
 @pytest.mark.parametrize(("sink", "how"), [("out", "steps"), ("out.parquet", "steps"), ("out.parquet", "times")])
 def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
-    """A run is killed at each of its file operations, or at 50 random times; resumed, it ends with the same bytes."""
+    """A run is killed at each of its file operations, or at 50 random times. When resumed, it writes the same bytes."""
     pa.parquet.write_table(rows, tmp_path / "in.parquet")
     (tmp_path / "runs").mkdir()
     command = [

@@ -1,4 +1,4 @@
-"""Memory does not grow with the width of rows, in any format; dictionaries stay dictionaries."""
+"""Memory does not grow with the width of rows in any format, and dictionaries stay dictionaries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WIDE, ROWS = 100_000, 2500  # bytes per text, and number of rows: 250 MB in all
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory) -> Path:
-    """A folder with a table of wide texts in each format."""
+    """Returns a folder with a table of wide texts in each format."""
     folder = tmp_path_factory.mktemp("wide")
     texts = pa.array([f"{i} " * (WIDE // 2) for i in range(3)])
     coded = pa.DictionaryArray.from_arrays(pa.array([i % 3 for i in range(ROWS)], pa.int8()), texts)
@@ -67,7 +67,7 @@ def wide(tmp_path_factory) -> Path:
     ],
 )
 def test_memory_does_not_grow_with_the_width_of_rows(name, sink, wide, model, tmp_path):
-    """For 250 MB of rows, memory grows by up to 180 MB, which copies of a part need; the test allows 220 MB."""
+    """For 250 MB of rows, memory grows by up to 180 MB for copies of a part; the test allows 220 MB."""
     command = [sys.executable, "-c", PEAK, model, wide / name, tmp_path / sink]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=True)
     mapped = (wide / name).stat().st_size / 1e6 if name.endswith("arrow") else 0  # pages that the system can reclaim
@@ -77,7 +77,7 @@ def test_memory_does_not_grow_with_the_width_of_rows(name, sink, wide, model, tm
 @pytest.mark.parametrize(
     ("suffix", "sink"), list(product(("arrow", "parquet"), ("arrow", "parquet", "jsonl", "csv", "")))
 )
-def test_a_dictionary_is_carried_as_one(suffix, sink, classify, rows, tmp_path):
+def test_a_dictionary_stays_a_dictionary(suffix, sink, classify, rows, tmp_path):
     """The column of texts is a dictionary with a late and a missing value; parts have 7 rows."""
     values = [*rows["text"].to_pylist(), "rare", None]
     coded = pa.array(values).dictionary_encode()
@@ -136,7 +136,7 @@ def test_parts_end_by_rows_or_by_bytes(monkeypatch):
 
 
 def test_the_size_of_a_row_is_that_of_its_values():
-    """Slices and dictionaries do not change a row's size; a missing value has only the fixed size of its column."""
+    """Slices and dictionaries do not change the size of a row. A missing value has its column's fixed size only."""
     lists = pa.array([["ab", "c"], None, [], ["defg"]])
     table = pa.table(
         {
@@ -158,7 +158,7 @@ def test_the_size_of_a_row_is_that_of_its_values():
 
 
 def test_values_without_text_count_towards_a_batch(tmp_path):
-    """Empty cells, and the fields that a row lacks, also take memory."""
+    """Empty cells, and fields that a row lacks, also use memory."""
     (tmp_path / "a.csv").write_text("a,b\n" + ",\n" * 200_000)
     lines = [f'{{"x": {{"f{i}": 1}}}}\n' for i in range(300)]
     (tmp_path / "a.jsonl").write_text("".join(lines * 30))

@@ -1,4 +1,4 @@
-"""Columns that a run passes through come out as they went in."""
+"""A run does not change the columns that it copies from input to output."""
 
 from __future__ import annotations
 

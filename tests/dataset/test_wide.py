@@ -1,4 +1,4 @@
-"""Columns are bounded, and counted before arrays are made for them, in every format."""
+"""In every format, the number of columns is limited, and is counted before arrays are made for the columns."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def map_of(function: Any, values: Any) -> list[Any]:
 
 
 def table(count: int) -> pa.Table:
-    """A table of `count` columns, one of them texts."""
+    """Returns a table of `count` columns, one of which has texts."""
     return pa.table({"text": ["ice", "music"], **{f"c{i}": [1, 2] for i in range(count - 1)}})
 
 
 def test_rows_whose_keys_differ_are_refused_at_the_line_that_has_too_many(tmp_path: Path) -> None:
-    """300 rows of 300 keys each, 1.3 MB, once took 3 GB and ended with std::bad_alloc."""
+    """300 rows of 300 keys each, 1.3 MB in all, once used 3 GB and ended with std::bad_alloc."""
     lines = (json.dumps({"text": "ice", **{f"key {i}.{j}": j for j in range(300)}}) for i in range(300))
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     with pytest.raises(
@@ -65,7 +65,7 @@ def test_the_bound_is_exact(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
 def test_fields_at_any_depth_count(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide, "COLUMNS", 8)
-    deep = {"a": [{"b": {"c": 1, "d": [2]}}]}  # a, its items, b, c, d and its items, with text 7
+    deep = {"a": [{"b": {"c": 1, "d": [2]}}]}  # a, its items, b, c, d, d's items and `text`: 7 in all
     rows = [{"text": "ice", **deep}]
     assert survey(written(tmp_path / f"most.{kind}", pa.Table.from_pylist(rows)), 1000).rows == 1
     rows = [{"text": "ice", **deep, "e": [[1]]}]
@@ -88,7 +88,7 @@ def test_columns_are_counted_before_pyarrow_reads_them(
 def test_the_elements_of_a_parquet_file_are_those_of_its_footer(count: int) -> None:
     stream = io.BytesIO()
     pa.parquet.write_table(pa.table({f"c{i}": pa.array([1]) for i in range(count)}), stream)
-    assert parquet_elements(stream) == count + 1  # with the root
+    assert parquet_elements(stream) == count + 1  # one more element: the root
     assert stream.tell() == 0
 
 
@@ -99,8 +99,8 @@ def test_a_damaged_footer_is_left_to_pyarrow(damage: bytes) -> None:
     check_parquet(io.BytesIO(damage), Path("a.parquet"))
 
 
-def test_a_list_of_pairs_holds_keys_that_differ(classify: Any, tmp_path: Path) -> None:
-    """The remedy that the error names."""
+def test_a_list_of_pairs_can_have_any_keys(classify: Any, tmp_path: Path) -> None:
+    """The error for too many columns suggests such a list of objects."""
     rows = [{"text": "ice", "keys": [{"key": f"{i}.{j}", "value": j} for j in range(30)]} for i in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(map_of(json.dumps, rows)))
     map(classify, tmp_path / "a.jsonl", tmp_path / "out.jsonl", column="text")
@@ -108,8 +108,8 @@ def test_a_list_of_pairs_holds_keys_that_differ(classify: Any, tmp_path: Path) -
     assert map_of(lambda row: row["keys"], found) == map_of(lambda row: row["keys"], rows)
 
 
-def test_a_key_that_is_there_twice_is_found_among_many() -> None:
-    """The search counts all names once: a line may have a million of them."""
+def test_a_duplicate_key_is_found_among_many() -> None:
+    """The search counts all names in one pass, because a line may have a million names."""
 
     class Names(str):
         compared = 0

@@ -1,4 +1,4 @@
-"""The answers stay the same if workers die, fail or load the model from the hub. Differing bits are reported."""
+"""The answers stay the same if workers die, fail, or load the model from the hub. Differences in bits are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KILLS = 5
 
 @contextmanager
 def local(workers: int) -> Iterator[LocalCluster]:
-    """A cluster that replaces its dead workers, however slowly: by default, Dask gives up a worker after 15 seconds."""
+    """Returns a cluster that replaces dead workers, however slowly. By default, Dask gives up after 15 seconds."""
     patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "600s"})
     with patient, LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as made:
         yield made
@@ -42,7 +42,7 @@ def local(workers: int) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def whole(classify, source_of_500, tmp_path) -> dict[str, bytes]:
-    """The files of a run without workers."""
+    """Returns the output files of a run without workers."""
     map(classify, source_of_500, tmp_path / "whole", column="text", part_rows=10)
     return files_in(tmp_path / "whole")
 
@@ -51,10 +51,10 @@ def whole(classify, source_of_500, tmp_path) -> dict[str, bytes]:
 
 
 def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path, monkeypatch):
-    """Random workers are killed at random parts. The parts go to other or new workers; each is written once.
+    """Random workers are killed at random parts. Their parts go to other or new workers, and each part is written once.
 
-    If all workers are still starting at that moment, the kill comes at the next part. The first two kills may end both
-    workers, so the parts that are left need new ones.
+    If all workers are still starting at that moment, the kill happens at the next part. The first two kills may end
+    both workers, so new workers must compute the remaining parts.
     """
     written, killed, chosen = [], [], random.Random(0)
     moments = sorted(chosen.sample(range(1, PARTS - 15), KILLS))
@@ -76,7 +76,7 @@ def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path,
                     os.kill(killed[-1], signal.SIGKILL)
 
         monkeypatch.setattr(npformer.dataset.mapping._Run, "_write", write)
-        made.scheduler.allowed_failures = KILLS  # by default, Dask blames a part that several killed workers had
+        made.scheduler.allowed_failures = KILLS  # by default, Dask blames a part if several of its workers were killed
         map(classify, source_of_500, tmp_path / "there", column="text", part_rows=10, client=client)
     assert len(killed) > 2
     assert len(written) == len(set(written)) == PARTS
@@ -96,9 +96,9 @@ with connected("local:2") as client:
 
 
 def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_path):
-    """The workers of a killed run end too, because they do not continue without a client. The run can be resumed.
+    """The workers of a killed run also end, because they do not continue without a client. The run can be resumed.
 
-    The first run is held once it has a third of the parts.
+    The first run is paused when it has a third of the parts.
     """
     (tmp_path / "hold").touch()
     command = [sys.executable, "-c", BROKEN, model, source_of_500, tmp_path / "out", tmp_path / "hold", PARTS // 3]
@@ -106,7 +106,7 @@ def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_
     while len(list(tmp_path.glob("out/part-*"))) < PARTS // 3:
         assert run.poll() is None
         time.sleep(0.01)
-    os.kill(run.pid, signal.SIGSTOP)  # so that none of its threads ends while they are listed
+    os.kill(run.pid, signal.SIGSTOP)  # none of its threads may end while they are listed
     children = Path(f"/proc/{run.pid}/task").glob("*/children")
     workers = [int(pid) for each in children for pid in each.read_text().split()]
     run.kill()
@@ -158,7 +158,7 @@ def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(two, class
 
 @contextmanager
 def started(*environments: dict[str, str]) -> Iterator[Client]:
-    """Yields a client of `dask worker` processes named "0", "1", ..., each with its own environment."""
+    """Yields a client of `dask worker` processes named "0", "1", ..., each with a separate environment."""
     with ExitStack() as stack:
         address = stack.enter_context(local(0)).scheduler_address
         for name, environment in enumerate(environments):
@@ -183,7 +183,7 @@ def addresses(client: Client) -> dict[str, str]:
 
 
 def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tmp_path):
-    """If one worker has old kernels that give different bits, the run warns, and the manifest marks its parts."""
+    """If old kernels on one worker give different bits, the run warns, and the manifest marks that worker's parts."""
     kernel = kernels.working()[-1]
     environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": kernel}
     trial = [sys.executable, "-c", "from npformer.dataset.work import probe; print(probe())"]
@@ -205,7 +205,7 @@ def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tm
 
 
 def test_workers_get_a_model_of_the_hub_by_its_commit(source_of_500, tmp_path):
-    """A worker with an empty cache downloads the commit that the run's model has, not the branch's newest commit."""
+    """A worker with an empty cache downloads the commit of the run's model, not the branch's newest commit."""
     folder = tiny.folder(tmp_path / "model")
     with hub_server.Hub() as hub:
         commit = hub.add("owner/model", folder)

@@ -1,4 +1,4 @@
-"""GELU's error in both dtypes; blocks and threads do not change it. `test_functions.py` tests the rest."""
+"""GELU's error in both dtypes, which blocks and threads do not change. `test_functions.py` tests other activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 
 def every_exponent() -> np.ndarray:
-    """66 float32 numbers for every exponent and sign, including subnormal numbers."""
+    """Returns 66 float32 numbers for every exponent and sign, including subnormal numbers."""
     random = np.random.default_rng(0)
     numbers = [np.ldexp(np.append(1 + random.random(64), (1, 2 - 2**-23)), e) for e in range(-149, 128)]
     x = np.concatenate(numbers).astype(np.float32)
@@ -48,7 +48,7 @@ def test_tanh_form_of_gelu_in_float64() -> None:
 
 
 def test_gelu_in_blocks_and_in_parts_is_gelu() -> None:
-    """A large array is processed in blocks: an element does not depend on its index or its neighbours."""
+    """A large array is processed in blocks, and an element does not depend on its index or neighbours."""
     x = np.random.default_rng(0).standard_normal((5, 3, 7919)).astype(np.float32)
     for function in (gelu, gelu_tanh, silu):
         whole = function(x)

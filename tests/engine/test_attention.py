@@ -1,4 +1,4 @@
-"""Attention: masks as pictures, heads, torch's numbers, odd shapes and errors, and attention on packed rows."""
+"""Attention: masks as pictures, heads, torch's numbers, unusual shapes and errors, and attention on packed rows."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def scaled(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> np.ndarray:
-    """Scaled dot-product attention with torch's arguments. Floats in the mask are added to the scores."""
+    """Calls scaled dot-product attention with torch's arguments. Floats in the mask are added to the scores."""
     if is_causal:
         mask = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
     add, added = None, mask
@@ -120,7 +120,7 @@ def test_torchs_numbers(name: str, dtype: str) -> None:
 
 
 def textbook(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-    """softmax(q k^T / sqrt(K)) v in float64, one query at a time, without the masked keys."""
+    """Computes softmax(q k^T / sqrt(K)) v in float64, one query at a time, without the masked keys."""
     shape = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     q, k, v = (np.broadcast_to(a, (*shape, *a.shape[-2:])).astype(np.float64) for a in (q, k, v))
     admitted = np.broadcast_to(True if mask is None else mask, (*shape, q.shape[-2], k.shape[-2]))
@@ -187,8 +187,8 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros(dtype: str) -> None:
     assert not scaled(q, k, v, np.zeros((1, 3), bool)).any()
 
 
-def test_masked_keys_take_no_part_in_anything() -> None:
-    """Even NaN has no effect, because masked values are not part of the sums."""
+def test_masked_keys_have_no_effect() -> None:
+    """Even NaN has no effect, because masked values are left out of the sums."""
     q, k, v = (normal(2, 3, 5, 8, seed=i).copy() for i in range(3))
     mask = np.array([1, 1, 0, 1, 0], bool)
     expected = scaled(q, k, v, mask)
@@ -289,14 +289,14 @@ def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
     finally:
         sys.setprofile(None)
     packed = {"__call__", "_write", "_write.<locals>.work", "formula", "formula.<locals>.<lambda>", "scale_of"}
-    grouped = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # for query heads that share a key head
+    grouped = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # used if query heads share a key head
     called = {"Attention.__call__", "PackedTexts.attend", "PackedTexts.whole", "multi_head_attention"}
     called |= {"_heads", "split_heads", "scaled_dot_product_attention"}
     assert entered == {f"PackedAttention.{each}" for each in packed} | grouped | called
 
 
 def test_mechanisms_depend_on_places() -> None:
-    """A window of one place on each side, in a text with a gap after its second token."""
+    """The window has one place on each side, in a text with a gap after its second token."""
     x, lengths, places = normal(4, 24, dtype="float64"), np.array([4]), np.array([0, 1, 5, 6])
     weights, block = projections(24, "float64"), Attention(2, (Window(1), Causal()))
     y = block(x, PackedTexts(lengths, places=(places, places)), **weights)
@@ -336,7 +336,7 @@ def test_a_listener_changes_no_bit() -> None:
 
 
 def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
-    """The queries take more than one block. A 0 in a mask of floats admits the key."""
+    """The queries need more than one block. A 0 in a mask of floats admits the key."""
     q, k, v = normal(1, 100, 8), normal(1, 100, 8), normal(1, 100, 8)
     admitted = np.tri(100, dtype=bool)
     added = np.where(admitted, 0, -np.inf).astype(q.dtype)
@@ -350,7 +350,7 @@ def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
 def test_queries_in_blocks_have_the_bits_of_one_pass(
     heads: tuple[int, int], window: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """150 queries take three blocks, the last one partly filled. A window also leaves out the keys before a block."""
+    """150 queries need three blocks, the last one partly filled. A window also leaves out the keys before a block."""
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((2, n, 150, 24)).astype(dtype) for n in (heads[0], heads[1], heads[1]))
     mask = np.tri(150, dtype=bool)
@@ -364,4 +364,4 @@ def test_queries_in_blocks_have_the_bits_of_one_pass(
     admitted = np.where(mask, q @ k.repeat(heads[0] // heads[1], axis=1).mT, -np.inf)
     weights = np.exp(admitted - admitted.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ v.repeat(heads[0] // heads[1], axis=1)
-    np.testing.assert_allclose(blocks, expected, atol=1e-5 if dtype == "float32" else 1e-13)  # roundings of 150 terms
+    np.testing.assert_allclose(blocks, expected, atol=1e-5 if dtype == "float32" else 1e-13)  # 150 rounded terms

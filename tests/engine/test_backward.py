@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DATA = torch_values.DATA.parent / "gradients_data"
 DTYPES = ("float32", "float64")
-CLOSE = 1e-9  # relative to the largest entry of a gradient, in float64; orders of summation differ by less
+CLOSE = 1e-9  # relative to the largest entry, in float64; different orders of summation change less
 
 
 @cache
@@ -68,7 +68,7 @@ def dense(grad: np.ndarray | SparseRows, like: np.ndarray) -> np.ndarray:
 
 
 def flat(tree: Mapping[str, Any], weights: Mapping[str, Any], tied: bool) -> dict[str, np.ndarray]:
-    """Dense gradients by name. The gradient of a tied projection is added to that of its table."""
+    """Returns dense gradients by name. The gradient of a tied projection is added to its table's gradient."""
     arrays = layout.flatten(dict(weights))
     grads = {name: dense(grad, arrays[name]) for name, grad in layout.flatten(dict(tree)).items()}
     if tied:
@@ -80,7 +80,7 @@ def flat(tree: Mapping[str, Any], weights: Mapping[str, Any], tied: bool) -> dic
 
 
 def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """npformer's gradients of a golden call, by the names of its arguments."""
+    """Returns npformer's gradients of a golden call, by argument name."""
     function, given = name.split()[0], dict(arrays)
     grad = given.pop("grad")
     if function in ("linear", "layer_norm"):
@@ -103,9 +103,9 @@ def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
     return {"x": getattr(activations, f"{function}_backward")(grad, given["x"])}
 
 
-def test_cross_entropy_from_log_probabilities_at_hand() -> None:
-    """The loss is the same as from logits alone. The gradient differs only by rounding, because exp(log p) differs from
-    p by a few units in the last place."""
+def test_cross_entropy_from_given_log_probabilities() -> None:
+    """The loss is the same as from logits alone. The gradient differs only by rounding: exp(log p) differs from p by a
+    few units in the last place."""
     random = np.random.default_rng(0)
     logits, targets = random.standard_normal((7, 11)) * 3, np.array([0, 10, 3, -100, 5, 5, 1])
     options: dict[str, Any] = {"label_smoothing": 0.1, "reduction": "sum"}
@@ -162,11 +162,11 @@ def model_gradients(case: str, dtype: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", given.MODELS)
 def test_torchs_gradients_of_models(case: str) -> None:
-    """The gradient of every parameter, for every family, head and activation, of the loss that transformers computes.
+    """Compares all gradients for every family, head and activation with the gradients of transformers' loss.
 
-    In float64 the largest entry, the sum and two checksums equal torch's. In float32 the error against npformer's float64
-    gradient is at most three times torch's error plus one ulp of the largest entry, because npformer and torch have their
-    largest errors in different entries.
+    In float64, the largest entry, the sum and two checksums equal torch's. In float32, npformer and torch have their
+    largest errors in different entries. So npformer's error against its float64 gradient may be three times torch's
+    error plus one ulp of the largest entry.
     """
     arrays, described = file("models.safetensors")
     truth, run32 = model_gradients(case, "float64"), model_gradients(case, "float32")
@@ -175,8 +175,8 @@ def test_torchs_gradients_of_models(case: str) -> None:
     for name, row in zip(described["parameters"][case], arrays[f"summary/{case}"], strict=True):
         torchs_error, largest, total, *_ = row
         error = np.abs(run32[name] - truth[name]).max()
-        # A key's bias adds the same number to all scores of a query, and the bias of a head on spans or choices adds the
-        # same number to all logits. So these gradients are 0 except for rounding, here and in torch.
+        # A key's bias adds the same number to all scores of a query, and the bias of a head for spans or choices adds
+        # the same number to all logits. So their gradients are 0 except for rounding, here and in torch.
         floor = 1e-13 * scale
         assert np.abs(given.summary(truth[name]) - row[1:]).max() <= CLOSE * total + floor * truth[name].size, name
         assert run32[name].dtype == np.float32
@@ -184,14 +184,14 @@ def test_torchs_gradients_of_models(case: str) -> None:
 
 
 def numerical(loss: Callable[[float], float], step: float = 1e-4) -> float:
-    """The derivative at 0, by differences of sixth order."""
+    """Returns the derivative at 0, by differences of sixth order."""
     weights = {1: 45.0, 2: -9.0, 3: 1.0}
     return sum(w * (loss(k * step) - loss(-k * step)) for k, w in weights.items()) / (60 * step)
 
 
 @pytest.mark.parametrize("head", slow_after(2, ["base", "masked-lm", "token-classification", "multiple-choice"]))
 def test_finite_differences_of_models(head: str) -> None:
-    """Moves each parameter along a random direction, in float64. The model is BERT, because DistilBERT's pooler has a kink."""
+    """Moves each parameter along a random direction, in float64. Uses BERT, because DistilBERT's pooler has a kink."""
     model = tiny.model("bert", head, dtype=np.float64, n_layers=1)
     random, batch, recording = np.random.default_rng(0), pack(given.texts(model.config)), Recording()
     with listen(recording):
@@ -235,7 +235,7 @@ def test_a_whole_last_layer_has_the_gradients_of_its_first_rows(kind: str, head:
     ("norm_first", "only"), slow_after(2, [(False, False), (True, True), (False, True), (True, False)])
 )
 def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None:
-    """Pre-norm and post-norm, all rows or one row per text: the gradients of x and of every weight."""
+    """Checks the gradients of x and every weight, for pre-norm and post-norm, and for all rows or one row per text."""
     config = tiny.config(head="base")
     weights = tiny.weights(config, dtype=np.float64)
     random, lengths = np.random.default_rng(0), np.array([4, 4, 1, 6])
@@ -271,7 +271,7 @@ def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None
 def test_finite_differences_of_the_encoder_decoder(
     norm_first: bool, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every parameter, with one table shared by both sides and the projection, or with three tables."""
+    """Checks every parameter, with one table shared by both sides and the projection, or with three tables."""
     config = replace(
         given.TRANSLATOR, n_layers=1, norm_first=norm_first, final_norm=norm_first, tied=tied, shared=tied, scale_embedding=tied,
         activation="gelu", decoder=replace(given.TRANSLATOR.decoder, vocab_size=31, n_heads=2),
@@ -320,7 +320,7 @@ def test_training_a_marian_checkpoint_leaves_the_padding_token_s_row_alone() -> 
 
 
 def test_every_stage_has_a_gradient() -> None:
-    """`keep_gradients` stores the gradient of each stage in the shape of the stage, from the last stage to the first."""
+    """`keep_gradients` stores each stage's gradient in the shape of the stage, from the last stage to the first."""
     model = tiny.model("bert", "token-classification")
     batch, recording = pack(given.texts(model.config)), Recording(keep_gradients=True)
     heard: dict[str, list[np.ndarray]] = {}
@@ -339,7 +339,7 @@ def test_every_stage_has_a_gradient() -> None:
 
 
 def test_a_batch_has_its_texts_gradients() -> None:
-    """Packed rows of several texts give the mean of the texts' gradients."""
+    """Packed rows of several texts give the mean of the gradients of the texts."""
     model = tiny.model(dtype=np.float64)
     weights, loss = Trainable(model.weights, model.config), HeadLoss(model.config)
     examples = [Example(text, i % 2) for i, text in enumerate(given.texts(model.config))]
@@ -351,7 +351,7 @@ def test_a_batch_has_its_texts_gradients() -> None:
 
 
 def test_odd_shapes() -> None:
-    """No rows, one row, no bias. The gradient of a table has only the rows that were looked up."""
+    """Checks no rows, one row, and no bias. The gradient of a table has only the rows that were looked up."""
     x, weight = np.zeros((0, 3)), np.ones((3, 2))
     dx, grads = linear_backward(np.zeros((0, 2)), x, weight)
     assert dx.shape == (0, 3)

@@ -1,4 +1,4 @@
-"""The decoder: masks, shift_right, every stage of nn.Transformer against torch, and the same bits step by step."""
+"""The decoder: masks, shift_right, every stage of nn.Transformer against torch, and the bits of single steps."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def heard(case: str, dtype: str) -> dict[str, np.ndarray]:
 
 
 def run(config: Config, tree: Mapping[str, Any], dtype: str = "float32") -> dict[str, np.ndarray]:
-    """The stages of a run on the packed texts, and its result, each flat and in the order of the texts."""
+    """Runs the packed texts; returns the stages and the result, each flat and in the order of the texts."""
     found: dict[str, list[np.ndarray]] = {}
 
     def hear(name: str, array: np.ndarray) -> np.ndarray:
@@ -104,7 +104,7 @@ def stages(case: str, dtype: str) -> dict[str, np.ndarray]:
 
 
 def out_of_budget(case: str, found: dict[str, np.ndarray]) -> dict[str, str]:
-    """Returns the stages of a float32 run whose errors exceed their budgets, with descriptions of the errors."""
+    """Returns the stages of a float32 run with errors above their budgets, and a description of each error."""
     torch32, truth, errors = stages(case, "float32"), stages(case, "float64"), torch_values.errors_in(torchs(case))
     wrong = {name: torch_values.over_budget(found[name], torch32[name], truth[name], errors[name]) for name in truth}
     return {name: line for name, line in wrong.items() if line}
@@ -112,7 +112,7 @@ def out_of_budget(case: str, found: dict[str, np.ndarray]) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
 def test_every_stage_of_nn_transformer_in_float32(case: str) -> None:
-    """Torch runs one padded batch with causal, source-padding and target-padding masks; here nothing is padded."""
+    """Torch runs one padded batch with causal, source-padding and target-padding masks. Here, nothing is padded."""
     assert "decoder.layers.0.cross_attention.weights" in stages(case, "float64")
     assert out_of_budget(case, heard(case, "float32")) == {}
 
@@ -123,7 +123,7 @@ def changed(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[
 
 
 def exchanged(one: str, other: str) -> Callable[[Weights], Weights]:
-    """Returns a function that exchanges two names of weights in the decoder's layers."""
+    """Returns a function that exchanges two weight names in the decoder's layers."""
     names = {one: other, other: one}
     pattern = re.compile(rf"(?<=decoder\.layers\.\d\.)({one}|{other})\b")
     return lambda weights: {pattern.sub(lambda found: names[found[1]], name): a for name, a in weights.items()}
@@ -152,7 +152,7 @@ OF_WEIGHTS: dict[str, Callable[[Weights], Weights]] = {
 
 @pytest.mark.parametrize("mistake", [*OF_CONFIG, *OF_WEIGHTS])
 @pytest.mark.parametrize("case", TRANSFORMERS)
-def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(case: str, mistake: str) -> None:
+def test_budgets_are_tight_enough_to_detect_every_mistake(case: str, mistake: str) -> None:
     config, tree = load_folder(DATA / case, "float32")
     weights = flatten(dict(tree))
     if mistake in OF_CONFIG:
@@ -193,7 +193,7 @@ def test_only_the_stages_that_split_heads_are_ours_alone() -> None:
 @given(data=st.data(), dtype=st.sampled_from(["float32", "float64"]))
 @settings(max_examples=40)
 def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
-    """A row's context has the same bits wherever keys are masked, and with any number of other rows."""
+    """The bits of a row's context do not depend on the places of masked keys, or on the number of other rows."""
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     length, n_beams = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 6))
     width = data.draw(st.sampled_from([4, 16, 64]))
@@ -214,7 +214,7 @@ def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
 
 
 def test_cached_decoding_has_the_bits_of_one_pass() -> None:
-    """Three texts have four beams each, in random order. Their steps equal a pass over each beam's whole target."""
+    """Three texts have four beams each, in random order. The steps equal one pass over each beam's whole target."""
     model, random, n_beams, steps = random_model(), np.random.default_rng(0), 4, 40
     config, layers = model.config, model.weights["decoder"]["layers"]
     shape = (config.decoder.n_heads, ACTIVATIONS[config.activation])

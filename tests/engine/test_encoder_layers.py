@@ -1,5 +1,5 @@
-"""The encoder's parts compared with their formulas. A row has the same bits alone, among other rows, and when it is the
-only row requested.
+"""The encoder's parts compared with their formulas. A row has the same bits alone, among other rows, and as the only
+requested row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_sinusoidal_positions() -> None:
 
 
 def test_sinusoidal_positions_are_the_checkpoints() -> None:
-    """Transformers computes the same table to the last bit, and stores it like a learned one."""
+    """Transformers computes the same table to the last bit, and stores it like a learned table."""
     _, tree = load_folder(torch_values.DATA / "distilbert-sinusoidal")
     table = tree["embeddings"]["position"]["weight"]
     assert np.array_equal(sinusoidal_positions(*table.shape), table)

@@ -68,7 +68,7 @@ def test_odd_numbers_of_softmax(dtype: str) -> None:
     for function in (softmax, log_softmax):
         y = function(x)
         assert np.isnan(y[2:]).all()
-        assert np.isnan(y[1, 1])  # torch gives 0 next to a +inf, too
+        assert np.isnan(y[1, 1])  # the columns next to it may be 0, as in torch
         assert not np.isfinite(y[1][y[1] != 0]).any()
 
 
@@ -124,7 +124,7 @@ def test_odd_numbers_of_cross_entropy(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtype_in_is_dtype_out(dtype: str) -> None:
-    """A setting that is a NumPy float64 does not widen float32 arrays."""
+    """A setting of NumPy's type float64 does not widen float32 arrays."""
     x, wide = normal(3, 4, dtype=dtype), np.float64(1e-5)
     answers = [function(x) for function in SAME_SHAPE] + [gelu(x, "tanh"), layer_norm(x, x[0], x[1], wide)]
     answers += [linear(x, normal(4, 5, dtype=dtype), normal(5, dtype=dtype)), embedding(np.array([1]), x)]
@@ -186,9 +186,9 @@ def test_linear_of_memory_of_any_layout() -> None:
 
 @pytest.mark.parametrize("function", [*ELEMENT_WISE, softmax, layer_norm])
 def test_out(function: Callable[..., np.ndarray]) -> None:
-    """The result is written to `out`, which is returned; `out` may be the input, and may have any layout in memory.
+    """The result is written to `out`, which is returned. `out` may be the input, and may have any layout in memory.
 
-    The order of summation follows the layout, so results in different layouts may be rounded differently.
+    The order of summation follows the layout, so results in different layouts may round differently.
     """
     x = normal(6, 4, 40)
     expected = function(x.copy())

@@ -1,4 +1,4 @@
-"""Combined mechanisms have the scores of their formulas, correct gradients, and the same bits in any batch."""
+"""Combined mechanisms: scores match the formulas, gradients are correct, and a text has the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.numbers
 
 YARN = Yarn(3.0, original=20)
 PARTIAL = PartialRotary(9.0, columns=4, scaling=YARN)
-#: A family, the mechanisms that are added to its own in each layer, and fields of its config.
+#: A family, the mechanisms added to its own in each layer, and fields of its config.
 COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "alibi-causal": ("bloom", lambda config, i: (), {}),
     "bias-capped": ("mpnet", lambda config, i: (SoftCap(0.7),), {}),
@@ -88,7 +88,7 @@ PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 
 
 
 def in_turn(*choices: Any) -> list[Any]:
-    """Every combination with every choice; of two choices, the quick tests take the first and the second in turn."""
+    """Returns every combination with every choice. With two choices, the quick tests use them in turn."""
     return [
         pytest.param(name, choice, marks=[pytest.mark.slow] * ((i + j) % 2))
         for i, name in enumerate(COMBINATIONS)
@@ -113,7 +113,7 @@ def texts() -> list[Text]:
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_scores_and_weights_match_all_formulas(name: str) -> None:
-    """Computes both again from the heads; 1e-13 is several hundred float64 roundings of numbers near 1."""
+    """Recomputes both from the heads; the tolerance 1e-13 is several hundred float64 roundings of numbers near 1."""
     model = combined(name)
     config, weights = model.config, model.weights
     recorded = trace(model, texts()[1])
@@ -253,7 +253,7 @@ def test_some_texts_of_a_run_have_their_own_masks(mechanism: Mechanism) -> None:
 @pytest.mark.parametrize("queries", [[[0, 1, 2, 3]] * 2, [[1, 2]] * 2, [[1], [3]], [[0, 2], [1, 3]]])
 @pytest.mark.parametrize("keys", [[[0, 1, 2, 3]] * 2, [[0, 1, 2, 3], [1, 2, 3, 4]], [[0, 1, 2, 9], [0, 7, 8, 9]]])
 def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[int]], keys: list[list[int]]) -> None:
-    """Distances beyond the table, of 4 or more, have the value at that end of the table."""
+    """Distances beyond the table, 4 and more, have the value at that end of the table."""
     values = np.arange(14.0).reshape(2, 7)
     found = np.broadcast_to(at_distances(values, np.array(queries), np.array(keys)), (2, 2, len(queries[0]), 4))
     for n, h, i, j in np.ndindex(found.shape):
@@ -314,7 +314,7 @@ def test_a_choice_that_no_part_of_the_family_computes_is_an_error(family: str, c
 
 
 class Weighted(Mechanism):
-    """A mechanism with a table that all layers share, and a projection in each."""
+    """A mechanism with a table that all layers share, and with a projection in each layer."""
 
     def groups(self, d_model: int) -> dict[str, Group]:
         return {"slopes": table(7, 4)}

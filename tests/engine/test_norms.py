@@ -20,7 +20,7 @@ def classes(base: type[Norm] = Norm) -> Iterator[type[Norm]]:
         yield from classes(each)
 
 
-assert all(families.FAMILIES.values())  # this imports every family, and with it the norms that it uses
+assert all(families.FAMILIES.values())  # imports every family, and so every norm
 NORMS = sorted({each for each in classes() if each.__module__.startswith("npformer.")}, key=lambda each: each.__name__)
 
 
@@ -52,7 +52,7 @@ def test_gradients_are_finite_differences(kind: type[Norm]) -> None:
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_a_direction_pulled_back_gives_the_same_number(kind: type[Norm]) -> None:
-    """u . Normalize(x) = u' . x + u . bias, with the scale of the row as a constant."""
+    """u . Normalize(x) = u' . x + u . bias, where the scale of the row is a constant."""
     norm, random = kind(), np.random.default_rng(2)
     x, u, weights = random.standard_normal((3, WIDTH)), random.standard_normal(WIDTH), weights_of(norm)
     direction = Direction(u, 1, {"x": x, "y": norm(x, **weights)}, "x", np.arange(3))

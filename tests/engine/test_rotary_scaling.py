@@ -122,7 +122,7 @@ def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_steps(scaling: Any) ->
 
 
 class Heard:
-    """A listener that collects each step's rows of logits."""
+    """A listener that collects the rows of logits of each step."""
 
     def __init__(self) -> None:
         self.rows: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""Taps: names, and the arrays that listeners get and replace. A listener has no effect in other threads or later."""
+"""Taps: names, and the arrays that listeners get and replace. A listener affects no other thread or later call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAMILIES = list(distinct_encoders())
 
 
 class Ear:
-    """A listener that records names and arrays, and returns change(array)."""
+    """A listener that records names and arrays, and returns `change(array)`."""
 
     def __init__(self, change=lambda array: array) -> None:
         self.names: list[str] = []
@@ -115,7 +115,7 @@ def test_other_threads_hear_nothing() -> None:
 
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm"])
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
-def test_a_run_changes_nothing_that_was_heard(family: str, head: str) -> None:
+def test_a_run_changes_no_array_that_a_listener_got(family: str, head: str) -> None:
     """A function never writes to an array after passing it to a tap, not even to reuse its memory."""
     model = tiny.model(family, head, threads=2)
     heard: list[tuple[str, np.ndarray, np.ndarray]] = []
@@ -132,8 +132,8 @@ def test_a_run_changes_nothing_that_was_heard(family: str, head: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_listener_hears_every_stage_once_and_whole(threads: int) -> None:
-    """With any number of threads, stages are in firing order: all stages of a layer before those of the next."""
+def test_a_listener_gets_every_stage_once_and_complete(threads: int) -> None:
+    """With any number of threads, stages fire in order: all stages of a layer before the stages of the next layer."""
     model, ear = tiny.model(threads=threads), Ear()
     with listen(ear):
         model.run([Text(np.arange(1, length + 1)) for length in (60, 60, 30)] * 10)

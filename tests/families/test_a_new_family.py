@@ -1,7 +1,7 @@
-"""A family outside the library, defined by one table, can be read, run, traced and trained.
+"""A family that is defined outside the library, by one table, can be read, run, traced and trained.
 
 The family is BERT with different names. Positions begin at row 2, special tokens are `<s>` and `</s>`, and there is no
-token type table. So its weights fit a DistilBERT, which must compute the same numbers.
+table of token types. So its weights fit a DistilBERT, which must compute the same numbers.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def test_tiny_golden_files_and_their_diagnosis(tmp_path: Path) -> None:
 
 
 def test_fine_tuning(tmp_path: Path) -> None:
-    """A new head on the encoder has the same gradients, with dropout, as on a DistilBERT with the same weights."""
+    """A new head on the encoder, trained with dropout, has the same gradients as on a DistilBERT with equal weights."""
     settings, tree, kept = start(folder(tmp_path / "new", "base"), ("no", "yes", "perhaps"))
     assert (settings.model_type, settings.labels, kept) == ("newcomer", ("no", "yes", "perhaps"), False)
     examples = [Example(Text(np.arange(5 + i)), i % 3) for i in range(6)]

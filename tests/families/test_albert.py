@@ -37,7 +37,7 @@ def places(**fields: int) -> list[tuple[int, int]]:
     return [config.group_of(layer) for layer in range(config.n_layers)]
 
 
-def test_a_layer_is_that_of_its_group() -> None:
+def test_a_layer_has_the_weights_of_its_group() -> None:
     """Twelve layers share one group, as in published models. Other models may have several groups of unequal sizes."""
     assert places(n_layers=12) == [(0, 0)] * 12
     assert places(n_layers=5, sharing=Sharing(3)) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
@@ -69,7 +69,7 @@ def test_the_config_is_read_and_written() -> None:
 
 
 def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
-    """Shared weights exist once: in memory, in both kinds of files, and among the trained weights."""
+    """Shared weights are stored once in memory, in both kinds of files, and among the trained weights."""
     fields = {"n_layers": 6, "sharing": Sharing(2, 2)}
     folder = tiny.folder(tmp_path / "torch", "albert", **fields)
     own = convert(folder, tmp_path / "own")
@@ -89,8 +89,8 @@ def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
     assert (back / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_layers_that_differ_in_an_own_file_are_both_used() -> None:
-    """In npformer's own files, layers that are declared as shared but differ are both used."""
+def test_shared_layers_that_differ_in_a_file_are_both_used() -> None:
+    """If layers in npformer's own files are declared as shared but differ, both are used."""
     config = tiny.config("albert")
     flat = dict(layout.stored(tiny.weights(config), config))
     name = "layers.1.ffn.output.bias"

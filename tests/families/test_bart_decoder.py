@@ -1,4 +1,4 @@
-"""BART's decoder alone, BartForCausalLM: a causal stack that generates, read from files with cross-attention."""
+"""BART's decoder alone, BartForCausalLM: a causal stack that generates. Its files also contain cross-attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support import tiny, torch_writer, writers
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    """Returns a config.json as Transformers writes it, with different sizes for encoder and decoder."""
+    """Returns a config.json as Transformers writes it, with different sizes for the encoder and the decoder."""
     data = write_config(tiny.config("bart", "causal-lm"))
     return {**data, "encoder_layers": 0, "encoder_ffn_dim": 7, "encoder_attention_heads": 5, **changes}
 
@@ -91,7 +91,7 @@ def test_a_config_that_is_not_computed_is_refused_by_name(changes: dict[str, Any
 def test_files_are_read_without_attention_to_a_source_and_written_without_it(kind: str, tmp_path: Path) -> None:
     made = folder(tmp_path / "m", kind)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # unused tensors give no warning
+        warnings.simplefilter("error")  # unused tensors must not cause a warning
         model = npformer.load(made)
     assert repr(model) == "<npformer.Model bart causal-lm: 2 layers, 4 heads, width 32, float32>"
     expected = flatten(tiny.weights(model.config))
@@ -159,7 +159,7 @@ def test_it_writes_measures_and_learns(tmp_path: Path) -> None:
     write = npformer.pipeline(model=made, do_sample=False, max_new_tokens=9)
     assert write.name == "text-generation"
     assert write(["The other", ""]) == [write("The other"), write("")]
-    assert npformer.perplexity(model, "Who is in the house? " * 20).tokens > 64  # in windows
+    assert npformer.perplexity(model, "Who is in the house? " * 20).tokens > 64  # more than one window
     assert standard_rates(model.config, 0.2)["*embeddings.norm"] == 0.2
     weights, loss = Trainable(model.weights, model.config), HeadLoss(model.config)
     examples = [Example(Text(ids(9)[:-1]), ids(9)[1:])]

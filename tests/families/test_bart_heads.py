@@ -42,7 +42,7 @@ def config(head: str = "sequence-classification", **fields: Any) -> Config:
 
 
 def folder(path: Path, head: str = "sequence-classification") -> Path:
-    """Writes a folder like older checkpoints: vocab.json and merges.txt, but no tokenizer.json."""
+    """Writes a folder like those of older checkpoints: vocab.json and merges.txt, but no tokenizer.json."""
     settings = config(head)
     path.mkdir()
     (path / "config.json").write_text(json.dumps(write_config(settings)))

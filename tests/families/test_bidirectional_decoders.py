@@ -1,4 +1,4 @@
-"""Decoders with `is_causal` False in config.json: encoders for vectors of texts, such as gte-Qwen2."""
+"""Decoders with `is_causal` False in config.json: encoders that give vectors of texts, such as gte-Qwen2."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DECODERS = (
 
 
 def described(path: Path, model_type: str, head: str = "causal-lm", **fields: Any) -> Path:
-    """The folder of a tiny decoder with these fields in its config.json."""
+    """Writes the folder of a tiny decoder with these fields in its config.json."""
     folder = tiny.folder(path, model_type, head)
     config = json.loads((folder / "config.json").read_text())
     windows = {"sliding_window": None} if model_type in ("mistral", "phi3") else {}
@@ -97,7 +97,7 @@ def test_encoders_ignore_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", DECODERS)
 def test_its_page_has_a_mask_that_hides_nothing(model_type: str, tmp_path: Path) -> None:
-    """The text says so, and computes the model's rows: in place, and as one file."""
+    """The page's text says that nothing is hidden, and its code computes the model's rows, in place and as one file."""
     model = npformer.load(described(tmp_path / "model", model_type, is_causal=False), dtype="float64")
     text = source(model)
     assert pages.NOTE.strip() in text

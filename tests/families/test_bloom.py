@@ -33,7 +33,7 @@ def test_older_and_newer_names() -> None:
 
 
 def test_the_activation_is_fixed() -> None:
-    """As in transformers, a field of config.json does not change it."""
+    """As in transformers, no field of config.json changes the activation."""
     assert read(activation_function="relu", hidden_act="relu") == read()
     assert "activation_function" not in write_config(read())
     with pytest.raises(NpformerError, match="activation: expected one of gelu_tanh, got 'relu'"):
@@ -41,7 +41,7 @@ def test_the_activation_is_fixed() -> None:
 
 
 def test_slopes_of_powers_of_two_and_of_other_numbers() -> None:
-    """Eight heads have the paper's slopes. Twelve heads add the 1st, 3rd, 5th and 7th slope of sixteen heads."""
+    """Eight heads have the paper's slopes. Twelve heads add the 1st, 3rd, 5th and 7th slopes of sixteen heads."""
     eight = [2.0**-h for h in range(1, 9)]
     assert alibi_slopes(8).tolist() == eight
     np.testing.assert_allclose(alibi_slopes(12), [*eight, *(2.0 ** (-h / 2) for h in (1, 3, 5, 7))], rtol=1e-6)

@@ -136,7 +136,7 @@ def test_torch_s_files_are_read_in_each_dtype(family: str, tied: bool, tmp_path:
     assert np.array_equal(npformer.load(made)(ids).logits, expected)
     half = {name: np.array(each, np.float16) for name, each in tensors.items()}
     save(made / "pytorch_model.bin", half)
-    # float16 keeps 11 bits of each weight, and an answer is the result of about ten products in sequence.
+    # float16 stores 11 bits of each weight, and an answer passes through about ten products.
     np.testing.assert_allclose(npformer.load(made)(ids).logits, expected, atol=0.05)
 
 
@@ -216,7 +216,7 @@ def test_it_is_looked_into_as_others_are(family: str, tmp_path: Path) -> None:
 
 
 def test_without_its_head_it_is_causal_and_read_back_so(family: str, tmp_path: Path) -> None:
-    """A task for vectors removes the head, and so does head="base", as `AutoModel` does."""
+    """A task for vectors removes the head. head="base" removes it, too, as `AutoModel` does."""
     alone = without_head(tiny.model(family, "causal-lm", dtype=np.float64))
     assert alone.config.causal
     assert np.array_equal(alone([[5, 6, 7]]).last_hidden_state[:, 0], alone([[5]]).last_hidden_state[:, 0])

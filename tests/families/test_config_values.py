@@ -23,7 +23,7 @@ VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 2**31, 10**400, 0.5, -2.5, 1e39, math.nan, math.inf, -math.inf),
     *("", "x", "linear", "1", [], ["x"], [[]], [{}], [None], [0.5], [10**400], {}, {"x": 1}, {"0": []}, {"a": {}}),
 ]
-#: Fields that a config.json may have in addition to those that npformer writes.
+#: Fields that a config.json may have besides the fields that npformer writes.
 MORE = (
     *FIELDS, *IGNORED, *QUANTIZATION, "auto_map", "layer_types", "mlp_layer_types", "num_labels", "id2label",
     "pruned_heads", "problem_type", "head_dim", "num_key_value_heads", "sliding_window", "use_sliding_window",
@@ -53,8 +53,8 @@ def described(name: str) -> dict[str, Any]:
 
 
 class Settings(dict[str, Any]):
-    """Settings of rotary embeddings in which one field has some value. `read` is True once that field, or all fields,
-    were looked at; if it stays False, the value cannot matter."""
+    """Settings of rotary embeddings with an arbitrary value in one field. `read` becomes True when that field, or all
+    fields, are read. While it is False, the value cannot matter."""
 
     def __init__(self, place: tuple[str, str], fields: dict[str, Any], field: str) -> None:
         super().__init__(fields)
@@ -84,7 +84,7 @@ for _name in ("__iter__", "__eq__", "__ne__", "__or__", "__ror__", "__repr__", "
 
 
 def changes(name: str) -> Iterator[dict[str, Any]]:
-    """Every field with every value; then every field of rotary settings, for every kind of scaling."""
+    """Yields every field with every value, and then every field of rotary settings for every kind of scaling."""
     for field in dict.fromkeys([*described(name), *MORE]):
         for value in VALUES:
             yield {field: value}
@@ -116,7 +116,7 @@ def used(data: dict[str, Any]) -> None:
 
 
 def check(name: str, some: Iterator[dict[str, Any]]) -> None:
-    """Skips further values of a setting that the family does not read."""
+    """Checks the changes; skips further values of a setting that the family does not read."""
     unread = set[tuple[str, ...]]()
     for change in some:
         settings = _settings(change)
@@ -141,7 +141,7 @@ def _settings(change: dict[str, Any]) -> Settings | None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_some_values_of_every_field(name):
-    """A sample that differs between the families, so that together they try all values quickly."""
+    """Each family tries a different sample of the values, so all families together quickly try every value."""
     start = NAMES.index(name)
     check(name, (each for i, each in enumerate(changes(name)) if (i + start) % 29 == 0))
 

@@ -55,7 +55,7 @@ def test_the_same_distances_are_looked_up_once_for_all_texts() -> None:
     assert distance_rows(places + 7, places + 7, 4, 9, 0, 4).shape == (1, 5, 5)
     gaps = places.copy()
     gaps[1, 3:] += 2
-    assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]  # 5 and 6 are beyond the table
+    assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]  # the table ends before 5 and 6
 
 
 @pytest.mark.parametrize("forms", [("key", "query"), ("key",), ("query",)])
@@ -91,7 +91,7 @@ def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int, forms: tu
 @pytest.mark.numbers
 @pytest.mark.parametrize("forms", FORMS)
 def test_a_text_has_the_same_bits_with_every_form_of_distances(forms: tuple[str, ...]) -> None:
-    """Alone, a text reads fewer rows of the table than in a batch with longer texts. Gaps increase distances."""
+    """A text alone reads fewer rows of the table than in a batch with longer texts. Gaps increase distances."""
     fields = {"labels": tuple("abc"), "mechanisms": (tiny.distances(forms=forms),)}
     same_bits("deberta-v2", "token-classification", **fields)
     model, ids = tiny.model("deberta-v2", "token-classification", **fields), np.arange(5, 12)
@@ -171,7 +171,7 @@ def test_settings_that_are_absent_have_transformers_values() -> None:
 
 @pytest.mark.parametrize("forms", FORMS)
 def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
-    """Scores are divided by sqrt(number of products * K). A model without distances has no stages for them."""
+    """Scores are divided by sqrt(number of products * K). A model without distances has no stages for distances."""
     model = tiny.model("deberta-v2", "token-classification", mechanisms=(tiny.distances(forms=forms, own=True),))
     t = trace(model, Text(np.arange(2, 12)))
     at = "layers.1.attention."

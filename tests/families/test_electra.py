@@ -30,7 +30,7 @@ def described(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def checkpoint(path: Path, name: str) -> Path:
-    """Writes an architecture's folder as transformers saves it, with random weights; tied tensors are stored once."""
+    """Writes a checkpoint as transformers saves it, with random weights; tied tensors are stored once."""
     shapes, tied = (ARCHITECTURES[f"Electra{name}"][key] for key in ("tensors", "tied"))
     random = np.random.default_rng(0)
     tensors = {key: random.standard_normal(shapes[key]).astype("f") for key in shapes.keys() - set(tied)}
@@ -40,8 +40,8 @@ def checkpoint(path: Path, name: str) -> Path:
     return path
 
 
-def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
-    """The answers are equal in both layouts. The head has the width of the layers, not of the narrow tables."""
+def test_a_discriminator_has_one_logit_per_token(tmp_path: Path) -> None:
+    """The answers are the same in both layouts. The head is as wide as the layers, not as the narrow tables."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     own = convert(folder, tmp_path / "own")
     assert json.loads((own / "config.json").read_text())["architectures"] == ["ElectraForPreTraining"]
@@ -57,8 +57,8 @@ def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
         np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # summation order
 
 
-def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_path: Path) -> None:
-    """Omitting the head causes no warning, which pytest would raise. A missing tensor of a needed head is an error."""
+def test_a_discriminator_s_head_is_omitted_if_another_is_requested(tmp_path: Path) -> None:
+    """Omitting the head causes no warning, which pytest would raise. A head that is needed must be complete."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     base = npformer.load(folder, head="base")
     assert base.config == read_config(described("Model"))

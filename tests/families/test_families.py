@@ -25,7 +25,7 @@ def drawn(name):
 
 
 def random_checkpoint(name, **changes):
-    """Returns an architecture's config and random tensors of its shapes, tied tensors only once, as in safetensors."""
+    """Returns an architecture's config and random tensors of its shapes; tied tensors occur once, as in safetensors."""
     described = ARCHITECTURES[name]
     config, tensors = read_config({**described["config"], **changes}), drawn(name).copy()
     if config.tied:
@@ -115,7 +115,7 @@ def test_a_tied_projection(name):
 @pytest.mark.parametrize("name", ["DistilBertForMaskedLM", "BertForMaskedLM"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_untied_projection_is_read(name, tied):
-    """If config.json says that tables are tied but the checkpoint has two, both are used, as in Transformers 5."""
+    """If config.json says that tables are tied but the checkpoint contains two, both are used, as in Transformers 5."""
     config, tensors = random_checkpoint(name, tie_word_embeddings=False)
     config = read_config({**ARCHITECTURES[name]["config"], "tie_word_embeddings": tied})
     (key,) = (key for key in ARCHITECTURES[name]["tied"] if key.endswith("weight"))
@@ -170,7 +170,7 @@ def test_old_names_of_norms_and_buffers():
 @pytest.mark.parametrize("family", ["Bert", "Albert"])
 @pytest.mark.parametrize("named", ["ForPreTraining", "ForMaskedLM"])
 def test_a_checkpoint_that_has_more_heads_than_one(family, named):
-    """bert-base-uncased names BertForMaskedLM, but its weights also have the pooler and the next-sentence head."""
+    """bert-base-uncased names BertForMaskedLM, but its weights also contain the pooler and the next-sentence head."""
     _, tensors = random_checkpoint(f"{family}ForPreTraining")
     described = ARCHITECTURES[f"{family}{named}"]["config"]
     for head, groups in {
@@ -228,7 +228,7 @@ def test_a_long_list_is_cut():
 
 @pytest.mark.parametrize("name", {each["config"]["model_type"]: name for name, each in ARCHITECTURES.items()}.values())
 def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
-    """As in Transformers, an unknown tensor only causes a warning. Other heads' tensors and buffers cause no warning."""
+    """As in Transformers, an unknown tensor only causes a warning. Tensors of other heads and buffers cause none."""
     config, tensors = random_checkpoint(name)
     expected = flatten(to_tree(tensors, config))
     with pytest.warns(UserWarning, match="tensors that the model does not use.*\n  unknown: lora.weight$") as caught:
@@ -260,7 +260,7 @@ def test_flatten_and_unflatten_are_inverses():
 @pytest.mark.parametrize("head", ["base", "causal-lm"])
 @pytest.mark.parametrize("model_type", sorted(name for name, each in FAMILIES.items() if isinstance(each, Llama)))
 def test_stored_frequencies_are_not_read(model_type, head, tmp_path):
-    """Files of earlier versions of Transformers have them, such as Llama 2's. They cause no warning."""
+    """Earlier versions of Transformers stored frequencies, for example in Llama 2's files. They cause no warning."""
     folder = tiny.folder(tmp_path / "m", model_type, head)
     tensors, _ = read_tensors(folder / "model.safetensors")
     prefix = "" if head == "base" else "model."

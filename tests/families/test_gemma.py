@@ -36,7 +36,7 @@ SIZES = {
 }  # fmt: skip
 CAPPED = (Rotary(30.0), SoftCap(1.5))
 HEAD_NORM = ZeroCentredHeadNorm()
-#: Caps and windows small enough to change the tiny models' scores, logits and attention.
+#: Caps and windows that are small enough to change the scores, logits and attention of tiny models.
 CHOICES: dict[str, dict[str, Any]] = {
     "gemma2": {
         "mechanisms": CAPPED, "local": Local((0,), (*CAPPED, Window(2))), "logit_cap": 1.5, "score_scale": 5**-0.5,
@@ -130,7 +130,7 @@ def test_a_choice_that_is_not_computed_is_refused(model_type: str, fields: dict[
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_wider_weights_in_npformer_s_format_give_the_same_answers(dtype: str, tmp_path: Path) -> None:
-    """The factor of the embeddings stays rounded to the training dtype. Transformers rounds to the stored dtype."""
+    """The factor of the embeddings stays rounded to the training dtype; Transformers rounds it to the stored dtype."""
     folder = tiny.folder(tmp_path / "trained", "gemma", "causal-lm")
     data = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(data))
@@ -248,7 +248,7 @@ def test_the_parts_of_a_logit_add_up_through_norms_and_caps(name: str) -> None:
 
 # --- the diagnosis ---------------------------------------------------------------------------------------------------
 
-#: A mistake in a part that both models have is planted in only one model.
+#: A mistake in a part that both models have is planted in one model only.
 CASES = [(name, planted) for name in CHOICES for planted in PLANTED[name]]
 
 
@@ -274,8 +274,8 @@ def test_a_mistake_of_a_port_is_named(name: str, planted: str, full: bool) -> No
     assert mistake in found.partition("then")[0], found
 
 
-def test_norms_after_the_rotation_are_not_said_to_be_left_out() -> None:
-    """If the norms' stages are missing, a port that rotates first has the same rotated queries as one without norms."""
+def test_norms_after_the_rotation_are_not_reported_as_missing() -> None:
+    """If stages of norms are missing, a port that rotates first cannot be distinguished from one without norms."""
     _, plant = PLANTED["gemma3_text"]["rotated first"]
     found = diagnosed(of_head("gemma3_text"), plant, lambda stage: not stage.endswith("_normed"))
     assert found.causes == ["norms of queries and keys after the rotation"], found

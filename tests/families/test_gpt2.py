@@ -1,4 +1,4 @@
-"""Features of GPT-2: files of several versions, its own settings, a causal mask, a head that reads the last token."""
+"""Features of GPT-2: files of several versions, its settings, a causal mask, and a head that reads the last token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def described(name: str = "LMHeadModel", **changes: Any) -> dict[str, Any]:
 
 
 def old_tensors(folder: Path, n_layers: int = 2, size: int = 64) -> dict[str, np.ndarray]:
-    """Returns tensors as in gpt2's file on the hub: names without a prefix, and a mask in every layer."""
+    """Returns tensors as in gpt2's file on the hub: names without a prefix, and a mask in each layer."""
     tensors, _ = read_tensors(folder / "model.safetensors")
     old = {name.removeprefix("transformer."): np.array(array) for name, array in tensors.items()}
     for i in range(n_layers):
@@ -161,7 +161,7 @@ def test_choices_are_read_at_their_last_tokens(tmp_path: Path) -> None:
     mask = (whole != 7).astype(int)
     found = model(whole, attention_mask=mask).logits
     assert found.shape == (2, 3)
-    assert np.array_equal(model(whole).logits, found)  # padding is also recognized by its id
+    assert np.array_equal(model(whole).logits, found)  # padding is also found by its id
     assert np.array_equal(found[0], found[1, ::-1])
     output = model.weights["head"]["output"]
     for row, length, logit in zip(choices, lengths, found[0], strict=True):
@@ -266,7 +266,7 @@ def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
 
 
 def test_a_missing_mask_is_diagnosed(tmp_path: Path) -> None:
-    """The golden file is recorded text by text, without padding."""
+    """The golden file records each text separately, without padding."""
     folder = golden.tiny(tmp_path / "m", "gpt2")
     model, recorded = npformer.load(folder), golden.load(folder / golden.TINY_FILE)
     arrays = {f"{i}/{name}": array for name in recorded.stages for i, array in enumerate(recorded.stages[name])}

@@ -69,7 +69,7 @@ def test_layers_are_parallel_or_not() -> None:
 
 
 def test_query_key_and_value_are_interleaved_by_heads() -> None:
-    """Of three heads with two rows each, the first head's query, key and value come first, then the next head's."""
+    """With three heads of two rows each, the first head's query, key and value come first, then the second head's."""
     fused = np.arange(18)
     parts = [FAMILIES["gpt_neox"].part(tiny.config("gpt_neox", "base", n_heads=4), ("query", "key", "value"), each)
              for each in ("query", "key", "value")]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fields of config.json with an entry for each layer, and tensors, whose sizes do not fit the model are refused."""
+"""A field of config.json with an entry for each layer, or a tensor, is refused if its size does not fit the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def kinds_of(config):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_layer_types_fit_the_layers_of_every_family(name):
-    """Transformers checks their number and names in every family, also if the model does not read them."""
+    """Transformers checks the number and names of these types in every family, even if the model does not read them."""
     data = write_config(config(name))
     data.pop("layer_types", None)
     plain = read_config(data)
@@ -71,9 +71,9 @@ def test_layers_with_a_mixture_of_experts_are_refused(name):
 @pytest.mark.parametrize("to", ["torch", "npformer"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3", "t5", "marian"])
 def test_the_dtype_and_the_shape_of_every_tensor_are_checked(name, to, tmp_path):
-    """Of the token table too. Only a bias that Marian's files store as a row may have an additional axis.
+    """The token table is also checked. Only a bias that Marian's files store as a row may have an additional axis.
 
-    Each tensor is damaged in two ways, in turn, so that all ways meet tensors of all kinds.
+    Each tensor is damaged in two ways, in turn, so tensors of all kinds are damaged in all ways.
     """
     own = config(name)
     folder = convert(tiny.folder(tmp_path / "m", name, own.head), tmp_path / to, to)

@@ -1,4 +1,4 @@
-"""Fields of config.json that name a token without a row, or that may be missing: the model loads all the same."""
+"""A model loads even if config.json lacks some fields, or names a token that has no row."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from npformer import NpformerError, NpformerWarning
 from npformer.families import FAMILIES, encoders, read_config, write_config
 from tests.support import tiny
 
-WITHOUT_TABLE = {  # model_type -> the longest text in transformers if config.json does not say it
+WITHOUT_TABLE = {  # model_type -> transformers' maximum length if config.json has none
     "llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "gemma": 8192, "gemma2": 8192,
     "gemma3_text": 131_072, "phi3": 4096, "smollm3": 32_768, "olmo2": 2048, "gpt_neox": 2048, "modernbert": 8192,
 }  # fmt: skip
 
 
 def changed(path: Path, model_type: str, **fields: Any) -> Path:
-    """A folder of a model that generates text. fields: of its config.json; ... removes a field."""
+    """Writes the folder of a model that generates text, with these fields in config.json; ... removes a field."""
     made = tiny.folder(path / "m", model_type, "causal-lm")
     data = json.loads((made / "config.json").read_text())
     data = {name: value for name, value in {**data, **fields}.items() if value is not ...}
@@ -30,7 +30,7 @@ def changed(path: Path, model_type: str, **fields: Any) -> Path:
 
 
 def test_ids_of_a_larger_vocabulary_are_left_out(tmp_path: Path) -> None:
-    """GPT2Config(vocab_size=100) saves the ids of GPT-2's own vocabulary, also in generation_config.json."""
+    """GPT2Config(vocab_size=100) also saves the ids of GPT-2's own vocabulary, even in generation_config.json."""
     made = changed(tmp_path, "gpt2", bos_token_id=50256, eos_token_id=50256)
     ids = {"bos_token_id": 50256, "eos_token_id": 50256}
     several = {"eos_token_id": [50256, -1]}
@@ -58,7 +58,7 @@ def test_ids_of_a_larger_vocabulary_are_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_llama_s_tokens_without_a_row(fields: dict[str, Any], expected: Any, tmp_path: Path) -> None:
-    """Llama's first checkpoints have a padding token of -1."""
+    """Llama's first checkpoints have the padding token -1."""
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
     config = npformer.load(changed(tmp_path, "llama", **{**ids, **fields})).config
     assert (config.start_id, config.end_ids, config.pad_id) == expected
@@ -83,7 +83,7 @@ def test_a_table_of_positions_needs_its_length() -> None:
     for model_type in encoders().keys() - WITHOUT_TABLE.keys():
         data = write_config(tiny.config(model_type, FAMILIES[model_type].architectures and "base"))
         name = encoders()[model_type].sizes.get("max_length")
-        if name is None:  # such as T5, whose texts may have any length
+        if name is None:  # for example T5, which reads texts of any length
             continue
         del data[name]
         with pytest.raises(NpformerError, match=f"{name}: missing, but required in config.json of {model_type} models"):

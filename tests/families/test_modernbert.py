@@ -1,4 +1,4 @@
-"""Features of ModernBERT: rotations, local layers, gated networks, and config.json in two forms."""
+"""Features of ModernBERT: rotations, local layers, gated networks, and two forms of config.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FULL, LOCAL = "full_attention", "sliding_attention"
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    """A config.json as earlier versions of transformers wrote it."""
+    """Returns a config.json as earlier versions of transformers wrote it."""
     data = write_config(tiny.config("modernbert", n_layers=6))
     for name in ("rope_parameters", "layer_types"):
         del data[name]
@@ -84,7 +84,7 @@ def test_layers_are_local_at_any_steps(kinds: list[str]) -> None:
     config = read_config(described(layer_types=kinds))
     assert [LOCAL if i in config.local.layers else FULL for i in range(6)] == kinds
     written = write_config(config)
-    assert "global_attn_every_n_layers" not in written  # this field would contradict layer_types
+    assert "global_attn_every_n_layers" not in written  # it would contradict layer_types
     assert read_config(written) == config
     assert tiny.config("modernbert", n_layers=6, local=config.local) == replace(config, pad_id=None, padding_idx=None)
 

@@ -1,4 +1,4 @@
-"""Tables narrower than the layers, followed by a projection, for every family that can have them."""
+"""Tables that are narrower than the layers, with a projection after them, for every family that can have them."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_narrow_ones_are_read_and_written(head: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [0, 32])
-def test_as_wide_as_the_layers_they_need_no_projection(width: int, tmp_path: Path) -> None:
-    """d_embedding = 0 and d_embedding = d_model mean the same. A file stores d_model, which is read as 0."""
+def test_tables_as_wide_as_the_layers_need_no_projection(width: int, tmp_path: Path) -> None:
+    """d_embedding = 0 and d_embedding = d_model mean the same. Files store d_model, which is read as 0."""
     config = narrow("base", width).config
     assert written(tmp_path / "torch", config)["embedding_size"] == 32
     assert PROJECT not in NARROW.weights(config, "base")

@@ -1,5 +1,5 @@
 """Features of Nomic BERT: two forms of config.json and of tensor names, and norms with a bias in layers without
-biases."""
+any other bias."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def test_rotations_and_windows() -> None:
     assert read().mechanisms == (Rotary(10_000.0),)
 
 
-def test_fused_rows_are_those_of_query_key_and_value_and_of_gate_and_up() -> None:
-    """The fused weight has four heads of queries, two of keys and two of values, each 8 wide."""
+def test_fused_weights_contain_query_key_and_value_and_gate_and_up() -> None:
+    """The fused weight has four heads for queries, two for keys and two for values, each 8 wide."""
     config = tiny.config("phi3", "base", n_layers=1)
     tree = tiny.weights(config)
     layer, files = tree["layers"][0], to_torch(tree, config)
@@ -51,7 +51,7 @@ def test_fused_rows_are_those_of_query_key_and_value_and_of_gate_and_up() -> Non
 
 
 def test_a_checkpoint_with_its_own_code_loads_with_a_warning(tmp_path):
-    """Phi-3 was published with its code; the same model without it gives the same answers."""
+    """Phi-3 was published with its own code. The same model without the code gives the same answers."""
     plain = tiny.folder(tmp_path / "plain", "phi3", "causal-lm")
     folder = Path(shutil.copytree(plain, tmp_path / "published"))
     data = json.loads((plain / "config.json").read_text())

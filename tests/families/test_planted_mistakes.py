@@ -23,8 +23,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "phi3": {"mechanisms": (PartialRotary(30.0, columns=4), Window(4))},
     "smollm3": {"n_layers": 3, "local": Local((1,), ()), "mechanisms": (Rotary(30.0),)},
 }
-#: Mistakes that need another model: weights of different widths cannot be exchanged, and of the two texts, with 9 and
-#: 6 tokens, one must be longer than the original length.
+#: Mistakes that need another model: weights of different widths cannot be exchanged, and one of the two texts (9 and
+#: 6 tokens) must be longer than the original length.
 LONG = {"mechanisms": (PartialRotary(THETA, scaling=LongRope((1.0, 1.5), (3.0, 12.5), 7, 4.0), columns=4),)}
 OTHERS = {
     ("olmo2", "norms after blocks exchanged"): {"n_kv_heads": 0},
@@ -32,7 +32,7 @@ OTHERS = {
     ("phi3", "short factors"): LONG,
     ("phi3", "no attention factor"): LONG,
 }
-#: Family -> mistakes that quick tests diagnose from all stages.
+#: Family -> mistakes that the quick tests diagnose from all stages.
 QUICK = {
     "bloom": ("slopes of 2^(-8 h / H)", "wrong sign"),
     "gpt_neox": ("split in thirds", "one after another", "whole heads"),
@@ -41,7 +41,7 @@ QUICK = {
     "phi3": ("up and gate", "short factors", "no attention factor"),
     "smollm3": ("1 without rotation",),
 }
-#: Mistakes that are diagnosed from hidden states, too.
+#: Mistakes that are also diagnosed from hidden states.
 HIDDEN = [("bloom", "no ALiBi"), ("opt", "norms before")]
 HIDDEN += [("gpt_neox", "split in thirds"), ("gpt_neox", "one after another")]
 HIDDEN += [(family, planted) for family in ("olmo2", "smollm3") for planted in PLANTED[family]]

@@ -1,6 +1,6 @@
-"""Features of RoBERTa, XLM-RoBERTa and CamemBERT: positions that begin after the padding id, and a classifier on `<s>`.
+"""Features of RoBERTa, XLM-RoBERTa and CamemBERT: positions begin after the padding id, and a classifier reads `<s>`.
 
-The three families share one table, so each test runs for only one of them, in turn.
+The three families share one table, so each test runs for one of them, in turn.
 """
 
 from __future__ import annotations

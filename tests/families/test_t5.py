@@ -1,4 +1,4 @@
-"""T5: buckets for one direction, config.json of its versions, the encoder alone, steps with a cache, gradients."""
+"""T5: buckets for one direction, config.json of its versions, the encoder alone, steps with a cache, and gradients."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_encoder_cannot_be_fine_tuned_for_labels(tmp_path: Path) -> None:
 
 
 def test_the_encoder_of_a_whole_file(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """With head="base", the decoder and the projection are omitted without a warning, as in sentence-transformers."""
+    """With head="base", the decoder and projection are omitted without a warning, as in sentence-transformers."""
     whole = tiny.folder(tmp_path / "t5", "t5", "translation", mechanisms=BUCKETS, **V1_1)
     source = Text(np.arange(5, 30))
     model = npformer.load(whole, head="base")
@@ -112,7 +112,7 @@ def test_the_encoder_of_a_whole_file(tmp_path: Path, recwarn: pytest.WarningsRec
 
 
 def test_a_projection_that_is_missing_or_differs(tmp_path: Path) -> None:
-    """The table replaces a missing lm_head, and an lm_head that differs from it is used, as in Transformers 5."""
+    """The table replaces a missing lm_head. An lm_head that differs from the table is used, as in Transformers 5."""
     folder = tiny.folder(tmp_path / "t5", "t5", "translation", mechanisms=BUCKETS, **V1_1)
     tensors = dict(read_tensors(folder / "model.safetensors")[0])
     projection = load_folder(folder)[1]["head"]["output"]["weight"]
@@ -132,7 +132,7 @@ def test_a_projection_that_is_missing_or_differs(tmp_path: Path) -> None:
 @pytest.mark.numbers
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"num_beams": 24, "max_new_tokens": 12}], ids=str)
 def test_steps_have_the_bits_of_a_whole_pass(search: dict[str, int]) -> None:
-    """Texts are longer than max_distance, and with 24 beams some BLAS libraries change the order of sums."""
+    """Texts are longer than max_distance. With 24 beams, some BLAS libraries change the order of sums."""
     options = {"head_width": 6, "mechanisms": BUCKETS, "scale_output": True, "n_layers": 1}
     model = tiny.model("t5", "translation", threads=2, **options)
     sources = [np.random.default_rng(0).integers(5, 90, length).tolist() for length in (5, 40, 1)]

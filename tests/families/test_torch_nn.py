@@ -36,7 +36,7 @@ MODULES = [case for case in cases.TORCH if case != "classifier"]
 
 
 def result(case: str, dtype: str) -> np.ndarray:
-    """Returns the output of a case's module for the golden texts, (T, D)."""
+    """Returns the module's output for the golden texts of a case, (T, D)."""
     config, tree = load_folder(DATA / case, dtype)
     x, y = cases.rows("source", cases.LENGTHS).astype(dtype), cases.rows("target", cases.TARGET_LENGTHS).astype(dtype)
     lengths, target_lengths = np.array(cases.LENGTHS), np.array(cases.TARGET_LENGTHS)
@@ -58,7 +58,7 @@ def result(case: str, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("case", MODULES)
 def test_a_module_gives_torch_s_numbers(case: str) -> None:
-    """The golden values are torch's, from one padded batch with masks. The cases include both formats of torch.save."""
+    """The golden values are torch's, from one padded batch with masks. The cases use both formats of torch.save."""
     found = load_file(DATA / case / "stages.safetensors")
     torch32, truth = found["float32/result"], found["float64/result"]
     error = torch_values.errors_in(found)["result"]
@@ -96,7 +96,7 @@ def test_its_positional_encoder_is_within_torchs_error() -> None:
     for dtype, allowed in (("float32", 2.0**-24), ("float64", 1e-13)):
         ours = sinusoidal_positions(40, 16, np.dtype(dtype).type).ravel()
         assert np.abs(ours - found["float64/positions"]).max() <= allowed
-    # torch's positions are computed in float32
+    # torch computes the positions in float32
     assert np.abs(found["float32/positions"] - found["float64/positions"]).max() > 2.0**-24
 
 
@@ -137,7 +137,7 @@ def test_arrays_cannot_be_written_to() -> None:
 
 
 def folder_of(tmp_path: Path, case: str, **changes: Any) -> Path:
-    """Copies a case with a changed config.json; `...` removes a field."""
+    """Copies a case's folder with a changed config.json; `...` removes a field."""
     folder = tmp_path / "model"
     shutil.copytree(DATA / case, folder)
     config = {**json.loads((folder / "config.json").read_text()), **changes}
@@ -197,7 +197,7 @@ def test_a_projection_that_is_no_three_in_one(tmp_path: Path) -> None:
 
 
 def test_learned_positions_and_positions_kept_as_a_buffer(tmp_path: Path) -> None:
-    """Positions in the file are used as they are, with or without a leading axis of 1."""
+    """The file's positions are used unchanged, with or without a leading axis of 1."""
     folder = folder_of(tmp_path, "classifier", max_length=7)
     table = np.random.default_rng(0).standard_normal((7, 16), dtype=np.float32)
     tensors = {name: array.copy() for name, array in read_folder(folder).tensors.items()}

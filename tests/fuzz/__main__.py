@@ -16,7 +16,7 @@ from tests.fuzz.tally import Tally
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
-    """Runs cases and prints a table; the exit code is 1 for findings, or if too few cases load or are refused."""
+    """Runs cases and prints a table. The exit code is 1 for findings, or if too few cases load or are refused."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("seed", type=int, help="any whole number: the same seed gives the same cases")
     parser.add_argument("cases", type=int, help="how many, over all kinds")

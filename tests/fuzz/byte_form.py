@@ -1,4 +1,4 @@
-"""Mutates bytes blindly: flips, cuts, inserts, duplicates, splices. Also draws extreme strings."""
+"""Mutates bytes without knowing their format: flips, cuts, inserts, duplicates, splices. Also draws extreme strings."""
 
 from __future__ import annotations
 

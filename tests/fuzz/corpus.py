@@ -1,4 +1,4 @@
-"""The valid folders that cases are based on, as file names and bytes: small models of every family and head.
+"""The valid folders on which cases are based, as file names and bytes: small models of every family and head.
 
 Files are written here byte by byte, without the libraries that usually write them, and weights are drawn by `Draw`, so
 a case is the same on every machine and with every version of a library.
@@ -124,7 +124,7 @@ def module_config(torch_class: str, head: str) -> Config:
 
 @cache
 def weights(config: Config) -> layout.Tree:
-    """Small numbers that are exact in half precision, drawn from each array's name."""
+    """Returns small numbers that are exact in half precision, drawn from the name of each array."""
     flat = {}
     for name, parameter in parameters(config).items():
         count = int(np.prod(parameter.shape))
@@ -138,7 +138,7 @@ def weights(config: Config) -> layout.Tree:
 
 @cache
 def tensors(config: Config, own: bool) -> tuple[Tensor, ...]:
-    """Returns a checkpoint's tensors with npformer's names and layout, or Hugging Face's."""
+    """Returns a checkpoint's tensors with names and layout of npformer (`own`) or Hugging Face."""
     tree = weights(config)
     arrays = layout.stored(tree, config) if own else layout.to_torch(tree, config)
     return tuple(of_array(name, array) for name, array in arrays.items())
@@ -166,7 +166,7 @@ def ids(pieces: Sequence[str]) -> dict[str, int]:
 
 
 def tokenizer(kind: str = "WordPiece") -> dict[str, Any]:
-    """A tokenizer.json over VOCABULARY with a model of this kind."""
+    """Returns a tokenizer.json for VOCABULARY, with a model of this kind."""
     n = {piece: i for i, piece in enumerate(VOCABULARY)}
     around = {"type": "BertProcessing", "sep": ["[SEP]", n["[SEP]"]], "cls": ["[CLS]", n["[CLS]"]]}
     template = {
@@ -219,7 +219,7 @@ def tokenizer(kind: str = "WordPiece") -> dict[str, Any]:
 
 
 def letters() -> dict[str, Any]:
-    """A translation model's tokenizer.json, whose pieces are letters."""
+    """Returns a tokenizer.json for a translation model, in which pieces are letters."""
     end = {"SpecialToken": {"id": "</s>", "type_id": 0}}
     first = {"Sequence": {"id": "A", "type_id": 0}}
     return {
@@ -252,7 +252,7 @@ def describe(config: Config, **more: Any) -> bytes:
 def encoder(
     family: str = "distilbert", head: str = "sequence-classification", own: bool = True, **more: Any
 ) -> dict[str, bytes]:
-    """A model's folder as Hugging Face stores it, or converted. The tokenizer is last, so that it can be replaced."""
+    """Returns a model's folder as Hugging Face stores it, or converted. Callers can replace its tokenizer."""
     config = encoder_config(family, head, **more)
     name, form = ("npformer.safetensors", "npformer") if own else ("model.safetensors", "pt")
     return {
@@ -264,7 +264,7 @@ def encoder(
 
 
 def vocabulary() -> dict[str, bytes]:
-    """A folder with the tokenizer files of older checkpoints."""
+    """Returns a folder with the tokenizer files of older checkpoints."""
     files = encoder("bert")
     del files["tokenizer.json"]
     more = {"additional_special_tokens": ["[NEW]"], "mask_token": {"content": "[MASK]", "lstrip": True}}
@@ -276,7 +276,7 @@ def vocabulary() -> dict[str, bytes]:
 
 
 def merges() -> dict[str, bytes]:
-    """A folder with the byte-level tokenizer of older checkpoints."""
+    """Returns a folder with the byte-level tokenizer of older checkpoints."""
     letters = [chr(each) for each in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
     joined = ["i c", "ic e", "Ġ l", "o v", "ov e", "Ġl ove", "Ã ©"]
     listed = [*ROBERTA_SPECIAL, *letters, *(each.replace(" ", "") for each in joined)]
@@ -291,7 +291,7 @@ def merges() -> dict[str, bytes]:
 
 
 def unigram(name: str = "sentencepiece.bpe.model", family: str = "xlm-roberta") -> dict[str, bytes]:
-    """A folder with an older checkpoint's SentencePiece model, whose character map changes no character."""
+    """Returns a folder with an older checkpoint's SentencePiece model; its character map changes no character."""
     charsmap = (1024).to_bytes(4, "little") + bytes(1024) + b"\0"
     kinds = {"<unk>": 2, "<s>": 3, "</s>": 3, "[CLS]": 3, "[SEP]": 3, "[MASK]": 3, ",": 4}
     listed = [*kinds, "▁", *LETTERS, *(f"▁{each}" for each in WORDS), *"äé我."]
@@ -331,7 +331,7 @@ def translation(own: bool = True) -> dict[str, bytes]:
 
 
 def pieces() -> dict[str, bytes]:
-    """A Marian model with SentencePiece's files."""
+    """Returns a Marian model with SentencePiece's files."""
     config = translator_config(size=100)
     return {
         "config.json": describe(config),
@@ -348,7 +348,7 @@ def modules(torch_class: str, head: str) -> dict[str, bytes]:
 
 
 def sentence() -> dict[str, bytes]:
-    """A sentence-transformers folder."""
+    """Returns a sentence-transformers folder."""
     kinds = ("Transformer", "Pooling", "Normalize")
     paths = ("", "1_Pooling", "2_Normalize")
     listed = [

@@ -1,4 +1,4 @@
-"""`Draw`: random choices that are the same on every machine, in every version of Python and with every hash seed."""
+"""`Draw`: random choices that are the same on every machine, in every Python version and with every hash seed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ T = TypeVar("T")
 
 
 class Draw:
-    """Choices drawn from a key. Uses only `getrandbits`, whose results are the same in all versions of Python."""
+    """Makes random choices from a key, only with `getrandbits`, which gives the same results in all Python versions."""
 
     def __init__(self, *key: object) -> None:
         text = "/".join(map(str, key))
         self._bits = random.Random(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")).getrandbits
 
     def below(self, n: int) -> int:
-        """A whole number from 0 to n - 1."""
+        """Returns a whole number from 0 to n - 1."""
         return self._bits(64) % n
 
     def between(self, low: int, high: int) -> int:
-        """A whole number from low to high."""
+        """Returns a whole number from low to high."""
         return low + self.below(high - low + 1)
 
     def chance(self, one_in: int) -> bool:
@@ -44,7 +44,7 @@ class Draw:
 
 
 class Plain(Draw):
-    """Makes no random choices, for the unmutated corpus: always takes the first or the most common option."""
+    """Makes no random choices, for the unmutated corpus: it always takes the first or the most common option."""
 
     def below(self, n: int) -> int:
         return n - 1

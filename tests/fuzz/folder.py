@@ -1,4 +1,4 @@
-"""The files of a case: their content or what replaces them, and how to write them."""
+"""The files of a case: their content or a replacement for it, and a function that writes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sparse:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder where a file should be."""
+    """A folder in the place of a file."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Meaningful values for files of one kind: key -> values to set.
 
-Examples are sizes that are too large, names that are valid in other places, and parts of tokenizers that are slow, make
-texts longer or refer to nothing."""
+Examples are sizes that are too large, names that are valid elsewhere, and parts of tokenizers that are slow, make texts
+longer, or refer to nothing."""
 
 from __future__ import annotations
 

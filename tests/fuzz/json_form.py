@@ -1,4 +1,4 @@
-"""Mutates JSON in a parsed form that keeps repeated keys and exact numbers, unlike Python's objects.
+"""Mutates JSON in a parsed form that, unlike Python's objects, preserves repeated keys and exact numbers.
 
 `hints` are meaningful values for a file of this kind: key -> values to set.
 """
@@ -14,7 +14,7 @@ from tests.fuzz.draw import Draw
 
 
 class Raw(str):
-    """JSON text with the original spelling of numbers, and with forms that no parser produces."""
+    """JSON text with numbers as they were spelled, and with forms that no parser produces."""
 
 
 class Object(list[list[Any]]):
@@ -82,7 +82,7 @@ def copy(node: Any) -> Any:
 
 
 def mutate(draw: Draw, data: bytes, others: Sequence[bytes] = (), hints: Hints | None = None) -> bytes:
-    """A JSON file with one to four changes."""
+    """Returns a JSON file with one to four changes."""
     tree = parse(data)
     for _ in range(draw.pick((1, 1, 1, 2, 4))):
         tree = mutate_tree(draw, tree, hints or {})
@@ -110,7 +110,7 @@ def _objects(node: Any) -> list[Object]:
 
 
 def _place(draw: Draw, root: list[Any]) -> tuple[list[Any], int]:
-    """Returns a container and the place of one of its values, found by a random walk that starts at the root."""
+    """Returns a container and the index of one of its values, found by a random walk from the root."""
     container, index = root, 0
     while True:
         node = container[index][1] if isinstance(container, Object) else container[index]
@@ -120,7 +120,7 @@ def _place(draw: Draw, root: list[Any]) -> tuple[list[Any], int]:
 
 
 def value(draw: Draw) -> Any:
-    """An extreme value of any type."""
+    """Returns an extreme value of any type."""
     match draw.below(9):
         case 0 | 1 | 2:
             return draw.pick(NUMBERS)
@@ -186,7 +186,7 @@ def _change(draw: Draw, container: list[Any], index: int, root: list[Any], hints
 
 
 def _near(draw: Draw, number: Raw) -> Raw:
-    """A number derived from this number, or this number spelled differently."""
+    """Returns a number derived from this number, or this number spelled differently."""
     try:
         whole = int(number)
     except ValueError:

@@ -29,7 +29,7 @@ Mutate = Callable[[Draw, bytes, Sequence[bytes]], bytes]
 
 @dataclass(frozen=True)
 class Seed:
-    """A valid folder, its files to mutate (name -> mutator), and the function of `uses.py` that is called with it."""
+    """A valid folder, its files to mutate (name -> mutator), and the function of `uses.py` that gets the folder."""
 
     files: Mapping[str, bytes]
     targets: Mapping[str, Mutate]
@@ -38,7 +38,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cases of one kind of file. `share`: the number of its cases in a run, relative to other kinds."""
+    """The cases of one kind of file. `share`: how many of a run's cases are of this kind, relative to other kinds."""
 
     name: str
     seeds: Callable[[], list[Seed]]
@@ -61,8 +61,8 @@ class Case:
         return hashlib.sha256(repr((self.use, self.texts, listed)).encode("utf-8", "surrogatepass")).digest()
 
 
-LARGEST = 2**22  # maximum size of a file: longer files only take more time and memory
-# one case in 14 has a file removed or replaced; one in 6 of the others has a file's bytes mutated blindly
+LARGEST = 2**22  # maximum size of a file: longer files would only cost time and memory
+# One case in 14 has a file removed or replaced. One in 6 of the other cases has its bytes mutated blindly.
 BYTES_ONE_IN, FOLDER_ONE_IN = 6, 14
 
 
@@ -93,7 +93,7 @@ def make(kind: str, seed: int, number: int) -> Case:
 
 
 def valid(kind: str) -> list[Case]:
-    """The unmutated corpus of a kind."""
+    """Returns the unmutated corpus of a kind."""
     return [Case(kind, dict(each.files), each.use, Plain()) for each in seeds_of(kind)]
 
 
@@ -359,5 +359,5 @@ KINDS = {
 
 
 def available() -> list[str]:
-    """The kinds whose packages are installed."""
+    """Returns the kinds whose packages are installed."""
     return [name for name, each in KINDS.items() if not each.needs or find_spec(each.needs)]

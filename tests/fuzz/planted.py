@@ -1,4 +1,4 @@
-"""Forbidden actions, planted so that tests can check that each is found."""
+"""Forbidden actions, planted by tests that check that the fuzzer finds each of them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ PLANTED: dict[str, Callable[[], None]] = {
 
 def _use(name: str) -> Callable[..., None]:
     def use(folder: Path, draw: Draw, texts: object) -> None:
-        if not isinstance(draw, Plain):  # the valid corpus has no fault
+        if not isinstance(draw, Plain):  # the valid corpus gets no fault
             PLANTED[name]()
 
     return use

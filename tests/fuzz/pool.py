@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 5.0  # maximum seconds of processor time per case
-HANG = 12.0  # seconds that a worker may wait idly without an answer; more on a busy machine
+HANG = 12.0  # seconds that a worker may be idle without an answer; more on a busy machine
 START = 300.0  # maximum seconds for the imports and the valid corpus
 TICKS = os.sysconf("SC_CLK_TCK")
 CHUNK = 100  # cases handed out at a time
@@ -47,7 +47,7 @@ class Worker:
         )  # fmt: skip
         self.ready = False
         self.since = time.monotonic()  # time of its last output
-        self.computed = -1.0  # its seconds of processor time, read HANG / 2 after `since`
+        self.computed = -1.0  # its processor time in seconds, read HANG / 2 after `since`
         self.chunk: Chunk | None = None
         self.running: tuple[str, int] | None = None  # kind and number of the running case
         self._rest = b""
@@ -79,7 +79,7 @@ class Worker:
         return [each for each in said if "number" in each]
 
     def stuck(self) -> bool:
-        """Returns whether a case computes for too long, or waits idly. Other processes may slow the case down."""
+        """Returns whether a case computes or idles for too long. Other processes may also make the case slow."""
         waited = time.monotonic() - self.since
         if self.ready or self.chunk is None:
             return not self.ready and waited > START
@@ -91,7 +91,7 @@ class Worker:
         return waited > self.hang and (waits or computed - self.computed > self.seconds or waited > 20 * self.hang)
 
     def _doing(self) -> tuple[float, bool]:
-        """Returns the process's seconds of processor time, and whether all its threads are waiting."""
+        """Returns the process's processor time in seconds, and whether all its threads are waiting."""
         computed, waits = 0.0, True
         try:
             for each in os.scandir(f"/proc/{self.process.pid}/task"):

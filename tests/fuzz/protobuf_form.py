@@ -1,6 +1,6 @@
 """Mutates protobuf messages without their schema: removes, repeats and moves fields, and makes values extreme.
 
-SentencePiece's models are such messages: field 1 holds the pieces, and each piece is a message of text, score and type.
+SentencePiece's models are such messages. Field 1 contains the pieces, each a message of text, score and type.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tests.fuzz import byte_form
 from tests.fuzz.draw import Draw
 
-Field = tuple[int, int, bytes]  # number, wire type, and the value's bytes, which for wire type 2 exclude the length
+Field = tuple[int, int, bytes]  # number, wire type, and the value's bytes (without the length for wire type 2)
 
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5
 FLOATS = tuple(
@@ -29,7 +29,7 @@ def varint(number: int) -> bytes:
 
 
 def parse(data: bytes) -> list[Field]:
-    """The fields of a valid message."""
+    """Returns the fields of a valid message."""
     fields, at = [], 0
 
     def read() -> int:
@@ -65,7 +65,7 @@ def build(fields: Sequence[Field]) -> bytes:
 
 
 def mutate(draw: Draw, data: bytes, others: Sequence[bytes] = ()) -> bytes:
-    """A message with one to four changes, in its own fields or in those of a nested message."""
+    """Returns a message with one to four changes, in its own fields or in the fields of a nested message."""
     for _ in range(draw.pick((1, 1, 1, 2, 4))):
         data = build(_change(draw, parse(data), [each for other in others for each in parse(other)]))
     return data
@@ -74,7 +74,7 @@ def mutate(draw: Draw, data: bytes, others: Sequence[bytes] = ()) -> bytes:
 def _change(draw: Draw, fields: list[Field], others: Sequence[Field], depth: int = 0) -> list[Field]:
     if not fields:
         return [(1, VARINT, b"\x01")]
-    # Pieces far outnumber the other fields, so the first and last fields are chosen more often.
+    # There are many more pieces than other fields, so the first and last fields are chosen more often.
     i = draw.pick(
         [draw.below(len(fields)), draw.below(min(len(fields), 5)), len(fields) - 1 - draw.below(min(len(fields), 3))]
     )

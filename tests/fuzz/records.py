@@ -1,5 +1,5 @@
-"""Valid golden files, traces and training states for the corpus: the structure that npformer writes, filled with drawn
-numbers, because computed numbers differ between machines."""
+"""Valid golden files, traces and training states for the corpus. They have the structure that npformer writes, but
+drawn numbers, because computed numbers differ between machines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config() -> Config:
 
 @cache
 def stages() -> dict[str, list[np.ndarray]]:
-    """A model's stages on IDS by name, with drawn numbers."""
+    """Returns a model's stages on IDS by name, with drawn numbers."""
     recorded = npformer.trace(Model(config(), corpus.weights(config()), threads=1), IDS)
     return {
         name: [_drawn(f"{i}/{name}", each.shape) for i, each in enumerate(recorded.texts(name))] for name in recorded
@@ -60,7 +60,7 @@ def golden() -> bytes:
 
 
 def theirs() -> dict[str, np.ndarray]:
-    """Another program's arrays for the golden file, some of them wrong."""
+    """Returns another program's arrays for the golden file, some of which are wrong."""
     kept = [name for name in stages() if name.startswith("layers.0") or name == "logits"]
     arrays = {f"{i}/{name}": array for name in kept for i, array in enumerate(stages()[name])}
     return arrays | {
@@ -80,7 +80,7 @@ def trace() -> bytes:
 
 
 def state() -> dict[str, bytes]:
-    """The folder of a training run that was stopped after its first epoch."""
+    """Returns the folder of a training run that was stopped after its first epoch."""
     weights = Trainable(corpus.weights(config()), config())
     arrays: dict[str, np.ndarray] = {f"w.{name}": array for name, array in weights.flat.items()}
     arrays |= {f"{moment}.{name}": np.zeros_like(array) for moment in "mv" for name, array in weights.flat.items()}

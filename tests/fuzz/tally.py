@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fuzz import pool
 
-LEAST = 0.05  # share of a kind's cases that must load, and share that must be refused
+LEAST = 0.05  # minimum share of a kind's cases that must load, and minimum share to be refused
 SOME = 200  # minimum number of cases for this rule
 
 
@@ -19,7 +19,7 @@ class Row:
     counts: Counter[str] = field(default_factory=Counter)
     slowest: float = 0.0
     largest: int = 0
-    digest: int = 0  # the sum of the cases' digests, which does not depend on their order
+    digest: int = 0  # sum of the cases' digests, whatever their order
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Tally:
         self.findings: dict[str, Finding] = {}
 
     def add(self, result: dict[str, Any]) -> None:
-        """Counts a case's result; a case of the valid corpus has a number below 0, and must load."""
+        """Counts the result of a case. A case of the valid corpus has a number below 0, and must load."""
         kind, number, outcome = result["kind"], result["number"], result["outcome"]
         row = self.rows.setdefault(kind, Row())
         if number < 0 and outcome == "refused":

@@ -1,6 +1,6 @@
-"""Mutates the numbers, tensors and header of safetensors files, and may adjust the rest of the file to the change.
+"""Mutates the numbers, tensors and header of safetensors files, and may adapt the rest of the file to the change.
 
-A change that leaves the file valid gets past the reader, and reaches the code that uses the tensors.
+If the file stays valid, the reader accepts the change, and it reaches the code that uses the tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tensor:
 
 
 def parse(data: bytes) -> tuple[list[Tensor], Object]:
-    """The tensors of a valid file in the order of their bytes, and its metadata."""
+    """Returns the tensors of a valid file in the order of their bytes, and the file's metadata."""
     length = int.from_bytes(data[:8], "little")
     header: dict[str, Any] = json.loads(data[8 : 8 + length])
     metadata = json_form.form(header.pop("__metadata__", {}))
@@ -61,14 +61,14 @@ def header(tensors: Sequence[Tensor], metadata: Object) -> Object:
 
 
 def build(tensors: Sequence[Tensor], metadata: Object, head: Object | None = None) -> bytes:
-    """A file of these tensors, with the header `head` if it is given."""
+    """Returns a file of these tensors, with the header `head` if it is given."""
     text = json_form.text(header(tensors, metadata) if head is None else head).encode("utf-8", "surrogatepass")
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + b"".join(each.data for each in tensors)
 
 
 def mutate(draw: Draw, data: bytes, others: Sequence[bytes] = (), hints: Hints | None = None) -> bytes:
-    """A safetensors file with one to four changes; `hints` are for JSON in its metadata."""
+    """Returns a safetensors file with one to four changes; `hints` are for JSON in its metadata."""
     tensors, metadata = parse(data)
     kind = draw.below(10)
     if kind == 0:
@@ -102,7 +102,7 @@ def _metadata(draw: Draw, metadata: Object, hints: Hints) -> Object:
 
 
 def change(draw: Draw, tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors with one change, after which the file is still valid."""
+    """Returns the tensors with one change, after which the file is still valid."""
     if not tensors:
         return [Tensor("a", "F32", (1,), bytes(4))]
     i, other = draw.below(len(tensors)), draw.pick(tensors)
@@ -135,7 +135,7 @@ def change(draw: Draw, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def numbers(draw: Draw, data: bytes, size: int) -> bytes:
-    """An array's bytes with one, some or all of its numbers replaced."""
+    """Returns an array's bytes with one, some or all numbers replaced."""
     special = bytes.fromhex(draw.pick(NUMBERS[size]))
     count = len(data) // size
     if not count:
@@ -168,7 +168,7 @@ def shape(draw: Draw, known: Sequence[int]) -> tuple[int, ...]:
 
 
 def name(draw: Draw, known: str) -> str:
-    """Returns a name to use instead: an extreme string, or a variant of this name, such as one in a different layer."""
+    """Returns a replacement for a name: an extreme string, or a variant, such as the same name in another layer."""
     digits = "".join(str(draw.below(3)) if each.isdigit() else each for each in known)
     cut = known.partition(".")[2] or known
     return draw.pick((byte_form.string(draw), byte_form.alter(draw, known), digits, cut, f"module.{known}", known))

@@ -1,4 +1,4 @@
-"""A few mutated files of every kind give no finding, and the fuzzer finds planted faults."""
+"""A few mutated files of every kind cause no finding, and the fuzzer finds planted faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def test_no_mutated_file_comes_to_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_mutated_file_causes_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The valid corpus of every kind loads, and each mutated case loads or is refused.
 
     The workers find no compiled modules, as in a fresh checkout.
@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_cases_with_any_hash_seed() -> None:
 def test_every_planted_fault_is_found(tmp_path: Path) -> None:
     """Plants exceptions, warnings, long messages, hangs, deaths, too much memory, files elsewhere and executed code."""
     tally = Tally(0)
-    for hang in (3, 60):  # on a busy machine, the other faults need more seconds than the hang is given
+    for hang in (3, 60):  # on a busy machine, other faults may need longer than the limit for a hang
         (tmp_path / f"{hang}").mkdir()
         planted_here = [(kind, 0, 0, 1) for kind in planted.KINDS if (kind == "planted-hang") == (hang == 3)]
         for result in pool.Pool(tmp_path / f"{hang}", 2, seconds=0.5, hang=hang).run(planted_here):

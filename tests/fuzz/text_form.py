@@ -1,4 +1,4 @@
-"""Mutates files of text lines: vocabularies, tables and texts. Also draws texts for a model."""
+"""Mutates files of text lines, such as vocabularies, tables and texts. Also draws texts for a model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _change(draw: Draw, data: bytes, others: Sequence[bytes], separator: bytes) 
             lines = [_field(draw, line, separator) if draw.chance(3) else line for line in lines]
         case 10:
             times = draw.pick((2, 40))
-            lines = lines * (times if len(data) < 2**20 else 2)  # files of megabytes are only doubled
+            lines = lines * (times if len(data) < 2**20 else 2)  # large files are only doubled
         case _:
             return byte_form.mutate(draw, data)
     return b"\n".join(lines)
@@ -65,7 +65,7 @@ def _field(draw: Draw, line: bytes, separator: bytes) -> bytes:
     return separator.join(fields)
 
 
-#: Texts to give to a model: plain texts first.
+#: Texts for a model, plain texts first.
 TEXTS = (
     "I love ice cream", "not my music", "People in Paris like it.", "A dog runs.", "", " ", "a", "日本 我爱", "Ünïcödé é",
     "\0", "\u202eabc", "😀👩‍👩‍👧", "[MASK]", "[CLS] [SEP]", "i like [MASK] music", "\n\n", "\x7f\x85\u2028", "ﷺ", "İstanbul ß ﬁ",

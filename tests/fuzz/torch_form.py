@@ -1,6 +1,6 @@
 """Mutates torch's files: the tensors, their descriptions in the pickle, the pickle's instructions, and the container.
 
-Some of the instructions would write the file `canary` if anything executed them.
+Some instructions would write the file `canary` if anything executed them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def record(tensor: Tensor, key: str) -> dict[str, Any]:
 
 
 def content(records: Sequence[Mapping[str, Any]]) -> Any:
-    """The dict of tensors for `torch_writer.dump`."""
+    """Returns the dict of tensors for `torch_writer.dump`."""
     made = {}
     for each in records:
         where = Persistent(
@@ -77,7 +77,7 @@ def build(tensors: Sequence[Tensor], legacy: bool) -> bytes:
 
 
 def frame(pickle: bytes, records: Sequence[Mapping[str, Any]], storages: Sequence[bytes], legacy: bool) -> bytes:
-    """A file of this pickle and these storages, whose keys are 0, 1, ..."""
+    """Returns a file of this pickle and these storages, with the keys 0, 1, ..."""
     if not legacy:
         return zip_form.build(entries(pickle, storages))
     keys = [str(i) for i in range(len(storages))]
@@ -97,7 +97,7 @@ def _itemsize(record: Mapping[str, Any]) -> int:
 
 
 def mutate(draw: Draw, tensors: Sequence[Tensor], legacy: bool) -> bytes:
-    """A file of these tensors with changes in one of the layers: tensors, pickle or container."""
+    """Returns a file of these tensors with changes in one of its layers: tensors, pickle or container."""
     kind = draw.below(10)
     if kind < 3:
         changed = list(tensors)
@@ -121,7 +121,7 @@ def mutate(draw: Draw, tensors: Sequence[Tensor], legacy: bool) -> bytes:
 
 
 def _axes(numbers: Any) -> tuple[int, ...]:
-    """Returns a record's shape or strides, or (2, 3) if an earlier change replaced them with something else."""
+    """Returns a record's shape or strides, or (2, 3) if an earlier change replaced them with another value."""
     whole = isinstance(numbers, tuple) and all(type(each) is int for each in numbers)
     return numbers if whole else (2, 3)
 
@@ -178,7 +178,7 @@ def _describe(draw: Draw, records: list[dict[str, Any]]) -> None:
 
 
 def instructions(draw: Draw, pickle: bytes) -> bytes:
-    """A pickle with some instructions removed, repeated, exchanged or added."""
+    """Returns a pickle with some instructions removed, repeated, exchanged or added."""
     places = [place for _, _, place in pickletools.genops(pickle)] + [len(pickle)]
     parts = [pickle[a:b] for a, b in itertools.pairwise(places)]
     for _ in range(draw.pick((1, 1, 2, 5))):

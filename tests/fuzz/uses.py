@@ -77,7 +77,7 @@ TOKENIZERS = {*TOKENIZER_FILES, "source.spm"}
 
 
 def call(loaded: Any, draw: Draw, texts: Sequence[str]) -> None:
-    """Gives texts to a model's task, or token ids to a model without one."""
+    """Calls a model's task with texts, or a model without a task with token ids."""
     config: Config = loaded.config
     there = {each.name for each in Path(loaded.folder).iterdir()}
     task = TASK_OF.get(config.head)

@@ -1,4 +1,4 @@
-"""A process that runs cases and judges each of them: `python -m tests.fuzz.worker`, started by `pool.py`.
+"""Runs cases in a process, and judges each: `python -m tests.fuzz.worker`, started by `pool.py`.
 
 It reads lines of the form "kind seed first count", and writes a line of JSON at the start and at the end of each case.
 An audit hook, and files next to the case's folder, detect executed code and writes outside it.
@@ -19,10 +19,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-MEMORY = 512 * 2**20  # address space that a case may take in addition to the worker's at its start
+MEMORY = 512 * 2**20  # address space that a case may use beyond the worker's initial one
 GROWTH = 96 * 2**20  # memory that a case may actually use
 MESSAGE = 2000  # maximum length of an error or a warning
-WRITTEN = 64 * 2**20  # maximum size of a file that a case writes, so that a copy of a sparse file cannot fill the disk
+WRITTEN = 64 * 2**20  # maximum size of a file that a case writes: copies of sparse files could fill the disk
 
 #: Forbidden audit events, such as running a program, opening a connection or reading a real pickle.
 FORBIDDEN = (
@@ -181,7 +181,7 @@ class Judge:
 
 
 def place_of(error: BaseException) -> str:
-    """The type of an error, and the last line of npformer's code in its traceback."""
+    """Returns the type of an error, and the last line of npformer's code in its traceback."""
     frames = [
         each for each in traceback.extract_tb(error.__traceback__) if f"{os.sep}npformer{os.sep}" in each.filename
     ]
@@ -202,8 +202,8 @@ def limit_memory(size: int) -> None:
 
 
 def main() -> None:
-    """Arguments: a folder, the maximum seconds per case, and kinds. Checks these kinds' valid corpus, then runs the
-    requested cases."""
+    """Checks the valid corpus of some kinds, then runs the requested cases. Arguments: a folder, the maximum seconds
+    per case, and kinds."""
     root = Path(sys.argv[1])
     out = os.fdopen(os.dup(1), "w", buffering=1)
     noise = os.open(root / "noise", os.O_RDWR | os.O_CREAT | os.O_TRUNC)

@@ -1,4 +1,4 @@
-"""Writes zip archives field by field, so that any field can be wrong, and npy files for NumPy's npz archives."""
+"""Writes zip archives field by field, so any field can be made wrong, and npy files for NumPy's npz archives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzz.draw import Draw
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: its bytes, and the header fields to falsify."""
+    """One entry: its bytes, and header fields to falsify."""
 
     name: str
     data: bytes
@@ -74,7 +74,7 @@ def _long(told: Mapping[str, int], *names: str) -> list[int]:
 
 
 def mutate(draw: Draw, entries: Sequence[Entry]) -> bytes:
-    """An archive of these entries with one or two changes to its structure."""
+    """Returns an archive of these entries with one or two changes to its structure."""
     entries, ending, comment = list(entries), dict[str, int](), b""
     for _ in range(draw.pick((1, 1, 2))):
         i = draw.below(len(entries)) if entries else 0
@@ -134,7 +134,7 @@ def npy(
 
 
 def mutate_npz(draw: Draw, arrays: Mapping[str, tuple[str, str, bytes]], deflated: bool) -> bytes:
-    """An npz archive of arrays, name -> (descr, shape, data), with changes to its headers, numbers or zip structure."""
+    """Returns an npz archive of arrays, name -> (descr, shape, data), with changed headers, numbers or structure."""
     entries = []
     changed = draw.pick(sorted(arrays))
     kind = draw.below(3)

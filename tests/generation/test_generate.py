@@ -1,4 +1,4 @@
-"""Generation: Transformers' tokens, the same bits with and without a cache, sampling, and bad input."""
+"""Generation: Transformers' tokens, the same bits with and without a cache, sampling, and invalid input."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_logits_of_models_that_generate(case: str) -> None:
     ],
 )
 def test_all_sources_token_for_token(case: str, name: str) -> None:
-    """Every target of every source equals Transformers', unless Transformers' answer in float64 differs (a tie).
+    """Every target of every source equals Transformers' target, unless Transformers itself finds another in float64.
 
-    In fact, the golden models have no ties.
+    Such ties do not occur in the golden models.
     """
     settings, expected = cases.SETTINGS[name], golden()[f"{case}/{name}/ids"]
     model = golden_model(case)
@@ -98,7 +98,7 @@ SEARCHES: list[dict[str, Any]] = [
     {},
     {"num_beams": 4},
     {"num_beams": 12, "max_new_tokens": 40},
-    {"num_beams": 24, "max_new_tokens": 20},  # more keys than any BLAS adds up in order
+    {"num_beams": 24, "max_new_tokens": 20},  # more keys than any BLAS adds in order
 ]
 LONG = {"max_new_tokens": 130, "suppress_tokens": [0], "no_repeat_ngram_size": 3}
 RANDOM = np.random.default_rng(0)
@@ -106,8 +106,8 @@ SOURCES = [RANDOM.integers(1, 499, size=length).tolist() for length in (5, 33, 1
 
 
 @pytest.mark.parametrize(("search", "dtype"), slow_after(2, zip(SEARCHES, cycle(["float32", "float64"]))))
-def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
-    """Log probabilities from steps equal those from one pass over each target, even one longer than a BLAS's block."""
+def test_cached_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
+    """Log probabilities from steps equal those from one pass over each target, even beyond a block of BLAS."""
     model = random_model(dtype)
     for source, hypotheses in zip(
         SOURCES, model.generate(SOURCES, output_scores=True, **{**LONG, **search}), strict=True

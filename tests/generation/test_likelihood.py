@@ -1,4 +1,4 @@
-"""Perplexity: sums by hand, windows, and errors. `tests/oracle/test_perplexity.py` compares it with Transformers."""
+"""Perplexity: sums by hand, windows and errors. `tests/oracle/test_perplexity.py` compares it with Transformers."""
 
 from __future__ import annotations
 

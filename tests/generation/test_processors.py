@@ -1,4 +1,4 @@
-"""The softmax of processed scores equals golden probabilities from transformers; bits are the same in any batch."""
+"""The softmax of processed scores equals golden probabilities from transformers, with the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_probabilities_match_transformers(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("settings", golden.SETTINGS, ids=str)
 def test_a_row_has_the_same_bits_alone(settings: dict[str, Any]) -> None:
-    """The test runs in float32, in which a different order of sums would change the bits."""
+    """The test uses float32, in which a different order of sums would change the bits."""
     together = changed(settings, slice(None), np.float32)
     for row in range(4):
         assert np.array_equal(changed(settings, slice(row, row + 1), np.float32), together[row : row + 1])

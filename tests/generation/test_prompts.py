@@ -1,5 +1,5 @@
-"""Texts after prompts: the same bits as in whole passes, alone and in a batch, sampling, and bad input.
-tests/oracle/test_prompts.py compares the tokens with those of Transformers."""
+"""Texts after prompts: the same bits as in whole passes, alone and in a batch, sampling, and invalid input.
+tests/oracle/test_prompts.py compares the tokens with Transformers' tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.numbers
 START, END = 1, 0
 DTYPES = ("float32", "float64")
 CAPPED = (Rotary(100.0), SoftCap(0.5))
-#: Families other than GPT-2: with BERT's layers, narrow tables, positions after the padding id, or a decoder alone.
+#: Families other than GPT-2: with BERT's layers, narrow tables, positions after the padding id, or only a decoder.
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "bert": {"n_token_types": 2},
     "electra": {"d_embedding": 48, "n_token_types": 2},
@@ -47,7 +47,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 
 @cache
 def model(dtype: str = "float32", threads: int = 2, family: str = "gpt2", **fields: Any) -> Model:
-    """Returns a model of two layers with heads 64 wide, so that products resemble those of large models."""
+    """Returns a model of two layers with heads 64 wide, so its products resemble a large model's."""
     sizes = {"vocab_size": 300, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192, "max_length": 256}
     sizes |= OF_FAMILY.get(family, {})
     config: Config = FAMILIES[family].config("causal-lm", **{**sizes, "start_id": START, "end_ids": (END,), **fields})
@@ -61,7 +61,7 @@ SEARCHES: list[dict[str, Any]] = [
     {},
     {"num_beams": 4},
     {"num_beams": 12, "max_new_tokens": 25},
-    {"num_beams": 32, "max_new_tokens": 18},  # more keys than any BLAS sums in order
+    {"num_beams": 32, "max_new_tokens": 18},  # more keys than any BLAS adds in order
 ]
 
 
@@ -77,7 +77,7 @@ SEARCHES: list[dict[str, Any]] = [
 def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
     search: dict[str, Any], family: str, dtype: str
 ) -> None:
-    """Tokens have equal log probabilities in the steps of a batch of prompts and in one pass over each whole text."""
+    """The steps of a batch of prompts and one pass over each whole text give the same log probabilities."""
     writes, reads = model(dtype, family=family), model(dtype, threads=1, family=family)
     for prompt, hypotheses in zip(PROMPTS, generate(writes, PROMPTS, **{**LONG, **search}), strict=True):
         for each in hypotheses[:3]:
@@ -103,7 +103,7 @@ def test_a_prompt_alone_continues_as_in_a_batch(search: dict[str, Any], family: 
 
 @pytest.mark.parametrize("search", SEARCHES[:2])
 def test_an_uncounted_token_has_its_own_position_anywhere_in_a_text(search: dict[str, Any]) -> None:
-    """RoBERTa's padding token occurs in prompts and in some outputs. Positions are as in one pass over the text."""
+    """RoBERTa's padding token occurs in prompts and outputs. Positions equal those in one pass over the text."""
     pad, few = 8, range(2, 12)
     writer = model(
         "float64", family="roberta", pad_id=pad, padding_idx=pad, positions=Positions(first=pad + 1, skips_padding=True)
@@ -135,8 +135,8 @@ def test_sampling_hangs_on_the_seed_and_the_place_alone() -> None:
     assert [each.ids.tolist() for each in other[0]] != [each.ids.tolist() for each in first[0]]
 
 
-def test_a_shorter_prompt_may_end_when_no_token_may_come_twice() -> None:
-    """Padding before a prompt in the table of ids bans no token, not even the last in the vocabulary."""
+def test_a_shorter_prompt_may_end_although_no_token_may_repeat() -> None:
+    """Padding before a prompt in the table of ids bans no token, not even the last one in the vocabulary."""
     settings: dict[str, Any] = {"no_repeat_ngram_size": 1, "max_new_tokens": 12, "output_scores": True}
     last = model(end_ids=(299,))
     [[alone]] = generate(last, PROMPTS[:1], **settings)
@@ -217,8 +217,8 @@ def test_a_model_that_writes_no_texts() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "roberta"])
-def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(family: str) -> None:
-    """With any number of cached rows, the bits are those of the whole prompt, including its keys and values."""
+def test_a_prompt_that_extends_an_earlier_text_computes_only_its_new_rows(family: str) -> None:
+    """With any number of cached rows, the bits equal those of the whole prompt, including its keys and values."""
     writer, random = model(family=family), np.random.default_rng(3)
     first = Stream(writer, PROMPTS[3], max_new_tokens=13, suppress_tokens=[END])
     known = np.concatenate([PROMPTS[3].ids, list(first)])
@@ -231,7 +231,7 @@ def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(famil
         whole, continued = (Stream(writer, each, max_new_tokens=5, logprobs=2) for each in prompts)
         expected = list(whole)
         assert expected == list(continued)
-        with listen(lambda name, array: array):  # with a listener, the whole prompt is run
+        with listen(lambda name, array: array):  # with a listener, the whole prompt runs
             assert expected == list(Stream(writer, prompts[1], max_new_tokens=5))
         for a, b in zip(whole.likely, continued.likely, strict=True):
             assert np.array_equal(a.scores, b.scores)
@@ -267,13 +267,13 @@ def test_a_long_prompt_in_blocks_of_rows_has_the_bits_of_one_pass(family: str, m
         sizes.clear()
 
 
-def test_a_long_prompt_takes_the_memory_of_a_block_beside_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_needs_the_memory_of_one_block_and_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """The feed-forward network's gate and up rows take 16 MB for the whole prompt, and 2 MB for a block."""
     writer = tiny.model("llama", "causal-lm", threads=1, n_layers=2, d_model=32, d_ffn=1024, max_length=2100)
     ids, peaks = np.random.default_rng(0).integers(8, 200, 2048), {}
     for block in (2048, 256):
         monkeypatch.setattr(state, "BLOCK", block)
-        list(Stream(writer, Text(ids), max_new_tokens=1))  # arrays that the first run keeps are not counted
+        list(Stream(writer, Text(ids), max_new_tokens=1))  # the first run creates lasting arrays, which do not count
         tracemalloc.start()
         try:
             Stream(writer, Text(ids), max_new_tokens=1)
@@ -298,11 +298,11 @@ def test_a_layer_with_a_window_keeps_the_keys_that_its_steps_read(beams: int) ->
 
 
 def test_the_keys_and_values_of_a_prompt_are_in_memory_once() -> None:
-    """Memory stays below 1.5 times the cache, because only a few layers' rows exist beside it at a time."""
+    """Memory stays below 1.5 times the cache, because only a few layers' rows are in memory besides the cache."""
     sizes = {"n_layers": 24, "d_model": 64, "d_ffn": 16, "n_kv_heads": 0, "max_length": 400}
     writer = tiny.model("llama", "causal-lm", threads=1, **sizes)
     ids = np.random.default_rng(0).integers(8, 200, 384)
-    list(Stream(writer, Text(ids[:8]), max_new_tokens=1))  # arrays that the first run keeps are not counted
+    list(Stream(writer, Text(ids[:8]), max_new_tokens=1))  # the first run creates lasting arrays, which do not count
     tracemalloc.start()
     try:
         read = Stream(writer, Text(ids), max_new_tokens=1)

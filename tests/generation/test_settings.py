@@ -1,4 +1,4 @@
-"""Settings of generation: the caller's come first, then the model's, then the defaults; invalid settings are errors."""
+"""Settings of generation: the caller's come first, then the model's, then the defaults. Invalid settings are errors."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
 
 
 def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
-    """A minimum above the maximum warns, as in Transformers, because in a batch each prompt has its own maximum."""
+    """Transformers gives the same warning, because in a batch each prompt has its own maximum."""
     model = golden_model("marian-small")
     with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens, but texts end at the maximum of 7"):
         found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)
@@ -164,7 +164,7 @@ def test_an_invalid_value_of_the_file_names_the_file(tmp_path: Path) -> None:
     "stored", [{"top_k": -1}, {"top_p": 0, "temperature": -1.0}, {"top_k": -1, "do_sample": False}]
 )
 def test_greedy_decoding_ignores_a_folder_s_settings_of_sampling(stored: dict[str, Any], tmp_path: Path) -> None:
-    """As in Transformers. vLLM turns top_k off with -1."""
+    """Transformers ignores these settings, too. In vLLM, top_k = -1 turns top_k off."""
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     config = golden_model("marian-small").config
     assert resolve(tmp_path, config, {}) == resolve(None, config, {})
@@ -176,12 +176,12 @@ def test_greedy_decoding_ignores_a_folder_s_settings_of_sampling(stored: dict[st
 
 
 def test_greedy_decoding_ignores_a_temperature_of_zero() -> None:
-    """As in Transformers; some folders have it for greedy decoding."""
+    """Transformers ignores it, too. Some folders store it for greedy decoding."""
     assert resolve(None, golden_model("marian-small").config, {"temperature": 0.0}).temperature == 0
 
 
 def test_top_p_of_zero_leaves_the_best_token() -> None:
-    """As in Transformers and in OpenAI's API."""
+    """Transformers and OpenAI's API do the same."""
     model = writers.model(seed=4)
     [[greedy]] = model.generate([[5, 6]], do_sample=False, max_new_tokens=9)
     [[sampled]] = model.generate([[5, 6]], do_sample=True, top_k=0, top_p=0, seed=1, max_new_tokens=9)
@@ -189,7 +189,7 @@ def test_top_p_of_zero_leaves_the_best_token() -> None:
 
 
 def test_the_last_bias_of_a_sequence_counts() -> None:
-    """As in Transformers."""
+    """If a sequence occurs twice, Transformers also uses the last bias."""
     found = resolve(None, golden_model("marian-small").config, {"sequence_bias": [[[5], 3.0], [[6], 1.0], [[5], -3.0]]})
     assert found.sequence_bias == (((5,), -3.0), ((6,), 1.0))
 
@@ -199,7 +199,7 @@ def test_one_source_is_streamed() -> None:
         golden_model("marian-small").stream([[5, 0], [6, 0]])
 
 
-#: Settings of a file that the model cannot use, the warning, arguments that replace them, and the settings that remain.
+#: Settings of a file that the model cannot use, the warning, arguments that replace them, and the remaining settings.
 UNUSABLE: list[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = [
     ({"num_beans": 4}, "'num_beans': unknown setting; it is ignored", {}, {}),
     ({"x" * 999: [{}], "num_beams": 2}, "'xx.*: unknown setting", {}, {"num_beams": 2}),
@@ -225,7 +225,7 @@ UNUSABLE: list[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = [
 def test_a_setting_of_the_file_that_the_model_cannot_use_is_ignored_with_a_warning(
     stored: dict[str, Any], warning: str, given: dict[str, Any], remaining: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A file may have settings of other libraries, or of a model with other sizes. A call may replace each."""
+    """A file may have settings of other libraries, or of a model with other sizes. A call may replace any of them."""
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     config = golden_model("marian-small").config
     with pytest.warns(NpformerWarning, match=rf"generation_config\.json: {warning}"):

@@ -1,4 +1,4 @@
-"""Servers of tiny models and of the bundled one, and the same models' answers in this process."""
+"""Servers of tiny models and of the bundled model, and the same models' answers in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def server(folders: dict[str, Path]) -> Iterator[Server]:
-    """A server of all tiny models."""
+    """Yields a server of all tiny models."""
     with Server(*folders.values(), "--max-texts", 40, "--max-body", 100_000) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Answers that are sent as clients read them: their bytes over all clients, and what the event loop does not compute."""
+"""Answers are sent as clients read them: unread bytes are limited, and worker threads compute large answers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SCOPE: dict[str, Any] = {"type": "http", "path": "/embed", "asgi": {"spec_versio
 
 
 class Client:
-    """An ASGI client that reads the pieces of an answer when a test lets it."""
+    """An ASGI client that reads pieces of an answer when a test allows it."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
-        self.allowed = asyncio.Semaphore(1)  # the head
+        self.allowed = asyncio.Semaphore(1)  # the head is read at once
 
     async def receive(self) -> Any:
         await asyncio.Event().wait()
@@ -81,7 +81,7 @@ def test_an_answer_counts_until_it_is_read() -> None:
 
 
 def test_above_the_limit_the_slowest_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the one with the most unread bytes for the longest time. One that has read nearly all is kept."""
+    """This reader has had the most unread bytes for the longest time. Readers near the end of an answer are kept."""
     monkeypatch.setattr(answers, "FRESH", 0.0)
 
     async def test() -> None:
@@ -105,7 +105,7 @@ def test_above_the_limit_the_slowest_reader_is_disconnected(monkeypatch: pytest.
 
 
 def test_without_a_slow_reader_an_answer_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is larger than the limit itself is sent if it is the only one."""
+    """An answer that exceeds the limit by itself is sent if it is the only one."""
     monkeypatch.setattr(answers, "FRESH", 1e9)
 
     async def test() -> None:
@@ -143,7 +143,7 @@ def test_pieces_that_are_made_from_arrays_count_until_the_last(monkeypatch: pyte
 
 @pytest.fixture(scope="module")
 def small(folders: dict[str, Path]) -> Iterator[Hasty]:
-    """A server that holds 200 kB of unread answers."""
+    """Yields a server that stores at most 200 kB of unread answers."""
     with hasty_server(folders["encoder"], ServiceLimits(answers=200_000)) as made:
         yield made
 
@@ -152,7 +152,7 @@ def small(folders: dict[str, Path]) -> Iterator[Hasty]:
 def test_slow_readers_hold_bounded_memory_and_others_are_answered(
     path: str, texts: int, small: Hasty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer takes more than half of the limit, so a reader is disconnected for the next one."""
+    """Each answer needs more than half of the limit, so a reader is disconnected to make room for the next one."""
     monkeypatch.setattr(connections, "STALLED", LONG)
     monkeypatch.setattr(answers, "FRESH", 0.0)
     held = small.server.service.answers
@@ -189,7 +189,7 @@ def off_the_loop(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, seen: list
 def test_the_event_loop_computes_no_log_probabilities_settings_or_metrics(
     stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request with many answers and log probabilities would otherwise delay all other requests by seconds."""
+    """A request with many answers and log probabilities would then delay all other requests by seconds."""
     pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
     chatter = chatters.folder(tmp_path / "chatter")
     app = npformer.serve.app(

@@ -66,7 +66,7 @@ def test_an_app_of_a_loaded_model_and_of_a_task():
 
 
 def test_the_root_of_a_ranker_is_rerank():
-    """In text-embeddings-inference, too, a classifier with one label is a ranker."""
+    """A classifier with one label is a ranker, as in text-embeddings-inference."""
     app = npformer.serve.app({"mine": tiny.model(labels=("SCORE",))})
     body = {"query": "a", "texts": ["b", "c"]}
     root, ranked, info = ask(app, ("POST", "/", body), ("POST", "/rerank", body), ("GET", "/info", None), started=app)
@@ -76,7 +76,7 @@ def test_the_root_of_a_ranker_is_rerank():
 
 
 def test_rerank_gives_sigmoids_of_a_saved_cross_encoder_and_its_logits_as_raw_scores(tmp_path):
-    """text-embeddings-inference also ignores the stored activation. The default prompt precedes the query."""
+    """text-embeddings-inference ignores the stored activation, too. The default prompt precedes the query."""
     made = tiny.folder(tmp_path / "m", "bert", labels=("SCORE",), seed=3)
     described = {"activation_fn": "torch.nn.Identity", "prompts": {"ask": "ice "}, "default_prompt_name": "ask"}
     write_modules(made, [], model_type="CrossEncoder", **described)
@@ -132,7 +132,7 @@ def test_an_error_of_a_route_is_answered_and_logged_without_text(monkeypatch, ca
 
 
 def test_a_server_of_one_model_takes_any_name():
-    """OpenAI's clients must send a model's name, which is often that of a different model."""
+    """OpenAI's clients must send a model's name, which is often the name of another model."""
     one = npformer.serve.app({"mine": tiny.model()})
     two = npformer.serve.app({"mine": tiny.model(), "other": tiny.model()})
     for path, body in (
@@ -159,8 +159,8 @@ def test_errors_for_clients_do_not_mention_loading_the_model(tmp_path):
 
 
 def test_json_is_read_and_made_outside_of_the_event_loop(monkeypatch):
-    """Reading and writing JSON in the event loop would delay all other requests. Large lists are written element by
-    element, so that other threads get their turn.
+    """In the event loop, reading and writing JSON would delay all other requests. Large lists are written element by
+    element, so other threads get their turn.
     """
     threads = []
     for name in ("read_json", "in_parts"):
@@ -206,7 +206,7 @@ def test_an_access_log_has_a_line_for_each_request_and_no_text(caplog):
 
 
 class Slow:
-    """A request whose body arrives when the test sends it."""
+    """A request with a body that arrives when the test sends it."""
 
     headers: ClassVar[dict[str, str]] = {}
 
@@ -219,7 +219,7 @@ class Slow:
 
 
 def test_bodies_hold_bounded_memory(monkeypatch):
-    """Above the limit, the largest unfinished body is refused, so that small ones are accepted. Complete bodies count
+    """Above the limit, the largest unfinished body is refused, so small bodies are accepted. Complete bodies count
     towards the limit until they are answered.
     """
     monkeypatch.setattr("npformer.serve.bodies.HELD", 200)
@@ -290,7 +290,7 @@ def test_limits_are_checked():
 
 
 def test_every_task_has_a_route():
-    """The root of a service answers like the route of its first model's task, so each task's route must exist."""
+    """A service's root answers like the route of its first model's task, so each task needs a route."""
     paths = {each.path for each in ALL_ROUTES}
     assert {each.route for each in TASKS.values() if each.route} <= paths
 
@@ -302,7 +302,7 @@ def test_npformer_itself_does_not_import_the_extra():
 
 
 def test_rerank_reads_the_chat_template_of_a_causal_language_model(tmp_path):
-    """A reranker with a template has no other route, because it reads texts only inside the template."""
+    """A reranker with a template has no other route, because it reads texts only in the template."""
     pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
     folder, texts = reranker.write(tmp_path / "model"), ["ice cream", "not my music"]
     rank = npformer.pipeline(None, folder)

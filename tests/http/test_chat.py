@@ -1,4 +1,4 @@
-"""/v1/chat/completions with the openai package and curl; limits and disconnecting clients in this process."""
+"""/v1/chat/completions with the openai package and curl. Limits and disconnections are tested in this process."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_openai_errors(client: openai.OpenAI) -> None:
 
 
 def serving(folder: Path, use: Callable[[Service], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
-    """Returns the result of a coroutine that uses a service."""
+    """Runs a coroutine that uses a service; returns its result."""
     batcher = Batcher(10_000, 0.0, 100)
     service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread, asyncio.to_thread)
     batcher.start()
@@ -280,7 +280,7 @@ def test_processes_for_templates_are_started_after_a_request_and_end_with_the_se
 
 
 def test_texts_are_tokenized_while_chat_templates_are_rendered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rendering takes a process. With many conversations, other requests do not wait for them."""
+    """Each rendering occupies a process. Even with many conversations, other requests do not wait for it."""
     free, render = threading.Event(), chat.render
 
     def held(*given: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Common clients: the openai package, huggingface_hub's InferenceClient, curl."""
+"""Common clients: the openai package, huggingface_hub's InferenceClient, and curl."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unit(vectors):
 
 @pytest.mark.parametrize("form", [openai.omit, "float"])
 def test_openai_embeddings(client, alone, form):
-    """The client requests base64 by default, and unpacks it."""
+    """The client requests base64 by default, and decodes it."""
     answer = client.embeddings.create(model="encoder", input=TEXTS, encoding_format=form)
     expected = unit(alone("sentence-embedding", "encoder")(TEXTS))
     np.testing.assert_array_equal(np.array([each.embedding for each in answer.data]), expected.astype(float))

@@ -1,4 +1,4 @@
-"""Clients that hold connections: requests and answers that never end, heads sent byte by byte, slow bodies."""
+"""Clients that occupy connections: unfinished requests, unread answers, heads sent byte by byte, and slow bodies."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def asked(server: Service, content: bytes) -> socket.socket:
 
 
 def answered(server: Service, path: str) -> int:
-    """The number of requests to a path that were answered with 200."""
+    """Returns the number of requests to a path that were answered with 200."""
     found = re.search(rf'requests_total{{route="{path}",status="200"}} (\d+)', server.get("/metrics")[1])
     return int(found[1]) if found else 0
 
 
 def test_unfinished_bodies_do_not_block_other_clients(hasty, monkeypatch):
-    """The open requests outnumber those that the server allows; each is finally answered with 408."""
+    """There are more open requests than the server allows. In the end, each is answered with 408."""
     monkeypatch.setattr(hasty.server.service.bodies, "patience", 0.6)
     whole = b'{"inputs": "a"}'
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def test_unfinished_bodies_do_not_block_other_clients(hasty, monkeypatch):
 
 
 def test_a_slow_body_is_waited_for(hasty, monkeypatch):
-    """The body takes three times as long as the server would wait for a client that sends nothing."""
+    """The body takes three times as long as the server would wait for a silent client."""
     monkeypatch.setattr(hasty.server.service.bodies, "patience", 0.6)
     monkeypatch.setattr(bodies, "RATE", 100)
     body = json.dumps({"inputs": "a", "prompt_name": None}).encode().ljust(9000)
@@ -78,7 +78,7 @@ def test_a_slow_body_is_waited_for(hasty, monkeypatch):
 
 
 def test_a_body_that_is_too_large_is_answered_while_it_is_sent(hasty):
-    """The connection stays open for the next request; if it were closed, the client would not see the answer."""
+    """The connection stays open for the next request. If it were closed, the client would not see the answer."""
     with closing(connect(hasty)) as large:
         large.sendall(HEAD % 20_000_000 + b"x" * 20_000_000)
         large.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -88,7 +88,7 @@ def test_a_body_that_is_too_large_is_answered_while_it_is_sent(hasty):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he"])
-def test_a_head_that_does_not_come_ends_the_connection(hasty, begun, monkeypatch):
+def test_a_missing_head_ends_the_connection(hasty, begun, monkeypatch):
     """The head never begins, arrives byte by byte, or follows a complete request."""
     whole = begun.count(b"HTTP/1.1")
     monkeypatch.setattr(connections, "HEAD", LONG if whole else 0.5)
@@ -114,7 +114,7 @@ def test_a_head_that_does_not_come_ends_the_connection(hasty, begun, monkeypatch
 
 @pytest.mark.parametrize("texts", [1, 16], ids=["less than asyncio buffers", "more"])
 def test_an_answer_that_is_not_read_ends(hasty, texts, monkeypatch):
-    """The server drops a stream, or an answer of any size, if the client does not read it."""
+    """The server drops a stream, or an answer of any size, if the client does not read."""
     monkeypatch.setattr(connections, "STALLED", 0.6)
     body = json.dumps({"inputs": ["music " * 60] * texts}).encode()
     head = (HEAD % len(body)).replace(b"/embed", b"/embed_all").replace(b"host", b"connection: close\r\nhost")
@@ -134,12 +134,12 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty, monkeypatch):
     content = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
     with closing(connect(hasty)) as held:
         until(hasty.connections)
-        monkeypatch.setattr(connections, "HEAD", 0.3)  # the first request has begun to wait before
+        monkeypatch.setattr(connections, "HEAD", 0.3)  # the first request was already waiting
         for at in range(0, len(content), 12):
             held.sendall(content[at : at + 12])
             time.sleep(0.02)
         assert held.recv(65536).startswith(b"HTTP/1.1 200 OK")
-        time.sleep(1)  # longer than the deadline of a head, but no request has begun
+        time.sleep(1)  # longer than the deadline for a head, but no request has begun
         monkeypatch.setattr(connections, "HEAD", LONG)
         held.sendall(content + content.replace(b"x\r\n", b"x\r\nconnection: close\r\n"))
         assert rest(held).count(b"HTTP/1.1 200 OK") == 2
@@ -155,7 +155,7 @@ def test_a_client_that_offers_http_2_is_answered_without_a_warning(server):
 
 
 def test_a_connection_takes_few_bytes_in_a_turn_of_the_event_loop():
-    """A megabyte in chunks of one byte takes seconds to read; other requests are answered meanwhile."""
+    """Reading a megabyte in chunks of one byte takes seconds; other requests are answered in the meantime."""
     taken, made = [], []
 
     class Noting(connections.Connection):

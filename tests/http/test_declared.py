@@ -1,4 +1,4 @@
-"""A declared task has a route without further code: the route's parameters are the options of the task's command."""
+"""A declared task has a route without further code, and the options of its command are the route's parameters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ANSWERER = ("bert", "question-answering")
 FILLER = ("bert", "masked-lm")
 JUDGE = ("bert", "sequence-classification")
 ENTAILMENT = {"labels": ("contradiction", "entailment")}
-QUESTION = {"question": "what is good", "context": "ice cream is good " * 30}  # read in windows
+QUESTION = {"question": "what is good", "context": "ice cream is good " * 30}  # longer than one window
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_routes_give_the_answers_of_the_pipelines(path, name, kind, item, parame
 
 
 def test_zero_shot_gives_each_label_with_its_score():
-    """Hugging Face's clients read this list, not the dict of transformers.pipeline."""
+    """Hugging Face's clients read this list, unlike the dict of transformers.pipeline."""
     model = tiny.model(*JUDGE, **ENTAILMENT)
     parameters = {"candidate_labels": ["ice", "music", "news"], "multi_label": True, "hypothesis_template": "it is {}"}
     expected = npformer.pipeline("zero-shot-classification", model)("I love ice", **parameters)

@@ -1,4 +1,4 @@
-"""examples/deploy: the Dockerfile's steps run in new folders, and the Lambda handler in its own process."""
+"""examples/deploy: the Dockerfile's steps run in new folders, and the Lambda handler in a separate process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MEGABYTE = 1e6
 
 
 def size(folder: Path) -> float:
-    """The total size of the files in a folder, in megabytes."""
+    """Returns the total size of the files in a folder, in megabytes."""
     return sum(each.lstat().st_size for each in folder.rglob("*") if each.is_file()) / MEGABYTE
 
 
 def steps(word: str) -> list[str]:
-    """The arguments of each instruction in the Dockerfile that begins with this word."""
+    """Returns the arguments of each instruction in the Dockerfile that begins with this word."""
     return re.findall(rf"^{word} (.*)$", (DEPLOY / "Dockerfile").read_text(), re.M)
 
 

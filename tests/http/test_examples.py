@@ -1,4 +1,4 @@
-"""The examples in the reference: each request is accepted, and the answer has the form that is shown."""
+"""The examples in the reference: each request is accepted, and its answer has the form shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
 
 
 def form(value: Any) -> Any:
-    """A value's type; for a dict, the form of each field; for a list, the distinct forms of its elements."""
+    """Returns a value's type. A dict becomes the forms of its fields, a list the distinct forms of its elements."""
     if isinstance(value, dict):
         return {name: form(each) for name, each in value.items()}
     if isinstance(value, list):

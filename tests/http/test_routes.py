@@ -1,4 +1,4 @@
-"""Each route's answers, with the pipeline's bits, and its refusals."""
+"""Each route's answers, which have the pipeline's bits, and the requests that it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def same(answer: object, expected: np.ndarray) -> None:
-    """Checks that the floats in JSON have exactly the float32 values."""
+    """Checks that the floats in JSON have exactly the same values as the float32 numbers."""
     np.testing.assert_array_equal(np.array(answer), expected.astype(float))
 
 
@@ -117,7 +117,7 @@ def test_rerank_takes_the_bodies_of_cohere_s_and_jina_s_clients(path, server, al
 
 
 def test_documents_are_truncated_to_a_number_of_tokens(server, alone):
-    """The number counts the tokens of a document alone. Longer documents than the model takes are truncated too."""
+    """The number counts only the document's tokens. Documents that are too long for the model are truncated, too."""
     rank = alone("text-ranking", "ranker", function_to_apply="sigmoid")
     documents = ["ice cream in paris", "music", "the news " * 300]
     body = {"query": "what is good", "documents": documents, "return_documents": True}
@@ -184,7 +184,7 @@ def test_translate(server, alone):
 
 
 def test_summarize(server, alone):
-    """The settings are those of the model's task, unless the request has its own."""
+    """The settings of the model's task apply, unless the request has its own."""
     summarize = alone("summarization", "summarizer")
     expected = [dict(each) for each in summarize(["dogs", "the news"])]
     assert server.post("/summarize", {"inputs": ["dogs", "the news"]})[:2] == (200, expected)

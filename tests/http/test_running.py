@@ -1,4 +1,4 @@
-"""A service in use: concurrent clients, a full queue, clients that disconnect, keys, signals, workers that die."""
+"""A service in use: concurrent clients, a full queue, disconnecting clients, keys, signals, and workers that die."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIXTEEN = {"inputs": [SENTENCE] * 16}
 
 
 def metric(server: Server, name: str) -> float:
-    """The sum of a counter over its labels."""
+    """Returns the sum of a counter over its labels."""
     _, text, _ = server.get("/metrics")
     return sum(float(each) for each in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
 
@@ -43,12 +43,12 @@ def until(condition, seconds: float = 300.0) -> None:
 
 
 def accepted(server: Gated) -> float:
-    """The number of texts that have been accepted since the server started."""
+    """Returns the number of texts that have been accepted since the server started."""
     return sum(server.batches()) + metric(server, "npformer_queue_texts")
 
 
 def is_stopping(server: Server) -> bool:
-    """Returns whether the server refuses requests. A worker without any may exit, and break its connections."""
+    """Returns whether the server refuses requests. An idle worker may already exit, which breaks its connections."""
     try:
         return server.get("/health")[0] == 503
     except (ConnectionError, urllib.error.URLError):
@@ -56,7 +56,7 @@ def is_stopping(server: Server) -> bool:
 
 
 def raw(server: Server, path: str, body: dict) -> socket.socket:
-    """Opens a connection and sends a whole request."""
+    """Opens a connection and sends a complete request."""
     host, port = server.url.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
     connection = socket.create_connection((host, int(port)), timeout=300)
@@ -67,14 +67,14 @@ def raw(server: Server, path: str, body: dict) -> socket.socket:
 
 @pytest.fixture(scope="module")
 def busy():
-    """A server of the bundled model with small limits, in which queues form while its gate is closed."""
+    """Yields a server of the bundled model with small limits, in which queues form while its gate is closed."""
     with Gated("distilbert-sst2", "--max-queue", 48, "--max-texts", 48, "--max-tokens", 3000) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """A server with two workers, which share files in their own temporary folder."""
+    """Yields a server with two workers, which share files in their own temporary folder."""
     home = tmp_path_factory.mktemp("shared")
     with Server("distilbert-sst2", "--workers", 2, TMPDIR=str(home)) as running:
         yield running
@@ -84,7 +84,7 @@ def two(tmp_path_factory):
 
 
 def shared_memory(pid: int) -> tuple[int, int]:
-    """Returns the bytes of mapped weights in memory, and that number with shared pages divided among processes."""
+    """Returns the memory of mapped weights in bytes: resident, and proportional (shared pages divided by users)."""
     text = Path(f"/proc/{pid}/smaps").read_text()
     part = re.findall(r"npformer\.safetensors\n.*?^Rss:\s+(\d+) kB.*?^Pss:\s+(\d+) kB", text, re.M | re.S)
     return sum(int(rss) for rss, _ in part) * 1024, sum(int(pss) for _, pss in part) * 1024
@@ -93,12 +93,12 @@ def shared_memory(pid: int) -> tuple[int, int]:
 def test_workers_share_mapped_weights(two):
     """The bundled model is stored in float16, so the server has converted it for the workers.
 
-    This is the first test of the server, because a worker copies weights into panels at their third use and releases
-    the mapped ones.
+    This must be the first test of the server, because a worker copies weights into panels at their third use and then
+    releases the mapped weights.
     """
     pids = two.workers()
     assert len(pids) == 2
-    for stopped in pids:  # so that each worker answers once, and has read its weights
+    for stopped in pids:  # each worker then answers once, and reads its weights
         os.kill(stopped, signal.SIGSTOP)
         try:
             assert two.post("/embed", {"inputs": "a text"})[0] == 200
@@ -115,7 +115,7 @@ def test_workers_share_mapped_weights(two):
 
 @pytest.fixture(scope="module")
 def alone_answered():
-    """Texts, each with its vector and its labels, computed in this process."""
+    """Returns texts, each with its vector and labels, computed in this process."""
     draw = random.Random(16)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 60))) for _ in range(32)]
     embed = pipeline("sentence-embedding", "distilbert-sst2")
@@ -124,7 +124,7 @@ def alone_answered():
 
 
 @pytest.mark.parametrize("which", ["busy", "two"])
-def test_strangers_at_once_get_the_bits_of_lone_requests(which, request, alone_answered):
+def test_concurrent_clients_get_the_bits_of_lone_requests(which, request, alone_answered):
     """The first texts of all clients of `busy` are in its queue before the second batch begins."""
     server = request.getfixturevalue(which)
 
@@ -149,7 +149,7 @@ def test_strangers_at_once_get_the_bits_of_lone_requests(which, request, alone_a
 
 
 def test_translations_in_a_shared_batch_equal_single_requests(folders):
-    """Requests with one, two and four beams at the same time."""
+    """Requests with one, two and four beams arrive at the same time."""
     draw = random.Random(3)
     texts = ["".join(draw.choices("dogsnew", k=draw.randint(1, 12))) for _ in range(40)]
     settings = [{"num_beams": draw.choice([1, 2, 4])} for _ in texts]
@@ -170,8 +170,8 @@ def test_translations_in_a_shared_batch_equal_single_requests(folders):
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_answers_429_and_when_to_come_again(busy):
-    """Twelve requests of twelve texts: at most eight fit into the batch that is held and into the queue."""
+def test_a_full_queue_answers_429_and_when_to_retry(busy):
+    """Of twelve requests of twelve texts, at most eight fit into the paused batch and the queue."""
     before = accepted(busy)
     with ThreadPoolExecutor(12) as pool, busy.closed():
         asked = [pool.submit(busy.post, "/predict", {"inputs": [[SENTENCE]] * 12}) for _ in range(12)]
@@ -216,21 +216,21 @@ def test_a_stream_ends_when_its_client_disconnects():
             stream = raw(server, "/generate", body)
             server.allow(begun + 1)
             assert stream.recv(15) == b"HTTP/1.1 200 OK"
-            until(lambda: len(server.batches()) == begun + 2)  # the second piece is held
+            until(lambda: len(server.batches()) == begun + 2)  # the second piece is paused
             stream.shutdown(socket.SHUT_WR)
-            while stream.recv(10_000):  # until the server closes the connection, too
+            while stream.recv(10_000):  # until the server, too, closes the connection
                 pass
             stream.close()
         all_tokens = raw(server, "/embed_all", {"inputs": ["music " * 400] * 4})
         assert all_tokens.recv(15) == b"HTTP/1.1 200 OK"
         all_tokens.close()
-        for _ in range(5):  # a stream that went on would compute a piece between any two of them
+        for _ in range(5):  # a stream that continued would compute a piece between any two requests
             assert server.post("/generate", {**body, "stream": False})[0] == 200
-        # two pieces, at most one more of a stream that is just being cancelled, and the six answers
+        # two pieces, perhaps one more while the stream is being cancelled, and the six answers
         assert len(server.batches()) - begun <= 3 + 6
         assert server.log.count("\n") == 1  # only the line that the server prints at the start
         server.process.terminate()
-        assert server.process.wait(120) == 0  # the exit is clean, because no connection is open
+        assert server.process.wait(120) == 0  # a clean exit, because no connection is open
 
 
 def test_time_is_limited():
@@ -272,7 +272,7 @@ def test_a_key(folders, tmp_path, source):
 
 
 def test_malformed_requests_do_not_fill_the_log(folders):
-    """uvicorn logs a line for each. The server still answers others."""
+    """uvicorn logs a line for each malformed request. The server must still answer others."""
     with Server(folders["encoder"]) as server:
         host, port = server.url.removeprefix("http://").split(":")
         for _ in range(40):
@@ -291,7 +291,7 @@ def test_malformed_requests_do_not_fill_the_log(folders):
 )
 def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, workers):
     """A terminal sends Ctrl-C to the process group; `timeout` sends SIGTERM to the process and then to its group."""
-    # `timeout` sends both at once; this test may send the second much later, when it would count
+    # `timeout` sends both signals at once. This test may be slow to send the second, so APART makes both one signal.
     with Gated(
         "distilbert-sst2", "--grace", 600, "--workers", workers, APART="600" if "group" in sent else "0.2"
     ) as server:
@@ -320,8 +320,8 @@ def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, worke
         assert "Traceback" not in server.log
 
 
-def test_requests_that_the_grace_period_does_not_suffice_for_are_refused():
-    """A request without an answer gets 503. A started answer ends with its connection, and the log has no traceback."""
+def test_requests_that_outlast_the_grace_period_are_refused():
+    """A request without an answer gets 503. A started answer ends with its connection. No traceback is logged."""
     with Gated("distilbert-sst2", "--grace", 1) as server:
         unread = raw(server, "/embed_all", {"inputs": ["music " * 500] * 2})  # more than the system buffers
         assert unread.recv(15) == b"HTTP/1.1 200 OK"
@@ -343,7 +343,7 @@ def test_requests_that_the_grace_period_does_not_suffice_for_are_refused():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_it_at_once(workers):
     """The second signal must come a moment after the first. A parent then kills its workers, and ends as it does after
-    one signal, or is ended by a later signal.
+    one signal, unless a later signal ends it.
     """
     with Gated("distilbert-sst2", "--grace", 600, "--workers", workers) as server:
         server.allow(0)
@@ -379,7 +379,7 @@ def test_a_killed_worker_comes_back_and_the_others_serve_meanwhile(two):
     os.kill(before[0], signal.SIGKILL)
     until(lambda: len(two.workers()) == 2 and before[0] not in two.workers())
     assert before[1] in two.workers()
-    until(lambda: f"worker {before[0]} died" in two.log)  # arrives through a pipe, a little later
+    until(lambda: f"worker {before[0]} died" in two.log)  # the message arrives through a pipe, a little later
     for _ in range(20):
         assert two.post("/embed", {"inputs": "a text"})[0] == 200
     assert metric(two, "npformer_requests_total") >= 20  # the sum over all workers, including the dead one
@@ -414,7 +414,7 @@ def test_a_port_that_is_taken(folders):
 
 
 def test_an_app_in_a_server_of_ones_own(folders, tmp_path):
-    """The app runs in the user's own server: `uvicorn service:app`."""
+    """The app runs in the user's server: `uvicorn service:app`."""
     (tmp_path / "service.py").write_text(
         f"import npformer\napp = npformer.serve.app({{'mine': {str(folders['encoder'])!r}}}, api_key='k')\n"
     )

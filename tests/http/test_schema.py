@@ -18,14 +18,14 @@ ROUTES = {route.path: route for route in ALL_ROUTES}
 PATHS = openapi(ALL_ROUTES)["paths"]
 SCHEMAS = {path: PATHS[path]["post"]["requestBody"]["content"]["application/json"]["schema"] for path in ROUTES}
 
-#: Values that JSON readers and Python confuse with others, and some values of the wrong type.
+#: Values that JSON readers and Python confuse with other values, and some values of the wrong type.
 ODD = st.sampled_from(
     [None, True, False, 0, 1, 0.0, 1.0, 1.5, -1, 1e-7, 1e300, 2**64, "", "a", [], [[]], [None], ["a"], ["a", "b", "c"], {}]
 )  # fmt: skip
 
 
 def near(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that a schema accepts, and similar values that it does not."""
+    """Returns a strategy for values that a schema accepts, and for similar values that it does not accept."""
     if several := schema.get("anyOf") or schema.get("oneOf"):
         return st.one_of(*map(near, several), ODD)
     if "enum" in schema:

@@ -1,4 +1,4 @@
-"""The threads that tokenize and make JSON: requests take turns in them, by portion."""
+"""The threads that tokenize and make JSON work for requests in turn, one portion at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_portions_have_some_characters_and_at_least_one_text(monkeypatch: pytest
 def test_a_small_request_is_tokenized_between_two_portions_of_a_large_one(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both requests are complete before their first portions, which one thread computes. Places in errors count all texts."""
+    """Both requests arrive before one thread computes their first portions. Places in errors count all texts."""
     order: list[str] = []
     name = "prepare" if path == "/embed" else "tokenized"
     function = getattr(routes, name)

@@ -1,4 +1,4 @@
-"""/embed_sparse, as text-embeddings-inference answers it, called with the openai package's client and with curl."""
+"""/embed_sparse, with the answers of text-embeddings-inference, called with the openai package's client and curl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that end `npformer serve` before it listens: one line each, with exit code 1."""
+"""Errors that end `npformer serve` before it listens: each is one line, and the exit code is 1."""
 
 from __future__ import annotations
 

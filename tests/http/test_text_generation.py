@@ -1,4 +1,4 @@
-"""Models that generate text: /generate and its stream, /v1/completions, by plain requests and by clients."""
+"""Models that generate text: /generate and its stream, and /v1/completions, by plain requests and by clients."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_model_that_writes_is_described_by_its_task(server: Server) -> None:
 
 
 def test_generate(server: Server, task: TextGeneration) -> None:
-    """Generation is greedy unless a sampling parameter is given."""
+    """Generation is greedy unless the request has a sampling parameter."""
     body: dict[str, Any] = {"inputs": "The other", "parameters": {"max_new_tokens": 12}}
     expected = written(task, "The other")
     assert server.post("/generate", body)[:2] == (200, {"generated_text": expected})
@@ -257,7 +257,7 @@ def test_pieces_that_may_begin_a_stop_string_wait() -> None:
 
 
 def test_clients_share_a_batch_and_get_the_answers_they_get_alone(task: TextGeneration) -> None:
-    """One batch of three requests with the same settings."""
+    """Three requests with the same settings share one batch."""
     batches = []
     batcher = Batcher(10_000, 0.2, 100, lambda batch, seconds: batches.append(len(batch)))
     options = task.settle(task.options, GREEDY)
@@ -280,7 +280,7 @@ def test_clients_share_a_batch_and_get_the_answers_they_get_alone(task: TextGene
 
 
 async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any], **limits: int) -> Reply:
-    """Returns a route's answer in this process, after reading its stream; `batches` gets a list of sizes for each batch."""
+    """Returns a route's answer after reading its stream; `batches` gets the sizes in each batch."""
     [route] = [each for each in ALL_ROUTES if each.path == path]
     batcher = Batcher(10_000, 0.0, 100, lambda batch, seconds: batches.append([each.size for each in batch]))
     service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread, asyncio.to_thread)
@@ -302,7 +302,7 @@ async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any
         ("/v1/completions", {"prompt": "The", "max_tokens": 3, "stream": True}),
     ],
 )
-def test_a_streams_prompt_is_read_where_batches_are(
+def test_a_stream_s_prompt_is_read_in_the_batching_thread(
     path: str, body: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt is computed in the batching thread. Its text is tokenized once, outside the event loop's thread."""

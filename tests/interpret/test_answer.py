@@ -1,4 +1,4 @@
-"""A model's answer with its probability, and the first-order effect of each head on it."""
+"""A model's answer with its probability, and the first-order effect of each head on this probability."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from npformer.interpret.study_inputs import pair_of, texts_of
 from tests.support import tiny
 
 TEXT = "I love [MASK] cream"
-FRACTION = 1e-5  # fraction of a head's output to remove; the error is about its square
+FRACTION = 1e-5  # fraction of a head's output to remove; the error is about the square of the fraction
 
 
 def scaled(head: int) -> Any:
-    """An edit that removes a small fraction of a head's output."""
+    """Returns an edit that removes a small fraction of a head's output."""
 
     def change(context: np.ndarray) -> np.ndarray:
         context = context.copy()

@@ -1,4 +1,4 @@
-"""Looking into a model that predicts the next word, which is the default answer to explain."""
+"""Views and measures of a model that predicts the next word, which they explain by default."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_token_attends_to_no_later_one(model: Model) -> None:
 
 
 def test_the_word_after_the_text_is_explained(model: Model) -> None:
-    """The parts add up to the last token's logit; the lens names a word per layer, and the last is the answer."""
+    """The parts add up to the last token's logit. The lens names a word for each layer; the last is the answer."""
     logits = model(model.tokenizer.encode(TEXT).ids).logits[0]
     found = npformer.logit_attribution(model, TEXT)
     word = piece_names(["Ġa", model.tokenizer.id_to_token(int(logits[-1].argmax()))])[1]

@@ -1,4 +1,4 @@
-"""Copies of a text, each with one change, have the same bits as in separate runs, for any change and family."""
+"""Changed copies of a text have the same bits together as in separate runs, for any change and family."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check(model: Any, given: Any, changes: list[tuple[str, Change]]) -> None:
 
 
 def changes_of(clean: Any, count: int) -> list[tuple[str, Change]]:
-    """Changes to rows, heads and whole stages in every layer, in random order."""
+    """Returns changes to rows, heads and whole stages in every layer, in random order."""
     found: list[dict[str, Change]] = []
     for name in [name for name in clean if not name.endswith("probabilities")]:  # a task computes them after the model
         shape = clean[name].shape

@@ -1,4 +1,4 @@
-"""A study of a long text reads as many tokens as fit within a time limit, which depends on the model's size."""
+"""A study of a long text reads as many tokens as the time limit allows, depending on the model's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a logit add up to it. If norms are held, removing a part lowers the logit by that part's value."""
+"""The parts of a logit add up to it. With constant norms, removing a part lowers the logit by that part's value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HEADS += [("bart", "question-answering")]
 
 
 def pre_norm(**options: Any) -> Model:
-    """An encoder in GPT's order: norms before the blocks, and one after the last layer."""
+    """Returns an encoder with GPT's order of norms: before the blocks, and after the last layer."""
     config = TORCH_MODULES.config(
         "token-classification", vocab_size=20, d_model=8, n_heads=2, n_layers=3, d_ffn=16, max_length=32,
         activation="gelu", labels=("a", "b", "c"), torch_class="nn.TransformerEncoder", norm_first=True,
@@ -136,7 +136,7 @@ def test_in_float32_it_adds_up_to_rounding() -> None:
 
 
 class Held:
-    """Edits that hold the blocks' outputs, the norms' statistics and the gate at their values in `run`."""
+    """Edits that keep the blocks' outputs, the norms' statistics and the gate at their values in `run`."""
 
     def __init__(self, model: Model, run: Trace) -> None:
         self.run, self.weights, self.eps = run, model.weights, model.config.eps
@@ -179,7 +179,7 @@ def test_a_part_s_term_is_the_loss_of_the_logit_without_it(family: str) -> None:
                     for name, array in less.items() if name.startswith("embeddings_")), *Held(model, run).changes()):  # fmt: skip
             return float(trace(model, TEXT)["logits"][1])
 
-    # without a change, the held model gives the same logit
+    # without a change, the model with these edits gives the same logit
     assert logit() == pytest.approx(run["logits"][1], abs=1e-12)
     for layer in range(2):
         for head in range(4):
@@ -194,7 +194,7 @@ def test_a_part_s_term_is_the_loss_of_the_logit_without_it(family: str) -> None:
 
 
 def test_a_word_s_term_is_the_contribution_of_its_values() -> None:
-    """Removing token j's values from the last layer, with the weights held, removes its contribution there."""
+    """Removing token j's values from the last layer, with constant weights, removes its contribution to this layer."""
     model = tiny.model("bert", dtype=np.float64)
     run, found = trace(model, TEXT), logit_attribution(model, TEXT, 0)
     written = head_results(model, run)

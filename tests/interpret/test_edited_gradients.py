@@ -1,4 +1,4 @@
-"""A gradient taken inside an edit is that of the edited model, compared with central differences in float64."""
+"""A gradient computed inside an edit is the edited model's gradient, compared with central differences in float64."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SQUARE = Differentiable(np.square, lambda array, grad: 2 * array * grad)
 
 
 def trained(model: Model) -> tuple[HeadLoss, Trainable, list[Example]]:
-    """A loss, weights and a batch. Texts with an even index have label 0, the others label 1."""
+    """Returns a loss, weights and a batch. Texts with an even index have label 0, the others label 1."""
     texts, _, _ = texts_of(model, TEXTS)
     examples = [Example(text, i % 2) for i, text in enumerate(texts)]
     return HeadLoss(model.config), Trainable(model.weights, model.config), examples
@@ -158,7 +158,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 @pytest.fixture(scope="module")
 def other(model: Model) -> Trace:
-    """A trace of the same texts, with edits that change its numbers."""
+    """Returns a trace of the same texts, with edits that change its numbers."""
     with edit(scale("embeddings.sum", 0.5), scale("layers.0.attention.scores", 3)):
         return trace(model, TEXTS)
 
@@ -200,7 +200,7 @@ def test_the_gradient_is_that_of_differences(model: Model, other: Trace, what: s
 
 @pytest.mark.parametrize("positions", [None, 0, [1, 3]])
 def test_the_gradient_passes_unpatched_rows(model: Model, positions: Any) -> None:
-    """Patches activations in two texts, each with the same number of tokens as the trace's text."""
+    """Patches activations in two texts. Each has as many tokens as the trace's text."""
     loss, weights, examples = trained(model)
     source = trace(model, "you love ice music")
     for stage in ("layers.0.ffn_norm", "layers.*.attention.weights", "layers.1.attention.query_heads"):
@@ -240,7 +240,7 @@ def test_stages_hidden_by_a_constant_have_no_gradient(model: Model) -> None:
 
 
 def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
-    """It does not matter whether the recording or the edit was opened first, as with a trace."""
+    """Either the recording or the edit may be opened first, as with a trace."""
     batch, found = pack([Text(np.array([2, 40, 41, 3]))]), []
     for first in (True, False):
         recording = Recording(keep_gradients=True)

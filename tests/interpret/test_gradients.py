@@ -1,4 +1,4 @@
-"""Gradients of a metric with respect to every stage, for every head, against central differences in float64."""
+"""Gradients of a metric with respect to every stage, for every head, compared with central differences in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIRECTION = np.random.default_rng(5).standard_normal(32)
 
 
 def of_vectors(answers: dict[str, np.ndarray]) -> float:
-    """A function of a base model's answers that is not linear in them."""
+    """Returns a function of a base model's answers that is not linear in these answers."""
     value = np.tanh(answers["last_hidden_state"] @ DIRECTION).sum()
     return float(value + (answers["pooler_output"] ** 2).sum() if "pooler_output" in answers else value)
 
@@ -52,12 +52,12 @@ CASES += [("bert", head) for head in encoders()["bert"].heads] + [("electra", "b
 
 
 def metric_value(model: Model | Seq2Seq, texts: Any, metric: Callable[[Any], float]) -> float:
-    """The sum of the metric over the texts' answers."""
+    """Returns the sum of the metric over the texts' answers."""
     return sum(metric(each) for each in model.run(texts))
 
 
 def agree(model: Any, inputs: list[Any], recorded: Trace, metric: Callable[[Any], float]) -> None:
-    """A change to each stage in a random direction changes the metric as the stage's gradient predicts."""
+    """Checks that a random change to each stage changes the metric as the stage's gradient predicts."""
     random, h = np.random.default_rng(0), 1e-5
     assert set(recorded.grads) >= {name for name in recorded if "probabilities" not in name}
     for name in recorded.grads:
@@ -80,7 +80,7 @@ def test_the_gradient_of_every_stage_is_that_of_differences(family: str, head: s
     from npformer.interpret.metric import metric_of
     from npformer.interpret.study_inputs import texts_of
 
-    smooth = {"pooler": "gelu"}  # DistilBERT's ReLU has a kink near one of these texts; the golden gradients cover it
+    smooth = {"pooler": "gelu"}  # the default, ReLU, has a kink near one text; golden gradients cover ReLU
     model = tiny.model(family, head, dtype=np.float64, **smooth)
     texts = MASKED if head == "masked-lm" else TEXTS
     metric, position = METRICS[head]

@@ -1,4 +1,4 @@
-"""The effect of each head equals that of an edit: the probabilities of the answer and of others without the head."""
+"""A head's effect equals that of an edit: the probabilities of the answer and of other answers without the head."""
 
 from __future__ import annotations
 

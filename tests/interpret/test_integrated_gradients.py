@@ -1,4 +1,4 @@
-"""Attribution by gradients: finite differences, completeness, and computations by hand for a model without blocks."""
+"""Attribution by gradients: finite differences, completeness, and results by hand for a model without blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def method(shown: view.AttributionView, name: str) -> Any:
 
 
 def sums(about: str) -> tuple[float, ...]:
-    """The numbers in the description of integrated gradients: the sum, the values at both ends, their difference."""
+    """Returns the numbers in the description of integrated gradients: sum, values at both ends, their difference."""
     numbers = re.search(r"sum to (\S+); .* from (\S+) to (\S+), by (\S+); the sum is off", about)
     assert numbers
     return tuple(map(float, numbers.groups()))
@@ -60,7 +60,7 @@ def test_the_target_has_the_gradient_of_its_own_differences(problem: str | None,
     explained, h = target(model, labels - 1, logits[0]), 1e-6
     steps = h * np.eye(labels)
     differences = np.stack([explained.of(logits + s) - explained.of(logits - s) for s in steps], axis=1) / (2 * h)
-    np.testing.assert_allclose(explained.gradient(logits), differences, rtol=0, atol=1e-9)  # h² and 1e-16 / h
+    np.testing.assert_allclose(explained.gradient(logits), differences, rtol=0, atol=1e-9)  # errors of h² and 1e-16 / h
 
 
 # --- gradient times input --------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_integrated_gradients_are_complete(kind: str, text: Any) -> None:
     assert end == pytest.approx(logits[0] - logits[1], abs=5e-5)  # as printed
     assert change == pytest.approx(end - start, abs=2e-4)
     assert total == pytest.approx(shown.scores.sum(), abs=5e-5)
-    # DistilBERT's pooler has ReLUs: where the gradient jumps, the error is up to 1 / 100 (half a step) of the jump.
+    # Where the gradient of the pooler's ReLUs jumps, the error is up to 1 / 100 of the jump (half a step).
     assert abs(shown.scores.sum() - change) < {"bert": 5e-4, "bart": 5e-4, "distilbert": 2e-2}[kind]
 
 
@@ -200,7 +200,7 @@ def test_the_next_word_of_a_causal_model_is_explained_by_every_measure() -> None
     assert by_gradient.scores.sum() == pytest.approx((ends[0] - ends[1]) / (2 * h), abs=1e-6)
     total, _, end, change = sums(integrated.about)
     assert end == pytest.approx(whole, abs=5e-5)  # as printed
-    assert total == pytest.approx(change, abs=1e-2)  # 50 places
+    assert total == pytest.approx(change, abs=1e-2)  # 50 steps
     assert "a text of <|endoftext|>" in integrated.about
 
 
@@ -300,7 +300,7 @@ def test_texts_without_a_word_run_untraced_in_shards(monkeypatch: pytest.MonkeyP
     run = model.run
     monkeypatch.setattr(model, "run", lambda texts: runs.append((len(texts), listening())) or run(texts), raising=False)
     view.attribution(model, " ".join(["love"] * 40), methods="leave-one-out")
-    assert runs == [(1, True), (41, False)]  # a traced run for tokens and roll-out, then all texts at once
+    assert runs == [(1, True), (41, False)]  # one traced run for tokens and roll-out, then all texts at once
 
 
 def test_only_the_requested_methods_run() -> None:

@@ -75,7 +75,7 @@ def test_names_of_other_libraries(theirs: str, ours: str) -> None:
 
 
 def test_a_hook_before_the_activation_means_hidden_or_in_a_gated_network_gate() -> None:
-    """In TransformerLens, both kinds of network have `mlp.hook_pre`; a gated one also has `mlp.hook_pre_linear`."""
+    """TransformerLens has `mlp.hook_pre` in both kinds of network, and in a gated one also `mlp.hook_pre_linear`."""
     plain, gated = (trace(tiny.model(family), TEXT) for family in ("bert", "llama"))
     hooks = "blocks.1.mlp.hook_pre", "blocks.1.mlp.hook_pre_linear"
     assert list(plain.select("blocks.*.mlp.hook_pre")) == ["layers.0.ffn.hidden", "layers.1.ffn.hidden"]

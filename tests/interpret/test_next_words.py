@@ -1,4 +1,4 @@
-"""Next words at a temperature: the softmax of all logits, from the largest logits and the sum of the others."""
+"""Next words at a temperature: the softmax of all logits, computed from the largest logits and the sum of the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_probabilities_are_the_softmax_of_all_logits(temperature: float, most: i
     found, logits = next_words(model, TEXT, most), trace(model, TEXT)["logits"][-1].astype(np.float64)
     every = np.sort(softmax(logits / temperature))[::-1]
     shares, others = found.probabilities(temperature)
-    np.testing.assert_allclose(shares, every[:most], rtol=1e-12)  # terms are added in a different order
+    np.testing.assert_allclose(shares, every[:most], rtol=1e-12)  # the terms are added in a different order
     assert others == pytest.approx(every[most:].sum(), rel=1e-12, abs=0)
     assert found.words[0] == model.tokenizer.id_to_token(int(logits.argmax())).removeprefix("Ġ")
 

@@ -1,4 +1,4 @@
-"""Patching by position, head and layer, for every head; attribution patching is its first-order estimate."""
+"""Patching by position, head and layer, for every head. Attribution patching is its first-order estimate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def metric_of_head(head: str) -> Any:
 
 
 def value(model: Model, head: str, text: Any, answered: Any) -> float:
-    """The default metric, written out: the logit of `answered`, the model's answer to the clean text."""
+    """Returns the default metric, written out: the logit of `answered`, the model's answer to the clean text."""
     t, chosen = trace(model, text), answered
     if head == "base":
         last = [name for name in t if name.endswith("ffn_norm")][-1]
@@ -76,8 +76,8 @@ def test_every_head_of_a_model_is_measured_by_its_own_answer(family: str, head: 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "bart"])
 def test_patches_from_the_clean_run_restore_its_logits(family: str) -> None:
-    """Patching all stages, or the last layer alone, gives exactly the clean logits. Patching a row equals an edit of
-    that row.
+    """Patching all stages, or only the last layer, gives exactly the clean logits. Patching a row equals an edit of
+    this row.
     """
     model = tiny.model(family, dtype=np.float64)
     clean, corrupted = trace(model, CLEAN), trace(model, CORRUPTED)
@@ -91,7 +91,7 @@ def test_patches_from_the_clean_run_restore_its_logits(family: str) -> None:
     assert list(layers.columns) == blocks
     assert layers.values[-1, layers.columns.index(last)] == pytest.approx(change, abs=1e-12) != 0
     rows = patch(model, CLEAN, CORRUPTED)
-    behind = int(family == "bart")  # its decoder reads a start token, and then each token one place later
+    behind = int(family == "bart")  # BART's decoder reads a start token, and each token one place later
     assert [row.startswith("decoder.") for row in rows.rows] == [False] * 2 + [True] * 2 * behind
     assert rows.columns == (*clean.tokens[:behind], *(corrupted.key_tokens or corrupted.tokens))
     with edit(from_trace(clean, rows.rows[0], 1)):
@@ -179,7 +179,7 @@ def test_positions_and_heads_together(model: Model) -> None:
 
 
 def test_adjacent_tokens_are_patched_together(model: Model) -> None:
-    """All rows of a group get their values from the clean run. The last group may be smaller."""
+    """All rows of a group get values from the clean run. The last group may be smaller."""
     clean, stage = trace(model, CLEAN), "layers.0.ffn_norm"
     found = patch(model, CLEAN, CORRUPTED, stage, lambda answers: float(answers["logits"].flat[0]), group=2)
     before = float(trace(model, CORRUPTED)["logits"].flat[0])
@@ -197,7 +197,7 @@ def test_a_long_text_is_patched_in_groups_unless_each_token_is_asked_for(
 ) -> None:
     length = len(trace(model, CLEAN).ids)
     each = patch(model, CLEAN, CORRUPTED)
-    # a tiny model is allowed twice this number of tokens, enough for half of the runs
+    # a tiny model may read twice this number of tokens, which is enough for half of the runs
     monkeypatch.setattr(patching, "MOST", len(each.rows) * length**2 / 4)
     with pytest.warns(NpformerWarning, match="2 adjacent tokens are patched together; group=1 patches one at a time"):
         assert len(patch(model, CLEAN, CORRUPTED).columns) == math.ceil(length / 2)
@@ -213,7 +213,7 @@ def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None
 @pytest.mark.parametrize("by", ["position", "head", "layer"])
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm", "question-answering"])
 def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str) -> None:
-    """If the texts differ by a small share of a word's vector, the error grows with about the square of the share."""
+    """If the texts differ by a fraction of a word's vector, the error grows about with the square of this fraction."""
     model = tiny.model("bert", head, dtype=np.float64)
     estimates, measured = [], []
     for share in (1e-3, 1e-4):
@@ -229,7 +229,7 @@ def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str)
     errors = [np.abs(a - b).max() for a, b in zip(estimates, measured, strict=True)]
     assert np.abs(measured[0]).max() > 0
     assert errors[0] < 0.02 * np.abs(measured[0]).max()
-    assert errors[1] < errors[0] / 50  # a hundredth, apart from terms of third order
+    assert errors[1] < errors[0] / 50  # 1/100, except for terms of third order
 
 
 def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:

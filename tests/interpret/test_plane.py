@@ -1,4 +1,4 @@
-"""Projections of texts onto a plane, from rows or from a trace."""
+"""Projections of texts onto a plane, computed from rows or from a trace."""
 
 from __future__ import annotations
 

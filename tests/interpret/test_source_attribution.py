@@ -1,4 +1,4 @@
-"""A translation's words explained by the source's: finite differences, completeness, and computations by hand."""
+"""A translation's words explained by the source's words: finite differences, completeness, and results by hand."""
 
 from __future__ import annotations
 

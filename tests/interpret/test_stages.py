@@ -1,4 +1,4 @@
-"""The stages derived from a model's parts are those that forward passes report, edits change and backward passes read."""
+"""The stages derived from a model's parts, which forward passes report, edits change, and backward passes read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def model_of(name: str) -> Model | Seq2Seq:
 
 
 def fired(model: Model | Seq2Seq, changes: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
-    """All stages of a forward pass on one text, with the end token that BART's heads need."""
+    """Returns all stages of a forward pass on one text, with the end token that BART's heads need."""
     with trace() as recorded, edit(changes or {}):
         if isinstance(model, Seq2Seq):
             model.run([(text_of(model), TARGET)])
@@ -90,7 +90,7 @@ def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
     for stage in found:
         listed = stages.find(stage)
         assert listed is not None
-        # tables may have a different width from layers, a source a different length, and keys fewer heads
+        # tables may differ from layers in width, a source may differ in length, and keys may have fewer heads
         letters = str.maketrans("ESG", "DTH")
         shapes = [each.shape.translate(letters) for each in (listed, of_model[stage])]
         assert shapes[0] == shapes[1]
@@ -181,7 +181,7 @@ class Read(dict[str, list[np.ndarray]]):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
-    """The backward pass reads all kept stages below the head. A head also keeps stages for other answers, such as a pooler's."""
+    """The backward pass reads all kept stages below the head. A head also keeps stages for its other answers."""
     model, recording = model_of(name), Recording()
     weights, config = model.weights, model.config
     batch = packed(config, [text_of(model)])
@@ -203,7 +203,7 @@ def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
 
 @dataclass(frozen=True)
 class Sloped(Mechanism):
-    """A mechanism with a size and a stage."""
+    """A mechanism that has a size and a stage."""
 
     slopes: int
 

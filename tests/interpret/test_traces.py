@@ -1,4 +1,4 @@
-"""A trace holds every stage of a forward pass, text by text; its table, page and file agree."""
+"""A trace contains every stage of a forward pass, for each text; its table, page and file agree."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ TEXT = "I love ice cream"
 FAMILIES = ("distilbert", "bert", "albert", "gpt2")
 OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # families with additional stages
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
-NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
-# endings of the names of stages that only some mechanisms have
+NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # 1: attention, 4: FFN
+# endings of stage names that only some mechanisms have
 OF_OTHERS = "_normed", "_rotated", ".distance_scores", ".gate", ".up", ".gated", ".uncapped_scores", ".output_norm"
 
 
@@ -98,7 +98,7 @@ def test_the_stages_equal_their_formulas(model: Model) -> None:
 
 @pytest.mark.parametrize("model", [*FAMILIES, *OTHERS], indirect=True)
 def test_each_of_several_texts_has_the_stages_it_has_alone(model: Model) -> None:
-    """Stages of adjacent texts of equal length are recorded together; each text has the same bits as when it is traced alone."""
+    """Adjacent texts of equal length are recorded together, and each has the same bits as when it is traced alone."""
     texts = [TEXT, "no not", "you love ice cream", "no", "is it", "my movie"]
     together = trace(model, texts)
     for i, text in enumerate(texts):
@@ -153,7 +153,7 @@ def test_pairs_ids_and_segments() -> None:
     again = trace(model, Text(t.ids, np.array(t.token_type_ids)))
     np.testing.assert_array_equal(again["logits"], t["logits"])
     assert again.tokens == t.tokens
-    # DistilBERT has no token types, but a trace has them
+    # a trace has token types, although DistilBERT has none
     assert trace(tiny.model(), Pair("good", "my movie")).token_type_ids == [0, 0, 0, 1, 1, 1]
     without = Model(model.config, model.weights)
     assert trace(without, [2, 3]).tokens == ["2", "3"]
@@ -214,9 +214,7 @@ def test_functions_and_stages_of_ones_own_are_traced_too() -> None:
 
 
 def test_an_encoder_decoder_is_traced_under_both_names() -> None:
-    """Source rows and target rows are distinguished, also in cross-attention, where keys and values come from the
-    source.
-    """
+    """Source and target rows are distinguished, also in cross-attention, where keys and values come from the source."""
     sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ffn": 32, "max_length": 32}
     config = MARIAN.config("translation", **sizes, decoder=Decoder(n_layers=2, n_heads=2, d_ffn=32, vocab_size=40))
     random, model = np.random.default_rng(0), Seq2Seq(config, tiny.weights(config))
@@ -262,7 +260,7 @@ def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *given, n=name, f=right: (count.update([n]), f(*given))[1])
     model.run(text)
-    assert count["tap"] == 5 - 1 + 6 * 18 + 3 + 3  # all stages, and ids, lengths and the rows that the head reads
+    assert count["tap"] == 5 - 1 + 6 * 18 + 3 + 3  # all stages, ids, lengths and the rows that the head reads
     costs = {"tap": "tap('scores', array)", "scope": "with scope('layers.0'): pass"}
     globals_ = {"tap": tap, "scope": npformer.scope, "array": np.zeros(3)}
     spent = sum(count[n] * min(timeit.repeat(costs[n], globals=globals_, number=1000, repeat=20)) / 1000 for n in costs)
@@ -346,7 +344,7 @@ def test_every_module_of_hugging_face_is_named_once() -> None:
 
 @pytest.mark.parametrize("model", [*FAMILIES, *OTHERS], indirect=True)
 def test_the_table_fits_in_80_columns(model: Model) -> None:
-    """A decoder's stages have the longest names. Some of them have their numbers on the next line."""
+    """A decoder has the longest stage names; the numbers of some stages are on the next line."""
     lines = str(trace(model, [TEXT, "no"])).splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(not line.startswith(" ") for line in lines) == 1 + len(trace(model, TEXT))

@@ -1,1 +1,1 @@
-"""The course, `npformer learn`: exercises, verdicts, and the whole path of a learner."""
+"""The course, `npformer learn`: its exercises, its verdicts, and everything that a learner does."""

@@ -1,4 +1,4 @@
-"""Lets a run of the learner's whole model take minutes, because a slow or busy machine may exceed its 20 seconds."""
+"""Allows minutes for a run of the learner's whole model: a slow or busy machine may exceed the usual 20 seconds."""
 
 import pytest
 

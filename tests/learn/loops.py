@@ -1,4 +1,4 @@
-"""A learner's file with unusual but correct solutions: plain loops, einsum, different reshapes, float64 inside."""
+"""A learner's file with unusual but correct solutions: plain loops, einsum, other reshapes, and float64 inside."""
 
 import math
 
@@ -205,7 +205,7 @@ def encoder_layer_backward(grad, x, mask, n_heads, activation, eps, attention, a
 
 def distilbert_backward(grad, ids, positions, mask, n_heads, activation, eps, embeddings, layers, pooler, head):
     def back(x, layers):
-        """The gradient of x and of the layers, one call of the function for each layer."""
+        """Returns the gradients of x and of the layers, with one call of the function for each layer."""
         if not layers:
             dense = x[..., 0, :] @ pooler["weight"] + pooler["bias"]
             d_pooled, found["head"] = linear_backward(grad, np.maximum(dense, 0), **head["output"])

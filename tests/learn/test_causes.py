@@ -1,4 +1,4 @@
-"""Causes beyond the tables: mistakes in one branch, in a copied step, in pairs, and in some of the values."""
+"""Causes outside the tables: mistakes in one branch, in a copied step, in pairs, and in some of the values."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from npformer.plain.gradients import distilbert_backward
 
 
 def named(name: str, function: Callable[..., Any]) -> tuple[str, str]:
-    """Returns the cause found when this function is the solution of an exercise."""
+    """Returns the cause found if this function is the solution of an exercise."""
     return cause(EXERCISES[name], cases_of(name, function))
 
 
 def cases_of(name: str, function: Callable[..., Any]) -> list[Case]:
-    """The function's answers in every case of an exercise."""
+    """Returns the function's answers in every case of an exercise."""
     cases = []
     for args in EXERCISES[name].cases():
         true, outcome = truth(EXERCISES[name].right, args), call(function, args)
@@ -51,7 +51,7 @@ def as_float32(array: np.ndarray) -> np.ndarray:
 
 
 def with_edits(name: str, *edits: str) -> Callable[..., Any]:
-    """The page's function with edits, given as old and new texts in turn."""
+    """Returns the page's function with edits, given as alternating old and new texts."""
     return program(name, {name: edited(name, [Edit(*each) for each in zip(edits[::2], edits[1::2], strict=True)])})
 
 
@@ -290,14 +290,14 @@ def another_error(*args: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["linear", "split_heads", "linear_backward", "multi_head_attention", "gelu"])
 def test_an_exception_with_another_message_has_no_known_cause(name: str) -> None:
-    """A ValueError alone identifies no mistake, because many programs raise one."""
+    """A ValueError alone identifies no mistake, because many programs raise ValueError."""
     assert named(name, another_error) == ("", "")
 
 
 @pytest.mark.parametrize("name", ["linear", "softmax", "layer_norm"])
 @pytest.mark.parametrize("answer", [None, "text"])
 def test_an_answer_without_numbers_has_no_cause(name: str, answer: Any) -> None:
-    """A known mistake may raise an exception, and so have no numbers either; a constant has numbers to subtract."""
+    """Known mistakes that raise an exception have no numbers either, but are not the cause."""
     assert named(name, lambda *args: answer) == ("", "")
 
 
@@ -317,7 +317,7 @@ def test_nearly_the_numbers_of_a_step_have_no_cause() -> None:
 
 @pytest.mark.slow
 def test_a_value_that_is_always_0_shows_no_cause() -> None:
-    """The gradient of key.bias is 0 up to rounding. Its rounding errors differ, but show no mistake."""
+    """The gradient of key.bias is 0 up to rounding. Different rounding errors are not a mistake."""
     half = with_edits(
         "multi_head_attention_backward", "linear_backward(grad, combined", "linear_backward(grad / 2, combined"
     )

@@ -29,12 +29,12 @@ from npformer.learn.template import empty, signatures, template
 from npformer.learn.worker import WorkerRequest, _judged
 from tests.support.cli_runner import heed_ctrl_c
 
-check = partial(npformer.learn.check, limit=100.0)  # seconds for a function, on a busy machine
+check = partial(npformer.learn.check, limit=100.0)  # seconds for a function, for busy machines
 ROOT = Path(__file__).parents[2]
 
 
 def solved() -> str:
-    """The learner's file with the solution of every exercise pasted."""
+    """Returns the learner's file with the solution of every exercise pasted."""
     text = template()
     for name in EXERCISES:
         assert text.count(empty(name)) == 1
@@ -63,7 +63,7 @@ def problems(report: Report) -> dict[str, str]:
 
 
 def judged(folder: Path) -> dict[str, str]:
-    """The problem of each wrong function in a file, judged in this process and without a search for causes."""
+    """Returns the problem of each wrong function in a file, judged in this process without a search for causes."""
     module = loaded(str(folder / "my_transformer.py")).module
     assert module is not None
     verdicts = (judge(each, getattr(module, name), signatures()[name], module.__file__ or "").verdict
@@ -72,7 +72,7 @@ def judged(folder: Path) -> dict[str, str]:
 
 
 def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
-    """The functions are judged one by one, so one file shows many problems."""
+    """The functions are judged one at a time, so one file can show many problems."""
     file = written(
         tmp_path,
         {
@@ -181,7 +181,7 @@ def test_an_endless_loop_and_an_end_of_the_process_are_reported(tmp_path: Path) 
 
 
 def test_the_search_for_a_cause_is_not_part_of_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the search may exceed the limit. A fast function would then be reported as an endless loop."""
+    """The search may exceed the limit on a busy machine. A fast function would then be reported as an endless loop."""
     events: list[str] = []
     monkeypatch.setattr("npformer.learn.judge.cause", lambda *_: (events.append("search"), ("", ""))[1])
 
@@ -238,7 +238,7 @@ def test_no_cause_is_named_for_numbers_that_no_known_mistake_gives(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_right_function_passes_although_it_calls_a_wrong_one(tmp_path: Path) -> None:
-    """The layer is correct, although it calls a wrong layer norm and a linear that is not yet written."""
+    """The layer is correct, although it calls a wrong layer norm and a linear function that is not yet written."""
     wrong = {
         "layer_norm": "def layer_norm(x, weight=1.0, bias=0.0, eps=1e-5):\n    return x",
         "linear": "def linear(x, weight, bias=0.0):\n    raise NotImplementedError",
@@ -294,7 +294,7 @@ def test_a_missing_function_and_what_the_file_prints_are_reported(tmp_path: Path
 
 
 def test_the_whole_path(tmp_path: Path) -> None:
-    """A file with all solutions pasted runs the bundled classifier, trains a model, and writes with a checkout's GPT."""
+    """A file with all solutions runs the bundled classifier, trains a model, and writes text with a checkout's GPT."""
     report = check(written(tmp_path, {}, PLAIN))
     assert report.ok, str(report)
     assert report.passed == len(EXERCISES)
@@ -327,7 +327,7 @@ def test_after_the_last_hint_the_report_names_the_solution() -> None:
 
 
 def test_the_template_shows_no_answer() -> None:
-    """Every function to write only raises NotImplementedError, and no other text of the file has its body."""
+    """Each function to write only raises NotImplementedError, and no other text of the file contains its body."""
     for name in EXERCISES:
         _, docstring, body = split(name)
         assert template().count(f"{docstring}\n    raise NotImplementedError") == 1
@@ -335,7 +335,7 @@ def test_the_template_shows_no_answer() -> None:
 
 
 def test_the_examples_of_the_file_are_right(tmp_path: Path) -> None:
-    """A learner can run them: python -m doctest my_transformer.py."""
+    """A learner can run the examples with python -m doctest my_transformer.py."""
     module = loaded(str(written(tmp_path, {}, PLAIN) / "my_transformer.py")).module
     assert module is not None
     found = doctest.testmod(module)
@@ -393,7 +393,7 @@ def test_a_complete_file_has_exit_code_0(tmp_path: Path) -> None:
 
 
 def test_watch_checks_again_when_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file changes during the first pause, and Ctrl-C comes during the second."""
+    """The file changes during the first pause, and Ctrl-C arrives during the second."""
     folder, checked = written(tmp_path, {}), []
     texts = iter([template() + "\n"])
 
@@ -412,7 +412,7 @@ def test_watch_checks_again_when_the_file_changes(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_watch_ends_with_ctrl_c(tmp_path: Path) -> None:
-    """The command watches until Ctrl-C, and then has the same exit code as any interrupted command."""
+    """The command watches until Ctrl-C, and then exits with the same code as any interrupted command."""
     folder = written(tmp_path, {})
     command = [sys.executable, "-m", "npformer", "learn", "check", "--watch", "--chapter", "1", "--folder", str(folder)]
     with subprocess.Popen(

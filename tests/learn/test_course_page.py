@@ -1,4 +1,4 @@
-"""The page of the course: its code for a finished file runs. `test_documentation.py` runs the other pages."""
+"""The page of the course: its code for a finished file runs. `test_documentation.py` runs all other pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_finished_file_answers_and_writes(
     page = (ROOT / "docs" / "learn" / "course.md").read_text(encoding="utf-8")
     [code] = re.findall(r"^## Your own sentences$.*?^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     assert "../npformer/weights" in code
-    monkeypatch.delitem(sys.modules, "my_transformer", raising=False)  # another test's
+    monkeypatch.delitem(sys.modules, "my_transformer", raising=False)  # another test may have imported it
     monkeypatch.syspath_prepend(str(written(tmp_path, {}, PLAIN)))
     try:
         exec(compile(code.replace("../npformer", ROOT.as_posix()), "course.md", "exec"), {})

@@ -1,4 +1,4 @@
-"""Every exercise: correct solutions pass, and each mistake in its table is named, and no other mistake with it."""
+"""Every exercise: correct solutions pass, and each mistake in its table is named, without any other mistake."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ LONG = (
     "cached_gpt2_layer",
     "gpt2_step",
 )
-#: Functions with many mistakes: the search through all pairs runs into its time limit.
+#: Functions with many mistakes, for which the search through all pairs reaches its time limit.
 SEARCHED = ("layer_norm", "softmax", "embed", "layer_norm_backward", "scaled_dot_product_attention",
             "scaled_dot_product_attention_backward")  # fmt: skip
 
 
 def as_learner(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function as a learner writes it: with the signature of the template, float32 in and float32 out."""
+    """Returns the function as a learner writes it: with the template's signature, and float32 input and output."""
 
     def learners(*args: Any) -> Any:
         return mapped(lambda array: array.astype(np.float32) if array.dtype.kind == "f" else array, function(*args))
@@ -59,7 +59,7 @@ def right_answers(name: str) -> tuple[Truth, ...]:
 
 
 def judged(name: str, function: Callable[..., Any], file: str = "") -> Judged:
-    """Returns the judge's findings. The correct answers are computed once for all functions, to save time."""
+    """Returns the judge's findings. To save time, the correct answers are computed once for all functions."""
     answers = iter(right_answers(name))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[judge.__module__], "truth", lambda right, args: next(answers))
@@ -113,7 +113,7 @@ def of_each(slow: Sequence[str]) -> list[Any]:
 
 @pytest.mark.parametrize("exercise", of_each(slow=LONG))
 def test_every_mistake_is_named_and_no_other(exercise: Exercise) -> None:
-    """The judge names the first mistake that fits, so any two mistakes in a table must differ in some case."""
+    """The judge names the first mistake that fits, so any two mistakes in a table must differ in at least one case."""
     assert_named(exercise, exercise.slips)
 
 
@@ -143,7 +143,7 @@ def test_the_number_of_a_mistake_is_found(exercise: Exercise, monkeypatch: pytes
 
 
 def test_every_mistake_gives_numbers_in_some_case() -> None:
-    """A mistake that always raises an exception would be named for any program that raises the same one."""
+    """A mistake that always raises an exception would be named for any program that raises the same exception."""
     silent = [
         (exercise.name, slip.name)
         for exercise in EXERCISES.values()
@@ -160,8 +160,8 @@ def test_each_mistake_of_an_exercise_has_another_sentence() -> None:
 
 
 def nearly(slip: Slip) -> Callable[..., Any]:
-    """The mistake with numbers off by about a thousandth. The factor varies, because a constant factor is a mistake
-    itself.
+    """Returns the mistake with numbers off by about a thousandth. The factor varies, because a constant factor is
+    itself a mistake.
     """
 
     def off(array: np.ndarray) -> np.ndarray:
@@ -172,9 +172,9 @@ def nearly(slip: Slip) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("exercise", of_each(slow=[*LONG, *SEARCHED]))
 def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a known mistake gives only approximately the learner's numbers, it is not the cause.
+    """If a known mistake gives the learner's numbers only approximately, it is not the cause.
 
-    Nothing fits, so the search through all pairs of mistakes runs into its limit, which is shorter here.
+    Nothing fits, so the search through all pairs of mistakes reaches its limit, which is shorter here.
     """
     monkeypatch.setattr(sys.modules[judge.__module__], "SECONDS", 0.5)
     step = 12 if exercise.name in LONG else 6  # a sample, because the rule does not depend on the mistake
@@ -188,7 +188,7 @@ def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise, monke
 
 
 def floats(answer: Any) -> bool:
-    """Whether every array of an answer has finite numbers that are not all 0, so that a factor shows."""
+    """Returns whether all arrays of an answer have finite numbers that are not all 0, so a factor changes them."""
     arrays = [np.asarray(each) for _, each in leaves(answer)]
     return all(each.dtype.kind == "f" and each.ndim and np.isfinite(each).all() and each.any() for each in arrays)
 

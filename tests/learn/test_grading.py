@@ -1,4 +1,4 @@
-"""`learn grade`: the files of a class, with a row for each submission, whatever the file does."""
+"""`learn grade` reads the files of a class, and gives each submission a row, whatever its file does."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def rows(text: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.slow
 def test_the_command_grades_a_class(tmp_path: Path) -> None:
-    """Ten submissions, of which some are missing, unreadable or hostile."""
+    """Grades ten submissions, some of which are missing, unreadable or hostile."""
     slow = "def embed(ids, positions, eps, token, position, norm):\n    while True:\n        pass\n"
     files = {
         "ada.py": PLAIN,
@@ -154,7 +154,7 @@ def test_a_pipe_is_not_read(tmp_path: Path) -> None:
 
 
 def test_results_have_the_fields_of_gradescope() -> None:
-    """The fields and their types are those of Gradescope's "Output format"."""
+    """The fields and their types follow Gradescope's "Output format"."""
     function = {
         "chapter": 1, "name": "gelu", "state": "wrong", "kind": "numbers", "problem": "The numbers are wrong.",
         "cause": "relu", "sentence": "This is relu.", "line": 0, "numbers": "x  1", "note": "",

@@ -1,4 +1,4 @@
-"""Files that crash, hang, flood or stop their process: each check ends with a verdict, in words of bounded length."""
+"""Files that crash, hang, flood or stop their process: each check ends with a verdict of limited length."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_function_that_waits_is_ended_with_its_line(tmp_path: Path, monkeypatc
 
 @POSIX
 def test_copies_of_the_process_end_with_it(tmp_path: Path) -> None:
-    """The copy reaches the next functions too. Its verdicts do not count, and it is ended."""
+    """The copy also reaches the next functions. Its verdicts do not count, and it is ended with the process."""
     fork = "def embed(ids, positions, eps, token, position, norm):\n    import os\n    while os.fork() == 0:\n"
     fork += "        while True:\n            pass\n    return layer_norm(token['weight'][ids] + position['weight'][positions], **norm, eps=eps)"
     report = check(written(tmp_path, {"embed": fork, "linear": LINEAR}), chapter=1)
@@ -107,7 +107,7 @@ def test_processor_time_is_limited_not_the_time_on_a_clock(tmp_path: Path) -> No
 
 
 class Process:
-    """A process that does not end, and is stopped or not."""
+    """A process that does not end, and may be stopped."""
 
     pid, signals = 0, 0
 
@@ -119,10 +119,10 @@ class Process:
     ("stopped", "left", "why", "looks"),
     [(False, 1e9, WAITED, 80 / 0.05), (True, 1e9, HALTED, 20), (False, 3.0, OVER, 3 / 0.05)],
 )
-def test_the_watch_counts_its_looks(
+def test_the_watch_counts_how_often_it_looks(
     stopped: bool, left: float, why: str, looks: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A suspended machine makes no looks, so the time on the clock does not matter."""
+    """The watch cannot look while the machine is suspended, so the time on the clock does not matter."""
     seen: list[int] = []
     monkeypatch.setattr(running, "RUN_LIMIT", 20.0)
     monkeypatch.setattr(running, "computed", lambda pid: 0.0)
@@ -149,7 +149,7 @@ def test_a_step_that_begins_gets_its_own_time(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_process_that_computes_slowly_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine gives it a tenth of a processor. Its own limit ends it, with the right reason."""
+    """On a busy machine, the process gets a tenth of a processor. Its own limit ends it, with the correct reason."""
     seen: list[int] = []
     monkeypatch.setattr(running, "ended_in", lambda process: bool(seen.append(1)) or len(seen) == 5000)
     monkeypatch.setattr(running, "is_stopped", lambda pid: False)
@@ -169,8 +169,8 @@ def ended(*told: dict[str, Any], why: str = "") -> Ended:
     return Ended(told, 0, "", 0, why)
 
 
-def test_a_verdict_stays() -> None:
-    """Later processes, copies and stops add no other verdict. A cause is added."""
+def test_a_verdict_is_never_replaced() -> None:
+    """Later processes, copies and stops add no other verdict, but a cause is added."""
     made = _Check(Path("mine.py"), [1], 5.0, 0, Time())
     first, other = Verdict("gelu", WRONG, "numbers", "wrong"), Verdict("gelu", PASSED)
     made._take(ended({"began": "gelu"}, {"verdict": first.as_dict()}, {"verdict": other.as_dict()}))

@@ -1,4 +1,4 @@
-"""`learn look`: the stages of the learner's model are recorded and shown next to npformer's."""
+"""`learn look` records the stages of the learner's model, and shows them next to npformer's."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.learn.test_check import PLAIN, written
     ids=["complete", "in part"],
 )
 def test_the_stages_are_those_of_the_model(unwritten: list[str], tmp_path: Path) -> None:
-    """The stages agree within the float32 rounding of six layers. The two models use the same weights and text, but
+    """The stages agree up to the float32 rounding of six layers. The two models use the same weights and text, but
     different code.
 
-    npformer's functions call the learner's functions, and the stages of both are recorded.
+    npformer's functions call the learner's functions, and the stages of both models are recorded.
     """
     folder = written(tmp_path, {}, PLAIN)
     stages = learners_stages(folder / "my_transformer.py", unwritten, TEXT)

@@ -1,4 +1,4 @@
-"""A mistake in one place of a file does not hide the other functions; the origin of functions is reported."""
+"""A mistake in one part of a file does not hide the other functions, and the origin of functions is reported."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def wide_gelu(x: Any) -> Any:
 
 
 def wide_scale(q: Any, k: Any, v: Any, mask: Any = True) -> Any:
-    number = float(np.sqrt(4.0))  # float64, but a Python number afterwards
+    number = float(np.sqrt(4.0))  # computed in float64, then a Python number
     scores = q @ k.mT * number / np.sqrt(q.shape[-1]) / 2
     return right("softmax")(np.where(mask, scores, -np.inf)) @ v
 

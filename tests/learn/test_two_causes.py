@@ -1,4 +1,4 @@
-"""Two mistakes in one function are both named, and no cause is named that does not give every number shown."""
+"""Two mistakes in one function are both named, and no cause is named unless it explains every number shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.learn.test_exercises import as_learner
 
 
 def named(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """Returns the cause of a function with the name of an exercise, found by a search with time on any machine."""
+    """Returns the cause found for a function; the search has enough time on any machine."""
     monkeypatch.setattr("npformer.learn.judge.SECONDS", 600.0)
     name = function.__name__
     verdict = judge(EXERCISES[name], as_learner(function, name), signatures()[name], "").with_cause()
@@ -102,7 +102,7 @@ def test_two_mistakes_are_both_named(function: Callable[..., Any], cause: str, m
 
 @pytest.mark.parametrize("name", ["encoder_layer", "encoder", "layer_norm", "embed", "distilbert", "cached_gpt2_layer"])
 def test_the_cases_show_another_eps(name: str) -> None:
-    """Otherwise another mistake in the same function would be named alone."""
+    """Unless a case shows a different eps, a second mistake in the function would be named alone."""
     other = edited("layer_norm", [Edit("variance + eps", "variance + max(eps, 2e-5)")])
     function = program(name, {"layer_norm": other})
     verdict = judge(EXERCISES[name], as_learner(function, name), signatures()[name], "").verdict

@@ -1,4 +1,4 @@
-"""The GPT that a learner's file writes with: found in the checkout that the package was installed from, or missing."""
+"""The GPT with which a learner's file writes texts: found in the checkout of the package, or missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = SimpleNamespace(**{name: right(name) for name in PAGES})
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """npformer as an installed package, without the models of a checkout."""
+    """Makes npformer look like an installed package, without the models of a checkout."""
     monkeypatch.setattr(loading, "bundled", dict)
 
 

@@ -1,4 +1,4 @@
-"""Runs torch on one thread: for tiny models a second thread is slower, ten times slower if the cores are busy."""
+"""Runs torch on one thread: for tiny models, a second thread is slower, and ten times slower if the cores are busy."""
 
 import torch
 

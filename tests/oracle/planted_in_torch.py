@@ -1,4 +1,4 @@
-"""Mistakes planted in transformers' models, which hooks read as they run, each with its name and first stage."""
+"""Mistakes planted in transformers' models, each with its name and the first wrong stage. Hooks read the stages."""
 
 from __future__ import annotations
 

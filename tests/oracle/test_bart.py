@@ -47,7 +47,7 @@ LENGTHS = (9, 4, 4, 2)
 
 
 def torch_model(option: str, kind: Any = BartForConditionalGeneration, **more: Any) -> Any:
-    """A random model; its biases are not 0 and its norms are not 1, so that omitting one changes the answers."""
+    """Returns a random model. No bias is 0 and no norm is 1, so omitting one changes the answers."""
     torch.manual_seed(len(option))
     sizes = {
         "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
@@ -88,7 +88,7 @@ def test_answers_are_transformers_own(option: str, tmp_path: Path) -> None:
     again = BartForConditionalGeneration.from_pretrained(back).state_dict()
     before = BartForConditionalGeneration.from_pretrained(tmp_path / "torch").state_dict()
     assert again.keys() == before.keys()
-    unread = {"model.shared.weight"} if option == "untied" else set()  # encoder and decoder have their own tables
+    unread = {"model.shared.weight"} if option == "untied" else set()  # encoder and decoder have separate tables
     assert all(torch.equal(again[key], before[key]) for key in before.keys() - unread)
 
 
@@ -103,7 +103,7 @@ def test_generated_tokens_equal_transformers(option: str, settings: dict[str, in
     tensors = {key: torch.from_numpy(each) for key, each in given.items()}
     expected = theirs.generate(**tensors, max_new_tokens=12, do_sample=False, **settings).numpy()
     model = npformer.load(tmp_path / "torch")
-    for older in (False, True):  # with generation_config.json, then without it, with the defaults
+    for older in (False, True):  # with generation_config.json, and then without it, so with the defaults
         if older:
             (tmp_path / "torch/generation_config.json").unlink()
         rows = [row[:length] for row, length in zip(given["input_ids"], LENGTHS, strict=True)]
@@ -153,7 +153,7 @@ HEADS = {BartForSequenceClassification: {"num_labels": 3}, BartForQuestionAnswer
 
 
 def ended() -> dict[str, np.ndarray]:
-    """The batch, with an end token at the end of each text."""
+    """Returns the batch, with an end token at the end of each text."""
     given = batch()
     for row, length in zip(given["input_ids"], LENGTHS, strict=True):
         row[length - 1] = 2
@@ -189,7 +189,7 @@ def test_a_head_s_answers_are_transformers_own(option: str, kind: Any, dtype: st
 @pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) -> None:
-    """The gradients are those of the sum of all answers, each times a random number. One text has two end tokens."""
+    """Compares the gradients of the sum of all answers, each times a random number. One text has two end tokens."""
     model = torch_model(option, kind, **HEADS[kind]).double()
     model.save_pretrained(tmp_path / "torch")
     config, tree = load_folder(tmp_path / "torch", np.float64)
@@ -199,7 +199,7 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
         ours = forward(tree, parts_of(config), packed)
     grads = {name: random.standard_normal(array.shape) for name, array in ours.items()}
     rows = {name: each if name == "logits" else packed.split(each) for name, each in grads.items()}
-    for i, ids in enumerate(texts):  # alone, because transformers needs equally many end tokens in all texts
+    for i, ids in enumerate(texts):  # one text at a time: transformers needs equally many end tokens in all texts
         found = head_answers(model, {"input_ids": ids[None]})
         sum((found[name] * torch.from_numpy(rows[name][i])).sum() for name in found).backward()
     named = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}
@@ -217,7 +217,7 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_attribution_s_gradient_by_both_embeddings_is_torch_s(option: str, tmp_path: Path) -> None:
-    """The gradient is that of a label's log-odds with respect to a text's embeddings in encoder and decoder."""
+    """Compares the gradient of a label's log-odds with respect to a text's embeddings in encoder and decoder."""
     theirs = torch_model(option, BartForSequenceClassification, num_labels=3).double()
     theirs.save_pretrained(tmp_path / "torch")
     ids, heard = np.array([0, 7, 2, 11, 9, 2]), []
@@ -245,7 +245,7 @@ def compared(recorded: golden.Golden, theirs: Any) -> golden.Comparison:
 
 
 def test_the_tiny_model_of_the_command_is_one_of_transformers(tmp_path: Path) -> None:
-    """All stages of both stacks agree, and a changed weight shows in the first stage that uses it."""
+    """All stages of both stacks agree, and a changed weight is visible in the first stage that uses it."""
     folder = golden.tiny(tmp_path / "m", "bart")
     recorded = golden.load(folder / golden.TINY_FILE)
     theirs = golden.load_torch(str(folder), recorded)

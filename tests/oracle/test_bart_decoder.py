@@ -24,7 +24,7 @@ MASK = np.array([[int(each) for each in row] for row in ("111111111", "111110000
 
 
 def given() -> dict[str, np.ndarray]:
-    """Texts with padding after or before them, with gaps, and with the padding token as one of their tokens."""
+    """Returns texts with padding after or before them, with gaps, and with the padding token as one of their tokens."""
     ids = np.random.default_rng(0).integers(3, 50, MASK.shape)
     ids[0, 4] = 1
     return {"input_ids": ids, "attention_mask": MASK}
@@ -49,7 +49,7 @@ def test_answers_are_transformers_own(option: str, dtype: str, tmp_path: Path) -
     ids=str,
 )
 def test_generated_tokens_equal_transformers(option: str, settings: dict[str, int], tmp_path: Path) -> None:
-    """Each prompt runs alone, because transformers gives different positions to prompts that are padded on the left."""
+    """Each prompt runs alone, because transformers gives different positions to prompts padded on the left."""
     theirs = torch_model(option, BartForCausalLM, **SIZES).double()
     theirs.save_pretrained(tmp_path)
     model = npformer.load(tmp_path, dtype="float64")
@@ -57,7 +57,7 @@ def test_generated_tokens_equal_transformers(option: str, settings: dict[str, in
     targets = [
         theirs.generate(torch.from_numpy(each[None]), do_sample=False, **settings)[0, len(each) :] for each in prompts
     ]
-    for older in (False, True):  # with generation_config.json, then without it, with the defaults
+    for older in (False, True):  # with generation_config.json, and then without it, so with the defaults
         if older:
             (tmp_path / "generation_config.json").unlink()
         for target, [found] in zip(targets, generate(model, [Text(each) for each in prompts], **settings), strict=True):
@@ -95,8 +95,7 @@ def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(option: str, t
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_files_survive_a_round_trip_and_transformers_reads_them(option: str, tmp_path: Path) -> None:
-    """All tensors are compared except cross-attention, which transformers initializes randomly and does not use
-    here."""
+    """Compares all tensors except cross-attention, which transformers initializes randomly and does not use here."""
     torch_model(option, BartForCausalLM, **SIZES).save_pretrained(tmp_path / "torch")
     back = convert(convert(tmp_path / "torch", tmp_path / "own"), tmp_path / "back", to="torch")
     before, again = (BartForCausalLM.from_pretrained(each) for each in (tmp_path / "torch", back))

@@ -1,4 +1,4 @@
-"""Mistakes of causal models, planted in transformers' own GPT-2: each is named, and correct heads have no mistake."""
+"""Mistakes of causal models are planted in transformers' GPT-2, and each is named; correct heads have no mistake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npformer.model import Model
 from tests.support import tiny
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]
-PAD = 7  # also occurs in the texts
+PAD = 7  # the token also occurs in the texts
 
 
 def recorded_from(folder: Path) -> tuple[Model, golden.Golden]:
@@ -33,7 +33,7 @@ def recorded_from(folder: Path) -> tuple[Model, golden.Golden]:
 @pytest.mark.parametrize("pad_id", [PAD, None])
 @pytest.mark.parametrize("head", dict.fromkeys(encoders()["gpt2"].architectures.values()))
 def test_every_head_is_hooked_and_within_every_budget(head: str, pad_id: int | None, tmp_path: Path) -> None:
-    """The stages include attention's heads and weights, and the row that the classifier reads. Without a padding token
+    """The stages include attention's heads and weights, and the row that the classifier reads. Without a padding token,
     the texts are not run as a batch.
     """
     folder = tiny.folder(tmp_path / "m", "gpt2", head, pad_id=pad_id)
@@ -76,7 +76,7 @@ def test_a_text_of_the_suite_that_ends_in_padding_is_read_as_transformers_reads_
 
 
 def seeing(picture: Callable[[Any], Any]) -> Plant:
-    """Replaces the causal mask with the mask that `picture` makes from (L, L) ones; padding stays hidden."""
+    """Replaces the causal mask with the mask that `picture` makes from (L, L) ones. Padding stays hidden."""
 
     def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrong(module: Any, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> tuple[Any, Any]:
@@ -116,7 +116,7 @@ def no_final_norm(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def last_column(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.config.pad_token_id = 10**6  # not the id of any token, so that padding is read
+    model.config.pad_token_id = 10**6  # no token has this id, so padding is read
 
 
 def first_token(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

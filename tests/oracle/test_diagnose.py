@@ -1,8 +1,8 @@
-"""Each known mistake is planted in a real torch model, and the diagnosis names it; a correct model has no mistake.
+"""Each known mistake is planted in a torch model, and the diagnosis names it; a correct model has no mistake.
 
-The model is transformers' own, and hooks read its stages as it runs; the golden file is recorded from the same weights.
-Three texts of different lengths make a padded batch, and BERT's texts use both token types, so that masks and token
-types matter.
+The model is from transformers, and hooks read its stages as it runs. The golden file is recorded from the same weights.
+Three texts of different lengths make a padded batch, so masks matter. BERT's texts use both token types, so these
+matter, too.
 """
 
 from __future__ import annotations
@@ -87,19 +87,19 @@ def torch_model(folder: Path, recorded: golden.Golden, monkeypatch: pytest.Monke
     return made
 
 
-#: Families with different modules; all others have the modules of BERT or RoBERTa.
+#: Families with different modules. All others have the modules of BERT or RoBERTa.
 OF_OWN_MODULES = ("distilbert", "bert", "albert", "roberta")
 FOR_ALL = [(family, plant) for family in OF_OWN_MODULES for plant in PLANTED]
 FOR_ALL.remove(("distilbert", segments_ignored))  # DistilBERT has no token types
-#: Mistakes that ALBERT cannot have: in one layer, because its layers share weights, or in modules that it lacks.
+#: Mistakes that are impossible in ALBERT: in one layer, because its layers share weights, or in modules that it lacks.
 NOT_IN_ALBERT = {
     "eps_of_one_norm", "transposed_square_weight", "missing_bias", "layer_weights", "half_product", "pre_norm",
     "heads_not_transposed", "heads_not_transposed_back",
 }  # fmt: skip
 FOR_ALL = [(family, plant) for family, plant in FOR_ALL if family != "albert" or plant.__name__ not in NOT_IN_ALBERT]
-for each in ("distilbert", "bert", "albert"):  # their positions have no offset
+for each in ("distilbert", "bert", "albert"):  # positions of these families have no offset
     FOR_ALL.remove((each, no_offset))
-#: The diagnosis does not depend on the family, so each mistake is tried in one family that can have it.
+#: The diagnosis does not depend on the family, so each mistake is tried in one family in which it is possible.
 TAKEN = []
 for i, plant in enumerate(PLANTED):
     able = [family for family, each in FOR_ALL if each is plant]
@@ -116,8 +116,8 @@ def test_an_unspoilt_model_is_within_every_budget(torch_model: Any, recorded: go
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "opt", "phi3", "bloom", "smollm3", "olmo2"])
-def test_an_unspoilt_decoder_is_within_every_budget(family: str, tmp_path: Path) -> None:
-    """OPT scales queries before its attention function gets them; BLOOM's position biases differ by a constant."""
+def test_a_correct_decoder_is_within_every_budget(family: str, tmp_path: Path) -> None:
+    """OPT scales queries before its attention function gets them, and BLOOM's position biases differ by a constant."""
     folder = tiny.folder(tmp_path / family, family, "causal-lm")
     recorded = golden.record(
         Model(*load_folder(folder), folder=folder), [Text(np.arange(5, 14)), Text(np.arange(7, 10))]
@@ -135,7 +135,7 @@ def test_a_planted_mistake_is_named(plant: Plant, torch_model: Any, recorded: go
     name, stage = PLANTED[plant]
     assert comparison.first.stage == stage, f"{diagnosis}\n{comparison}"
     assert name in diagnosis.causes, f"{diagnosis}\n{comparison}"
-    if plant is not softmax_over_heads:  # with this mistake, padding gets attention too, which shows in the context
+    if plant is not softmax_over_heads:  # with this mistake, padding gets attention, too, which changes the context
         assert not any("no known mistake" in str(each) for each in diagnosis.then), f"{diagnosis}"
     with pytest.raises(AssertionError, match="the first stage that diverges"):
         golden.assert_close(recorded, torch_model)

@@ -42,7 +42,7 @@ def theirs(folder: Path) -> Any:
 
 
 def choices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the ids of two examples of two choices each, their masks, and the places of their last tokens."""
+    """Returns the ids of two examples with two choices each, their masks, and the positions of their last tokens."""
     mask = (np.arange(9) < np.array(LENGTHS)[:, None]).astype(np.int64).reshape(2, 2, 9)
     ids = np.where(mask == 1, np.random.default_rng(0).integers(8, 60, mask.shape), PAD)
     return ids, mask, np.array(LENGTHS).reshape(2, 2) - 1
@@ -85,7 +85,7 @@ def test_it_generates_transformers_tokens(settings: dict[str, Any], tmp_path: Pa
 
 
 def test_the_gradients_of_choices_are_torchs(tmp_path: Path) -> None:
-    """The gradients are those of the sum of all choices' logits, each times a random number."""
+    """Compares the gradients of the sum of all choices' logits, each times a random number."""
     folder, (ids, mask, _), model = folder_of(tmp_path), choices(), theirs(tmp_path)
     config, tree = load_folder(folder, np.float64, "multiple-choice")
     batch = packed(config, unpadded(ids.reshape(4, 9), mask.reshape(4, 9).astype(bool)))

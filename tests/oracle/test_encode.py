@@ -1,4 +1,4 @@
-"""Methods named as in sentence-transformers return its answers and settings, for folders that it saved."""
+"""Methods named as in sentence-transformers give its answers and settings, for folders that it saved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS: list[dict[str, Any]] = [
 ]
 
 
-#: Folders with default pooling, and one that excludes prompts from the mean; `test_sentences` has every pooling.
+#: Folders with default pooling, and one that excludes prompts from the mean. `test_sentences` tries every pooling.
 OF_METHODS = [case for case, options in CASES.items() if "poolings" not in options] + ["mean, prompt left out"]
 
 
@@ -46,7 +46,7 @@ def test_sentence_transformer(case, tmp_path):
                 size = np.linalg.norm(expected, axis=-1, keepdims=True) + 1
                 assert np.abs((found - expected) / size).max() <= 1e-6, (method, call)
     vectors, bits = theirs.encode(TEXTS), theirs.encode(TEXTS, precision="ubinary")
-    assert np.array_equal(np.packbits(vectors > 0, axis=-1), bits)  # the expression that npformer's error suggests
+    assert np.array_equal(np.packbits(vectors > 0, axis=-1), bits)  # npformer's error suggests this expression
     for name in ("get_embedding_dimension", "get_sentence_embedding_dimension"):
         assert getattr(ours, name)() == getattr(theirs, name)()
     assert ours.max_seq_length == theirs.max_seq_length
@@ -58,7 +58,7 @@ def test_sentence_transformer(case, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_sparse_encoder(strategy, tmp_path):
-    """Weights agree to 1e-5 of their size; the words of `decode` are in the same order."""
+    """Weights agree to 1e-5 of their size, and the words of `decode` are in the same order."""
     folder = saved(tmp_path / "m", pooling_strategy=strategy)
     theirs, ours = SparseEncoder(str(folder), device="cpu"), pipeline(model=folder)
     for method in ("encode", "encode_query", "encode_document"):
@@ -80,7 +80,7 @@ def test_sparse_encoder(strategy, tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"prompts": {"web": "the news "}, "default_prompt_name": "web"}])
 @pytest.mark.parametrize("activation", [torch.nn.Identity(), torch.nn.Sigmoid()])
 def test_cross_encoder(activation, settings, tmp_path):
-    """Scores agree to 1e-6, as in `test_ranking`; the order of ranked texts is equal."""
+    """Scores agree to 1e-6, as in `test_ranking`, and the order of ranked texts is the same."""
     bare = tiny.folder(tmp_path / "bare", "bert", labels=("SCORE",), seed=3)
     (bare / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
     CrossEncoder(str(bare), device="cpu", activation_fn=activation, **settings).save_pretrained(str(tmp_path / "m"))

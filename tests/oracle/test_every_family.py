@@ -38,7 +38,7 @@ from npformer.training.losses import Example, HeadLoss
 from tests.support import later_modernbert, tiny
 from tests.support.in_double import in_double
 
-#: Heads with a class of their own; `test_pretraining.py` has classes with two.
+#: Heads with one class each; `test_pretraining.py` tests classes with two heads.
 HEADS = [(name, head) for name, family in encoders().items() for head in dict.fromkeys(family.architectures.values())]
 #: Options that only some checkpoints of a family have.
 OPTIONS = {
@@ -76,7 +76,7 @@ OF_DECODERS = {
         "bias": True,
     },
 }
-#: Caps and windows so small that scores, logits and texts of the random models exceed them.
+#: Caps and windows that are smaller than the scores, logits and texts of the random models.
 CAPPED = (Rotary(30.0), SoftCap(1.5))
 OF_DECODERS |= {
     "caps, windows and a scale": {
@@ -122,14 +122,14 @@ HEADS += [("deberta-v2+positions and segments", head) for head in ("base", "sequ
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Masks with texts of equal length next to each other, a text of one token, padding before the text, and gaps.
 MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" * 10, "111011" * 6 + "1111"]
-#: A function of family and head that returns a folder which transformers wrote, and the model in it, in float64.
+#: A function of family and head that returns a folder written by transformers, and the model in it, in float64.
 Saved = Callable[[str, str], tuple[Path, Any]]
 #: The error of a float64 run: a few hundred steps, each rounded to 2^-53.
 FLOAT64 = 1e-12
 
 
 def save_as(form: str, model: Any, folder: Path) -> None:
-    """Writes a checkpoint as transformers does, in one of DTYPES, or as "bin": pickled, as older versions do."""
+    """Writes a checkpoint as transformers does, in one of DTYPES, or (`form` "bin") pickled, as older versions do."""
     if form == "bin":
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(folder)
@@ -138,7 +138,7 @@ def save_as(form: str, model: Any, folder: Path) -> None:
         model.to(DTYPES[form]).save_pretrained(folder)
 
 
-#: The padding token, which also occurs in texts, for a model whose head finds padding by its id.
+#: The padding token for a model whose head finds padding by its id. The token also occurs in texts.
 PAD = 7
 DECODERS = {name for name, family in encoders().items() if family.constants.get("causal")}
 
@@ -155,7 +155,7 @@ def given(family: str, head: str) -> dict[str, np.ndarray]:
     if family.partition("+")[0] in DECODERS:
         ids[mask == 0] = ids[0, -3:] = PAD
     elif head in ("base", *POOLED_HEADS):
-        mask[:, 0] = 1  # these heads read the first token
+        mask[:, 0] = 1  # the first token is not padding, because these heads read it
     arrays = {"input_ids": ids, "attention_mask": mask}
     if OPTIONS.get(family.partition("+")[2], {}).get("n_token_types"):
         arrays["token_type_ids"] = np.random.default_rng(2).integers(0, 2, mask.shape)
@@ -163,7 +163,7 @@ def given(family: str, head: str) -> dict[str, np.ndarray]:
 
 
 def theirs(folder: Path) -> Any:
-    """The model of transformers in float64."""
+    """Returns the model of transformers in float64."""
     config = transformers.AutoConfig.from_pretrained(folder)
     model = getattr(transformers, config.architectures[0]).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
@@ -187,7 +187,7 @@ def answers(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """Makes each model once, each in one of DTYPES."""
+    """Returns a function that makes each model once, in one of DTYPES."""
 
     @cache
     def made(family: str, head: str) -> tuple[Path, Any]:
@@ -241,7 +241,7 @@ def test_later_checkpoints_of_modernbert(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("family", "head"), HEADS)
 def test_gradients_are_torchs(family: str, head: str, saved: Saved) -> None:
-    """The gradients are those of the sum of all answers, each times a random number."""
+    """Compares the gradients of the sum of all answers, each times a random number."""
     (folder, model), arrays, random = saved(family, head), given(family, head), np.random.default_rng(1)
     model.zero_grad()
     config, tree = load_folder(folder, np.float64)
@@ -265,7 +265,7 @@ def test_gradients_are_torchs(family: str, head: str, saved: Saved) -> None:
 
 @pytest.mark.parametrize("family", [name for name, head in HEADS if head == "causal-lm"])
 def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, saved: Saved) -> None:
-    """Transformers shifts the labels itself. Where a label is -100, the token before it has no target."""
+    """Transformers shifts the labels itself. If a label is -100, the token before it has no target."""
     (folder, model), arrays = saved(family, "causal-lm"), given(family, "causal-lm")
     model.zero_grad()
     config, tree = load_folder(folder, np.float64)
@@ -291,7 +291,7 @@ def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, s
 
 
 def assert_grads(model: Any, config: Config, ours: dict[str, Any]) -> None:
-    """Compares npformer's gradients with torch's, which the model's parameters hold."""
+    """Compares npformer's gradients with torch's gradients, which are stored in the model's parameters."""
     parameters = dict(model.named_parameters(remove_duplicate=False))  # tied parameters have several names
     named = {name: each.grad.numpy() for name, each in parameters.items() if each.grad is not None}
     expected = layout.flatten(layout.to_tree({**state(model), **named}, config, np.float64))
@@ -308,7 +308,7 @@ def assert_grads(model: Any, config: Config, ours: dict[str, Any]) -> None:
 
 
 def state(model: Any) -> dict[str, np.ndarray]:
-    """Zeros for every parameter, which remain for those parameters that no answer depends on."""
+    """Returns zeros for every parameter; they remain for parameters on which no answer depends."""
     return {name: np.zeros(tuple(each.shape)) for name, each in model.named_parameters(remove_duplicate=False)}
 
 

@@ -1,4 +1,4 @@
-"""A live torch model with one linear layer for query, key and value, which is compared as three layers."""
+"""A live torch model with one linear layer for query, key and value is compared as three layers."""
 
 from __future__ import annotations
 

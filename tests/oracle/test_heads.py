@@ -1,7 +1,7 @@
-"""Every head of RoBERTa's and ALBERT's families compared with transformers, from the files that it saves.
+"""Every head of RoBERTa's and ALBERT's families compared with transformers, from files that transformers saved.
 
-In float64 the two libraries agree up to rounding; in float32 npformer's error is similar to torch's. ALBERT's layers
-share weights in several ways; the sums of their gradients equal torch's.
+In float64, the two libraries agree up to rounding; in float32, npformer's error is similar to torch's. ALBERT's layers
+share weights in several ways, and the sums of their gradients equal torch's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 LENGTHS = (9, 4, 4, 1)
 #: Every class of RoBERTa and ALBERT. Each variant of their configs is tried with two classes, because no head depends
-#: on the variant. `test_every_family` has every class of XLM-RoBERTa and CamemBERT.
+#: on the variant. `test_every_family` tries every class of XLM-RoBERTa and CamemBERT.
 ALL: list[tuple[str, str]] = []
 for i, (name, (family, _)) in enumerate(MODELS.items()):
     classes = list(encoders()[family].architectures)
@@ -52,7 +52,7 @@ for i, (name, (family, _)) in enumerate(MODELS.items()):
 
 
 def torch_model(name: str, architecture: str) -> Any:
-    """A random model; its biases are not 0 and its norms are not 1, so that omitting one changes the answers."""
+    """Returns a random model. No bias is 0 and no norm is 1, so omitting one changes the answers."""
     family, options = MODELS[name]
     settings = dict(SIZES) | ({"num_labels": 2} if "Answering" in architecture else {}) | options
     settings |= {"is_decoder": True} if architecture.endswith("CausalLM") else {}
@@ -66,7 +66,7 @@ def torch_model(name: str, architecture: str) -> Any:
 
 
 def batch(model: Any, choices: bool, lengths: tuple[int, ...] = LENGTHS) -> dict[str, np.ndarray]:
-    """Padded texts of several lengths; the first also has padding inside."""
+    """Returns padded texts of several lengths; the first also has padding inside."""
     random, pad = np.random.default_rng(0), model.config.pad_token_id
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
     ids = np.where(mask == 1, random.integers(6, 50, mask.shape), pad)

@@ -1,8 +1,8 @@
 """Vectors of decoders, such as Qwen3-Embedding's, compared with sentence-transformers in float64.
 
-The folders have that model's form: a Qwen3 model, with or without a prefix in tensor names, last-token pooling, a
-prompt with an instruction, and a tokenizer that ends each text with a special token. One folder has EmbeddingGemma's
-form: attention in both directions, the mean of all tokens, and two Dense modules.
+Each folder is like Qwen3-Embedding's: a Qwen3 model, with or without a prefix in tensor names, last-token pooling, a
+prompt with an instruction, and a tokenizer that ends each text with a special token. One folder is like
+EmbeddingGemma's: attention in both directions, the mean of all tokens, and two Dense modules.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONFIG = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "tie_word_embeddings": True,
     "initializer_range": 0.3,
 }  # fmt: skip
-#: Two of its three layers have a window, and the texts are longer than it.
+#: Two of its three layers have a window that is shorter than the texts.
 GEMMA = Gemma3TextConfig(
     **{**CONFIG, "rope_parameters": None, "num_hidden_layers": 3},
     use_bidirectional_attention=True, sliding_window=7, sliding_window_pattern=3, query_pre_attn_scalar=10,
@@ -68,7 +68,7 @@ def save(
     after=(),
     **described,
 ):
-    """A folder as sentence-transformers writes it, and then with the class and the names that the hub's files have."""
+    """Writes a folder as sentence-transformers does, then changes the class and names to those of the hub's files."""
     torch.manual_seed(0)
     kind(config or Qwen3Config(**CONFIG)).save_pretrained(path / "model")
     tokens = {"eos_token": STOP, "pad_token": END, "padding_side": side, "model_max_length": 200}

@@ -1,4 +1,4 @@
-"""What a transformers model returns is compared, also where it computes the answer after its last module."""
+"""All that a transformers model returns is compared, even if it computes the answer after its last module."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_gemma_2_without_its_last_soft_cap_is_named(tmp_path: Path) -> None:
 def test_gemma_s_scale_is_right_in_each_dtype_in_which_transformers_runs(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Transformers rounds sqrt(D) to bfloat16 or not. Its stages are compared in float32."""
+    """Transformers may round sqrt(D) to bfloat16. Its stages are compared in float32."""
     _, _, wide = live(tmp_path / "wide", family, "causal-lm", scale_dtype="bfloat16")
     wide.to(torch.bfloat16).save_pretrained(tmp_path / "m")
     recorded = golden.record(Model(*load_folder(tmp_path / "m")), [Text(np.arange(8, 15)), Text(np.arange(20, 24))])

@@ -1,5 +1,5 @@
-"""Transformers' own translation models, whose stages are read by hooks as they run: a correct model has no mistake, and
-a planted mistake is named."""
+"""Hooks read the stages of transformers' translation models as they run: a correct model has no mistake, and a planted
+mistake is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npformer.checkpoint import load_folder
 from npformer.model import Seq2Seq
 from tests.support import tiny
 
-#: Lengths of the source and of the decoder's input; they differ, so that both sides are padded.
+#: Lengths of the source and of the decoder's input; they differ, so both sides are padded.
 LENGTHS = ((7, 5), (4, 6))
 
 
@@ -25,7 +25,7 @@ CASES = [(family, scaled) for family in ("marian", "bart") for scaled in (False,
 
 @pytest.fixture(params=[("marian", True), ("bart", False)], ids=str)
 def case(request: pytest.FixtureRequest) -> tuple[str, bool]:
-    """A family, and whether embeddings are scaled."""
+    """Returns a family, and whether embeddings are scaled."""
     return request.param
 
 
@@ -51,8 +51,8 @@ def theirs(folder: Path, recorded: golden.Golden) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True, ids=str)
-def test_a_right_model_is_not_accused(theirs: Any, recorded: golden.Golden, model: Seq2Seq) -> None:
-    """In the state_dict, the logits' bias has the shape (1, V). The module that computes the logits does not add it."""
+def test_a_correct_model_has_no_mistake(theirs: Any, recorded: golden.Golden, model: Seq2Seq) -> None:
+    """The state_dict contains the bias of the logits as (1, V), but the module for the logits does not add it."""
     comparison = golden.compare(recorded, theirs)
     assert comparison.ok, str(comparison)
     outside = "embeddings.token" if model.config.scale_embedding and model.config.model_type == "marian" else "scores"

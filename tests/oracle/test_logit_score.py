@@ -1,4 +1,4 @@
-"""Rerankers of Qwen3-Reranker's form, compared with sentence-transformers' CrossEncoder in float64."""
+"""Rerankers like Qwen3-Reranker, compared with sentence-transformers' CrossEncoder in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npformer import Pair, pipeline
 from tests.support import reranker
 from tests.support.in_double import in_double
 
-#: Texts with spaces at their ends, with markup and a special token, an empty text, and texts that are truncated.
+#: Texts with spaces at the ends, with markup and a special token, an empty text, and texts that are truncated.
 PAIRS = [
     ("what is good", " ice cream \n"),
     ("what is {{ good }}", f"not <b>my</b> music & 我爱 {reranker.byte_level.STOP} 😀"),

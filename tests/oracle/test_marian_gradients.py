@@ -21,7 +21,7 @@ PAD = 30  # also the start token
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_gradient_is_torch_s(tied: bool, tmp_path: Path) -> None:
-    """Gradients agree in float64 to 1e-12. The padding token's row in the table gets only the gradient of a tied
+    """Gradients agree in float64 to 1e-12. The padding token's row in the table gets only the gradient of the tied
     projection."""
     torch.manual_seed(0)
     model = MarianMTModel(MarianConfig(

@@ -1,4 +1,4 @@
-"""Gradients of stages compared with torch's autograd and hooks, and logit attribution compared with torch when the
+"""Gradients of stages compared with torch's autograd and hooks, and logit attribution compared with torch, in which the
 scales of norms are held constant."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CASES = [
     ("bert", "masked-lm"),
     ("electra", "token-classification"),
 ]
-#: Modules that read the residual stream (blocks), and modules that write to it, by family; `*` is a layer's number.
+#: Modules that read the residual stream (blocks) and modules that write to it, by family; `*` is a layer's number.
 BLOCKS = {
     "distilbert": ("distilbert.transformer.layer.*.attention", "distilbert.transformer.layer.*.ffn"),
     "bert": ("bert.encoder.layer.*.attention.self", "bert.encoder.layer.*.intermediate"),
@@ -35,7 +35,7 @@ BLOCKS = {
 
 
 def both(family: str, head: str, path: Path) -> tuple[Model, Any]:
-    """npformer's model and transformers', in float64, from one checkpoint."""
+    """Returns npformer's model and transformers' model from one checkpoint, in float64."""
     import transformers
 
     tiny.folder(path, family, head)
@@ -89,7 +89,7 @@ def test_gradients_of_stages_match_autograd(family: str, head: str, tmp_path: Pa
     ours = trace(model, inputs(model), grads=label, position=position)
     compared = 0
     for stage, tensor in kept.items():
-        if tensor.grad is None:  # a module that does not affect this logit
+        if tensor.grad is None:  # the module does not affect this logit
             assert not ours.grads[stage].any(), stage
             continue
         grad = tensor.grad.numpy()
@@ -104,7 +104,7 @@ def test_gradients_of_stages_match_autograd(family: str, head: str, tmp_path: Pa
 
 
 class HeldNorm(torch.nn.Module):
-    """A layer norm that divides by a deviation without a gradient."""
+    """A layer norm that divides by a standard deviation without a gradient."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class HeldNorm(torch.nn.Module):
 
 
 class Gate(torch.nn.Module):
-    """An activation, computed as h times a factor without a gradient."""
+    """An activation, computed as h times a factor that has no gradient."""
 
     def __init__(self, activation: Any) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_parts_of_a_logit_match_autograd_with_the_norms_held(family: str, head: 
     read: dict[str, Any] = {}
 
     def keep(name: str) -> Callable[..., Any]:
-        """Replaces the module's input with a copy without a history, which gets a gradient, and keeps the copy."""
+        """Replaces the module's input with a detached copy, which gets a gradient, and stores this copy."""
 
         def hook(module: Any, arguments: Any) -> Any:
             read[name] = arguments[0].detach().requires_grad_()

@@ -31,7 +31,7 @@ def test_ids_match_transformers(theirs: tuple[Any, Any]) -> None:
 
 
 def test_sentence_embeddings_match_torch(theirs: tuple[Any, Any]) -> None:
-    """Vectors are pooled by the mean and normalized, as in modules.json; the tolerance allows a cosine's rounding."""
+    """Vectors are pooled by the mean and normalized, as in modules.json. The tolerance allows a cosine's rounding."""
     embed = npformer.pipeline("sentence-embedding", FOLDER)
     longest = 256  # tokens, according to sentence_bert_config.json
     with pytest.warns(UserWarning, match="tokens, cut to"):

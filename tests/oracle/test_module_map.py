@@ -1,7 +1,7 @@
-"""The stages that modules of transformers output, for every family and every choice that a config makes.
+"""The stages that transformers' modules output, for every family and every option of a config.
 
-All outputs of transformers' own modules, under their paths, and the fields of its output agree with a golden file. So
-does the model itself, in which `compare` sets hooks.
+The outputs of transformers' modules, by their paths, and the fields of the model's output agree with a golden file.
+The model itself, in which `compare` sets hooks, also agrees.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SINGLE = ("last_hidden_state", "encoder_last_hidden_state", "pooler_output", "lo
 
 
 def models() -> Iterator[tuple[str, Config, tuple[int, ...]]]:
-    """The models of the conformance suite, and the options of a few checkpoints, with the lengths of their texts.
+    """Yields the models of the conformance suite and the options of a few checkpoints, with the texts' lengths.
 
     torch's own modules are left out, because they have no paths.
     """
@@ -46,9 +46,9 @@ MODELS = {name: model for name, *model in models()}
 
 
 def outputs(model: Any, recorded: golden.Golden) -> dict[str, np.ndarray]:
-    """The first output of each module that runs once per text, and the fields of the output, as `i/name` of text i.
+    """Returns the first output of each module that runs once per text, and the output's fields, as `i/name` for text i.
 
-    Shorter texts run first, because frequencies that depend on a text's length are kept for later texts.
+    Shorter texts run first, because frequencies that depend on a text's length remain for later texts.
     """
     heard: dict[str, list[Any]] = {}
 
@@ -77,7 +77,7 @@ def outputs(model: Any, recorded: golden.Golden) -> dict[str, np.ndarray]:
 
 
 def inputs(recorded: golden.Golden, i: int) -> dict[str, Any]:
-    """transformers' arguments for text i."""
+    """Returns transformers' arguments for text i."""
     text, config = recorded.texts[i], recorded.config
     given = {"input_ids": text.ids}
     if recorded.sources:

@@ -1,4 +1,4 @@
-"""Mistakes planted in transformers' OLMo 2, whose stages hooks read: each is named, and the model has no mistake."""
+"""Mistakes planted in transformers' OLMo 2 are named, and the correct model has none. Hooks read the stages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Perplexity compared with Transformers: one text as a whole, and longer texts in windows, with the loop from its
-guide.
+"""Perplexity compared with Transformers, for one whole text and for longer texts in windows, with the loop from
+Transformers' guide.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("length", "stride"), [(40, None), (None, 1), (None, 16), (None, 47), (None, None)])
 def test_a_text_has_the_perplexity_of_transformers(length: int | None, stride: int | None, folder: Path) -> None:
-    """Adds the mean losses of the guide's windows, each multiplied by its number of tokens."""
+    """Sums the mean losses of the guide's windows, each multiplied by its number of tokens."""
     text = TEXT[:length]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(text, return_tensors="pt").input_ids

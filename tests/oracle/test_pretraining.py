@@ -1,4 +1,4 @@
-"""The heads of models for pre-training compared with transformers; BERT's and ALBERT's classes have two heads."""
+"""The heads of pre-training models compared with transformers. BERT's and ALBERT's classes have two heads each."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SIZES = {
     "max_position_embeddings": 40, "hidden_act": "relu",
 }  # fmt: skip
 CLASSES = {"bert": "BertForPreTraining", "albert": "AlbertForPreTraining", "electra": "ElectraForPreTraining"}
-#: Classes that config.json may name even if the weights file has the heads of the class in CLASSES.
+#: Classes that config.json may name although the weights are of the class in CLASSES.
 OTHERS = {"bert": "BertForMaskedLM", "albert": "AlbertForMaskedLM", "electra": "ElectraModel"}
 OPTIONS: dict[str, dict[str, Any]] = {"albert": {"embedding_size": 10}, "electra": {"embedding_size": 10}}
-#: Family -> head -> the field with its logits in the output of the class.
+#: Family -> head -> the field of its logits in the output of the class.
 LOGITS = {
     "bert": {"masked-lm": "prediction_logits", "next-sentence": "seq_relationship_logits"},
     "albert": {"masked-lm": "prediction_logits", "next-sentence": "sop_logits"},
@@ -43,7 +43,7 @@ CASES = [(family, head) for family, heads in LOGITS.items() for head in heads]
 
 
 def folder_of(path: Path, family: str, dtype: torch.dtype = torch.float32) -> Path:
-    """A random checkpoint as transformers saves it; no bias is 0, so that omitting one changes the answers."""
+    """Writes a random checkpoint as transformers does. No bias is 0, so omitting one changes the answers."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **SIZES, **OPTIONS.get(family, {}))
     model = getattr(transformers, CLASSES[family])(config)
@@ -55,7 +55,7 @@ def folder_of(path: Path, family: str, dtype: torch.dtype = torch.float32) -> Pa
 
 
 def given() -> dict[str, np.ndarray]:
-    """Padding is after texts and inside them, but not at the first token, which a head on texts reads."""
+    """Returns texts with padding after and inside them, but not at the first token, which a head for texts reads."""
     mask, random = np.array([[int(each) for each in row] for row in MASK]), np.random.default_rng(0)
     mask[:, 0] = 1
     ids, types = random.integers(5, 50, mask.shape), random.integers(0, 2, mask.shape)
@@ -69,7 +69,7 @@ def tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", CLASSES)
 def test_each_head_s_answers_are_torch_s(family: str, dtype: str, tmp_path: Path) -> None:
-    """Files are safetensors or a pickle, and config.json may name a different class."""
+    """Files are safetensors or pickles, and config.json may name a different class."""
     folder = folder_of(tmp_path / "model", family, DTYPES[dtype])
     model, arrays = theirs(folder), given()
     with torch.no_grad(), in_double():
@@ -92,7 +92,7 @@ def test_each_head_s_answers_are_torch_s(family: str, dtype: str, tmp_path: Path
 
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_each_head_s_gradients_are_torch_s(family: str, head: str, tmp_path: Path) -> None:
-    """The gradients are those of the sum of all logits, each times a random number."""
+    """Compares the gradients of the sum of all logits, each times a random number."""
     folder, arrays = folder_of(tmp_path / "model", family), given()
     model, mask = theirs(folder), arrays["attention_mask"].astype(bool)
     config, tree = load_folder(folder, np.float64, head)

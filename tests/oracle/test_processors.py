@@ -1,4 +1,4 @@
-"""Scores change in the same way and order as with transformers' processors, and tokens have the same probabilities."""
+"""Scores change as with transformers' processors, in the same order, and tokens have the same probabilities."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def theirs() -> Any:
 
 
 def random_scores(random: np.random.Generator, rows: int = 4) -> np.ndarray:
-    """Rows from nearly flat to steep, some with tokens that are banned already."""
+    """Returns rows from nearly flat to steep, some with tokens that are already banned."""
     scores = random.standard_normal((rows, WIDTH)) * random.choice([0.01, 1, 3, 10, 30])
     scores[random.random(scores.shape) < random.choice([0, 0.3, 0.9])] = -np.inf
     scores[:, 40] = random.standard_normal(rows)
@@ -62,7 +62,7 @@ def random_scores(random: np.random.Generator, rows: int = 4) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore:.*do_sample")
 @pytest.mark.parametrize("seed", range(60))
 def test_sampling_is_limited_as_in_transformers(theirs: Any, seed: int) -> None:
-    """Each setting alone, and random combinations, where the order in which they are applied matters."""
+    """Tries each setting alone, and random combinations, in which the order of settings matters."""
     random = np.random.default_rng(seed)
     names = [name for name in LIMITS if random.random() < 0.5] if seed >= 2 * len(LIMITS) else [list(LIMITS)[seed // 2]]
     drawn = {name: LIMITS[name](random) for name in names}
@@ -78,7 +78,7 @@ def test_sampling_is_limited_as_in_transformers(theirs: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_scores_are_changed_as_in_transformers(theirs: Any, seed: int) -> None:
-    """Each setting alone, and random combinations, after 0 to 19 tokens."""
+    """Tries each setting alone, and random combinations, after 0 to 19 tokens."""
     random = np.random.default_rng(seed)
     names = [name for name in CHANGES if random.random() < 0.5] if seed >= 9 else [list(CHANGES)[seed]]
     settings = {name: CHANGES[name] for name in names}

@@ -1,6 +1,6 @@
 """Generation after prompts equals transformers' `generate` with each prompt alone, token for token, in float64.
 
-GPT-2 runs with every setting. Settings do not depend on the model, so the other models use only greedy search and
+GPT-2 runs with every setting. Settings do not depend on the model, so all other models run only with greedy search and
 beams.
 """
 
@@ -104,10 +104,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
         torch.manual_seed(0)
         theirs = getattr(transformers, architecture)(config).double().eval()
         for name, parameter in theirs.named_parameters():
-            if family == "bart" and "norm" in name:  # a random last norm would make one token the likeliest everywhere
+            if family == "bart" and "norm" in name:  # a random last norm would always favour one token
                 continue
-            # Small embeddings, so that no token predicts itself as the next one. Encoders also get small numbers in
-            # their other tables and biases.
+            # Embeddings are small, so no token predicts itself as the next one. Encoders also get small numbers in their
+            # other tables and biases.
             tables = {"gpt2": "wte", "bart": "wte", "gemma2": "embed_tokens", "gemma3_text": "embed_tokens"}
             small = re.search(tables.get(family, r"_embeddings\.weight|bias"), name)
             torch.nn.init.normal_(parameter, std=0.08 if small else 0.3 if "embed_tokens" in name else 0.6)
@@ -122,7 +122,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 @pytest.mark.filterwarnings("ignore:Unfeasible length", "ignore:min_length or min_new_tokens")
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_ragged_prompts_continue_as_in_transformers(models: Callable[[str], Pair], family: str, name: str) -> None:
-    """RoBERTa's positions are passed to `generate`, which otherwise counts from row 0, unlike RoBERTa's forward."""
+    """RoBERTa's positions are passed to `generate`, which counts from row 0, although RoBERTa's forward does not."""
     theirs, ours = models(family)
     random, settings = np.random.default_rng(1), SETTINGS[name]
     if family not in ("gpt2", "bart"):

@@ -1,5 +1,5 @@
-"""text-ranking compared with sentence-transformers: the scores of `CrossEncoder.predict`, with every activation that it
-stores.
+"""text-ranking compared with sentence-transformers: the scores of `CrossEncoder.predict`, with every activation that
+sentence-transformers stores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKENIZER = {
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")},
 }
-#: An empty text, and pairs in which one or the other text is truncated.
+#: An empty text, and pairs in which the first or the second text is truncated.
 PAIRS = [
     ("what is good", "ice cream"),
     ("what is good", "not my music"),
@@ -80,9 +80,9 @@ def test_scores_match_a_saved_cross_encoder(options, tmp_path):
 @pytest.mark.parametrize("model_type", ["CrossEncoder", "SentenceTransformer", None])
 @pytest.mark.parametrize("activation", [IDENTITY, None])
 @pytest.mark.parametrize("with_modules", [True, False])
-def test_where_the_newer_file_counts(model_type, activation, with_modules, tmp_path):
-    """The newer file is used if there is a modules.json, as for a CrossEncoder, and if the activation in this
-    file is not null."""
+def test_when_the_newer_file_is_used(model_type, activation, with_modules, tmp_path):
+    """The newer file is used if there is a modules.json, as for a CrossEncoder, and if the newer file's activation is
+    not null."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
     CrossEncoder(str(folder), device="cpu").save_pretrained(str(tmp_path / "saved"))

@@ -1,4 +1,4 @@
-"""Mistakes with relative positions and gates, planted in transformers' own models: each is named."""
+"""Mistakes with relative positions and gates, planted in transformers' models, are named."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def distances_reversed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def convolved(change: Callable[[Any], None]) -> Plant:
-    """Returns a function that changes a model's convolution, which runs beside the first layer."""
+    """Returns a function that changes a model's convolution, which runs in parallel to the first layer."""
 
     def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         change(model.base_model.encoder.conv)

@@ -1,4 +1,4 @@
-"""Vectors of T5's encoder, as sentence-t5 and GTR make them, compared with sentence-transformers in float64."""
+"""Vectors of T5's encoder, as in sentence-t5 and GTR, compared with sentence-transformers in float64."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # the warning that
 
 
 def save(path, poolings=("mean",), include_prompt=True, after=(), old=False, inside=False, settings=None, **more):
-    """A folder as sentence-transformers writes it. old: in version 2's form; inside: the encoder is in a subfolder."""
+    """Writes a folder as sentence-transformers does. old: version 2's form; inside: the encoder is in a subfolder."""
     torch.manual_seed(0)
     bare = tiny.folder(path / "bare", "bert", "base", seed=2)
     (bare / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
@@ -97,7 +97,7 @@ def test_vectors_and_similarities_match_a_sentence_transformer(case, tmp_path):
 
 
 def test_a_lowercase_normalizer_counts_though_transformers_5_drops_it(tmp_path):
-    """The vectors equal those of the model before it was saved; transformers 5 loads it without the normalizer."""
+    """The vectors equal the model's vectors before it was saved; transformers 5 loads it without the normalizer."""
     torch.manual_seed(0)
     folder = write_folder(tmp_path / "bare", TOKENIZERS["merges"])
     RobertaModel(RobertaConfig(**ROBERTA)).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""sparse-embedding compared with sentence-transformers: the vectors of `SparseEncoder.encode`, old and new folders."""
+"""sparse-embedding compared with sentence-transformers' `SparseEncoder.encode`, for old and new folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def saved(path, **pooling):
 
 
 def older(path, **pooling):
-    """A folder in the form of sentence-transformers 5.0 to 5.3, which stores the maximum number of words."""
+    """Writes a folder in the form of sentence-transformers 5.0 to 5.3, which stores the maximum number of words."""
     return write_splade(
         bare(path), {**pooling, "word_embedding_dimension": None}, model_type="SparseEncoder", max_active_dims=7
     )
@@ -51,8 +51,8 @@ def test_vectors_of_a_masked_language_model(family, tmp_path):
 
 
 def compared(folder, task):
-    """Vectors agree to 1e-9 in float64. In float32 both libraries have errors of a few 1e-6; npformer's may be up
-    to three times as large as sentence-transformers'."""
+    """Vectors agree to 1e-9 in float64. In float32, both libraries have errors of a few 1e-6, and npformer's error may
+    be up to three times sentence-transformers' error."""
     model = SparseEncoder(str(folder), device="cpu")
     theirs = model.encode(TEXTS, convert_to_sparse_tensor=False).numpy()
     truth = model.double().encode(TEXTS, convert_to_sparse_tensor=False).numpy()

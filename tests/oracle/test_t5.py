@@ -23,7 +23,7 @@ from tests.support.in_double import in_double
 
 V1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 WRITER = "T5ForConditionalGeneration"
-#: One case for each class, and for each version of T5.
+#: One case for each class and each version of T5.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "1.0": (WRITER, {}),
     "1.1": (WRITER, V1_1),
@@ -37,7 +37,7 @@ LENGTHS = (40, 17, 17, 2)
 
 
 def torch_model(case: str) -> Any:
-    """A random model, in which omitting a norm or a bias changes the answers."""
+    """Returns a random model, in which omitting a norm or a bias changes the answers."""
     name, options = CASES[case]
     torch.manual_seed(len(case))
     sizes = {
@@ -55,7 +55,7 @@ def torch_model(case: str) -> Any:
 
 
 def batch() -> dict[str, np.ndarray]:
-    """Sources of different lengths that end in </s>."""
+    """Returns sources of different lengths that end in </s>."""
     random = np.random.default_rng(0)
     mask = (np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]).astype(np.int64)
     ids = np.where(mask == 1, random.integers(2, 60, mask.shape), 0)
@@ -65,7 +65,7 @@ def batch() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_answers_are_transformers_own(case: str, tmp_path: Path) -> None:
-    """Targets are longer than max_distance."""
+    """The test uses targets that are longer than max_distance."""
     theirs, given = torch_model(case), batch()
     theirs.save_pretrained(tmp_path / "torch")
     if theirs.can_generate():
@@ -109,7 +109,7 @@ def test_generated_tokens_equal_transformers(case: str, search: dict[str, int], 
     theirs, given = torch_model(case), batch()
     theirs.save_pretrained(tmp_path)
     tensors = {key: torch.from_numpy(each) for key, each in given.items()}
-    # otherwise a random model would repeat one word
+    # without this setting, a random model would repeat one word
     settings = {"no_repeat_ngram_size": 1, "max_new_tokens": 25, **search}
     expected = theirs.generate(**tensors, do_sample=False, **settings).numpy()
     model = npformer.load(tmp_path)
@@ -146,7 +146,7 @@ def test_gradients_are_torch_s(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_buckets_are_transformers_own(bidirectional: bool) -> None:
-    """Transformers rounds in float32. With usual numbers of buckets, rounding moves no distance to another bucket."""
+    """Transformers rounds in float32. With usual numbers of buckets, no distance is rounded to another bucket."""
     distances = np.arange(-3000, 3001)
     for count in (8, 32, 33, 128):
         for most in (100, 128, 256, 1000):

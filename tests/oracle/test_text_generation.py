@@ -41,7 +41,7 @@ def test_texts_match_transformers(settings: dict[str, Any], folder: Path) -> Non
     ("family", "settings"), [*(("bert", each) for each in SETTINGS[:3]), ("electra", SETTINGS[3])], ids=str
 )
 def test_texts_of_encoders_match_transformers(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    """Special tokens surround every prompt, even an empty one, and only new tokens are decoded."""
+    """Every prompt, even an empty one, is surrounded by special tokens, and only new tokens are decoded."""
     end = tiny.SPECIAL.index("[SEP]")
     folder = str(tiny.folder(tmp_path / "m", family, "causal-lm", seed=4, end_ids=(end,), start_id=end - 1))
     theirs, ours = (made("text-generation", model=folder) for made in (pipeline, npformer.pipeline))
@@ -52,8 +52,8 @@ def test_texts_of_encoders_match_transformers(family: str, settings: dict[str, A
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_stop_strings_match_transformers(beams: int, folder: Path) -> None:
-    """Stop strings are taken from a text generated without them, so they occur. They may begin in the prompt or end
-    inside a token.
+    """Stop strings are parts of a text that was generated without them, so they occur. They may begin in the prompt or
+    end inside a token.
     """
     theirs, ours = (made("text-generation", model=str(folder)) for made in (pipeline, npformer.pipeline))
     settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 16, "num_beams": beams}

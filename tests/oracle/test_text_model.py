@@ -1,4 +1,4 @@
-"""The text model of a Gemma 3 that also reads pictures, from the folder that transformers writes."""
+"""The text model in the folder of a Gemma 3 that also reads pictures, as transformers writes it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ CALLS: list[dict[str, Any]] = [
 @pytest.mark.filterwarnings("ignore:Unfeasible length", "ignore:min_length or min_new_tokens")
 @pytest.mark.parametrize("given", CALLS, ids=str)
 def test_summaries_match_transformers(given: dict[str, Any], tmp_path: Path) -> None:
-    """The caller's settings override the task's; the task also has a prefix."""
+    """The caller's settings override the task's settings; the task also has a prefix."""
     specific = {"summarization": {**OWN, "prefix": "news: "}}
     folder = bart_folder(tmp_path / "bart", task_specific_params=specific, forced_eos_token_id=3)
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))

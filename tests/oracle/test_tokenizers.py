@@ -1,7 +1,7 @@
 """Tokenizers of older checkpoints compared with transformers: ids, tokens and offsets of 200 lines in many scripts,
-also as pairs.
+alone and as pairs.
 
-The vocabularies are trained here, on the same lines, by the libraries that checkpoints' authors use.
+The vocabularies are trained here, on the same lines, with the libraries that the authors of checkpoints use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORD_PIECES = {
 }
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
-#: The special pieces that each checkpoint's authors gave to SentencePiece's trainer.
+#: The special pieces that each checkpoint's authors passed to SentencePiece's trainer.
 TRAINED: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
     "camembert": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
@@ -51,7 +51,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of vocabularies: roberta-vocab.json, roberta-merges.txt and a .model of each kind."""
+    """Returns a folder of vocabularies: roberta-vocab.json, roberta-merges.txt and a .model of each kind."""
     folder = tmp_path_factory.mktemp("trained")
     byte_level = ByteLevelBPETokenizer()
     byte_level.train_from_iterator(LINES, vocab_size=900, special_tokens=ROBERTA, show_progress=False)
@@ -155,7 +155,7 @@ CASES["t5 alone"] = ("t5", {"spiece.model": "t5-nmt_nfkc.model"}, {})
 CASES["t5 few sentinels"] = ("t5", {"spiece.model": "t5-nmt_nfkc.model"}, {"tokenizer_config.json": {"extra_ids": 3}})
 CASES["albert identity"] = ("albert", {"spiece.model": "albert-identity.model"}, {})
 
-#: Name -> a case above, fields to remove from the tokenizer.json that Transformers makes of it, and settings.
+#: Name -> a case above, fields to remove from the tokenizer.json that Transformers makes from it, and settings.
 WRITTEN: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "roberta's own": ("roberta alone", [], {}),
     "roberta's with a space first": ("roberta alone", [], {"add_prefix_space": True}),
@@ -215,7 +215,7 @@ def test_a_tokenizer_json_is_read_first_as_transformers_reads_it(case: str, trai
 
 
 def compare(folder: Path, model_type: str) -> None:
-    """Checks that ids, offsets, words, types and decoded texts are those of transformers."""
+    """Checks that ids, offsets, words, types and decoded texts equal those of transformers."""
     theirs = AutoTokenizer.from_pretrained(folder)
     size = len(theirs)
     config = Config(model_type, "base", size + 9, 8, 2, 1, 8, 64, n_token_types=1)
@@ -279,7 +279,7 @@ def test_sources_are_truncated_on_the_left(case: str, trained: Path, tmp_path: P
         assert read.texts[0].ids.tolist() == theirs(line, truncation=True)["input_ids"], line
 
 
-#: The special pieces, and the class of transformers that reads a SentencePiece model of BPE.
+#: The special pieces, and the transformers class that reads a SentencePiece BPE model.
 SENTENCEPIECE_BPE: dict[str, tuple[dict[str, Any], str]] = {
     "llama": ({"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}, "LlamaTokenizer"),
     "gemma": (
@@ -294,9 +294,9 @@ SENTENCEPIECE_BPE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("model_type", SENTENCEPIECE_BPE)
 def test_a_sentencepiece_model_of_bpe(model_type: str, tmp_path: Path) -> None:
-    """transformers 5 adds no space before a text of Llama that begins with a space or follows a special token.
+    """transformers 5 adds no space before a Llama text that begins with a space or follows a special token.
 
-    SentencePiece adds it, and so do the published tokenizer.json.
+    SentencePiece and the published tokenizer.json files add it.
     """
     options, name = SENTENCEPIECE_BPE[model_type]
     lines = [line.replace("\0", "") for line in LINES if line.strip()]

@@ -21,7 +21,7 @@ TEXTS = ["A dog sits.", "Two men run through the snow!", "Grüße, 你好"]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A translator with random weights, in npformer's form and in Transformers'."""
+    """Returns a translator with random weights, in npformer's form and in Transformers' form."""
     place = tmp_path_factory.mktemp("translator")
     tokenizer = learn_tokenizer([text for pair in PAIRS for text in pair] * 4, 300)
     config = translator(tokenizer.get_vocab_size(), width=32, heads=2, layers=2, ffn=48, longest=64)

@@ -1,5 +1,5 @@
-"""Transformers models that compute attention in their own modules (MPNet, DeBERTa): every stage of attention is
-recorded, from scores to context."""
+"""Transformers models that compute attention in their own modules (MPNet, DeBERTa): every stage of attention, from
+scores to context, is recorded."""
 
 from __future__ import annotations
 

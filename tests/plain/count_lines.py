@@ -1,13 +1,14 @@
-"""How much a reader must read: the code lines, functions and files that a call enters.
+"""Counts the lines of code, functions and files that a reader must read to understand a call.
 
     python -m tests.plain.count_lines
     python -m tests.plain.count_lines FILE "SET UP" "CALL"
 
-The first form counts three calls of the pages, and those lines of the gradients that the forward does not have. The second one runs two texts of Python in the names of any file: the
-first one makes the arguments, and the functions that the second one enters are counted, in the file and in its folder.
-For example: python -m tests.plain.count_lines gpt2.py "x = np.ones((3, 4))" "softmax(x)"
+The first form counts three calls of the pages, and the lines that their gradients add to the forward pass. The second
+form counts a call in any file. It runs two texts of Python in the file's namespace. The first text creates the
+arguments. The count includes the functions that the second text enters, in the file and in its folder. For example:
+python -m tests.plain.count_lines gpt2.py "x = np.ones((3, 4))" "softmax(x)"
 
-A code line is neither a docstring, a comment nor empty. A function counts with its signature and its decorators.
+Docstrings, comments and empty lines are not code lines. A function's signature and decorators are.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TEXT = "{title}: {lines} lines, {functions} functions, {files} files"
 
 
 class Count(NamedTuple):
-    """What a reader must open."""
+    """The files, functions and lines that a reader must read."""
 
     lines: int
     functions: int
@@ -39,7 +40,7 @@ class Count(NamedTuple):
 
 
 def count(call: Callable[[], Any], folder: Path, known: Callable[[], Any] = lambda: None) -> Count:
-    """The functions in the files of a folder that a call enters, without those that a known call enters."""
+    """Counts the functions in a folder's files that a call enters, except those that a known call also enters."""
     read = _entered(known, folder)
     bodies = {path: [each for each in nodes if each.name not in {old.name for old in read.get(path, [])}]
               for path, nodes in _entered(call, folder).items()}  # fmt: skip
@@ -49,7 +50,7 @@ def count(call: Callable[[], Any], folder: Path, known: Callable[[], Any] = lamb
 
 
 def _entered(call: Callable[[], Any], folder: Path) -> dict[Path, list[ast.FunctionDef]]:
-    """The functions that a call enters, by file."""
+    """Returns the functions that a call enters, by file."""
     entered: dict[Path, set[int]] = {}
 
     def enter(frame: FrameType, event: str, _: Any) -> None:
@@ -66,7 +67,7 @@ def _entered(call: Callable[[], Any], folder: Path) -> dict[Path, list[ast.Funct
 
 
 def _functions(path: Path, entered: set[int]) -> list[ast.FunctionDef]:
-    """The outermost functions and the methods of a file in which these lines are."""
+    """Returns a file's outermost functions and methods that contain these lines."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     bodies = [*tree.body, *(node for each in classes for node in each.body)]
@@ -125,9 +126,9 @@ CALLS = {
 
 
 def of_file(path: Path, set_up: str, call: str) -> Count:
-    """The count of a call in the names of any file."""
+    """Counts a call in the namespace of any file."""
     folder = path.resolve().parent
-    sys.path.insert(0, str(folder.parent))  # for imports of its neighbours
+    sys.path.insert(0, str(folder.parent))  # the file may import its neighbours
     spec = spec_from_file_location(f"{folder.name}.{path.stem}", path.resolve())
     assert spec is not None, path
     assert spec.loader is not None, path

@@ -1,4 +1,4 @@
-"""The pages of decoders: every choice of a config, texts read in steps, and torch's golden values without the engine."""
+"""The pages of decoders: every option of a config, texts read in steps, and torch's values without the engine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.support import tiny, torch_values
 from tests.support.one_file import answering
 from tests.support.page_stages import Page
 
-BASE = 30.0  # with so low a base, the angles of a short text differ
+BASE = 30.0  # with this low base, the angles of a short text differ
 ROTARY, WINDOW = Rotary(BASE), Window(2)
-#: Scalings of heads with 6 columns. The text has 7 tokens, more than `original` of the scalings that read its length.
+#: Scalings of heads with 6 columns. The text has 7 tokens, more than `original` in the scalings that read its length.
 SCALED = {
     "linear": Linear(3.0),
     "dynamic": Dynamic(2.0, 4),
@@ -222,7 +222,7 @@ ALL = [
     for head, choices in heads.items()
     for name, fields in choices.items()
 ]
-#: Pages that keep the keys and values of earlier tokens.
+#: Pages that store the keys and values of earlier tokens.
 CACHED = [each for each in CHOICES if "past" in inspect.signature(plain.page(each).MODEL).parameters]
 STEPS = {"tokens": [1] * 7, "chunks": [3, 1, 3], "prompt": [6, 1]}
 
@@ -235,7 +235,7 @@ def test_a_page_has_every_choice_of_a_config(model_type: str, head: str, fields:
 
 @pytest.mark.parametrize(("model_type", "head", "fields"), ALL)
 def test_config_json_has_the_choice(model_type: str, head: str, fields: dict[str, Any]) -> None:
-    """A choice that no config.json can have would test nothing that users load."""
+    """Users cannot load an option that no config.json can have, so tests of it would be useless."""
     config = model_of(model_type, head, **fields).config
     read = read_config(write_config(config), head)
     assert {name: getattr(read, name) for name in fields} == fields
@@ -279,7 +279,7 @@ def test_a_text_read_in_steps_has_the_rows_of_the_whole_text(
 def test_a_standalone_model_has_the_choice(model_type: str, head: str, fields: dict[str, Any], tmp_path: Path) -> None:
     model, ids = model_of(model_type, head, **fields), TEXTS[0]
     answers = answering(model, ids, tmp_path)
-    for each in (ids, ids[:2]):  # the file computes texts of any length, not only that of the example
+    for each in (ids, ids[:2]):  # the file computes texts of any length, not only of the example's length
         got = answers(each)
         for name, expected in model(each).items():
             np.testing.assert_allclose(got[name], expected[0], err_msg=name, **TOLERANCE)
@@ -291,7 +291,7 @@ WINDOWED = [each for each in ALL if "window" in each.id or each.id.endswith(("lo
 @pytest.mark.parametrize(("model_type", "head", "fields"), WINDOWED)
 @pytest.mark.parametrize("mask", [[1, 1, 1, 0, 1, 0, 1], [0, 0, 1, 1, 1, 1, 1], [1, 0, 0, 0, 1, 1, 0]])
 def test_padding_may_be_anywhere(model_type: str, head: str, fields: dict[str, Any], mask: list[int]) -> None:
-    """A window counts positions, and padding has positions."""
+    """A window counts positions, and padding tokens have positions."""
     model = model_of(model_type, head, **fields)
     for name, expected in model(TEXTS[:1], [mask]).items():
         np.testing.assert_allclose(plain.run(model, TEXTS[:1], [mask])[name], expected, err_msg=name, **TOLERANCE)
@@ -299,7 +299,7 @@ def test_padding_may_be_anywhere(model_type: str, head: str, fields: dict[str, A
 
 # --- torch's golden values -------------------------------------------------------------------------------------------
 
-#: Two runs in float64 differ by the order of their sums, as in tests/test_against_torch.py.
+#: Two runs in float64 differ in the order of their sums, as in tests/test_against_torch.py.
 FLOAT64 = 1e-13
 OF_DECODERS = [case for case in torch_values.CASES if case.split("-")[0] in CHOICES]
 
@@ -319,5 +319,5 @@ def test_a_page_has_torchs_golden_values(case: str) -> None:
 
 
 def test_every_decoder_page_has_golden_values() -> None:
-    """Gemma has none of its own; Gemma 2 and 3 have its norms and its embeddings."""
+    """Gemma has no golden values, but Gemma 2 and 3 have its norms and embeddings."""
     assert {case.split("-")[0] for case in OF_DECODERS} == CHOICES.keys() - {"gemma"}

@@ -1,4 +1,4 @@
-"""The pages of encoders: every choice of a config, masked tokens, padded batches, and torch's golden values."""
+"""The pages of encoders: every option of a config, masked tokens, padded batches, and torch's golden values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def local(layers: tuple[int, ...], *mechanisms: Any) -> dict[str, Any]:
     return {"local": Local(layers, mechanisms)}
 
 
-#: Family, head and fields of its config, one for each choice that the family reads.
+#: A family, a head and fields of its config, one entry for each option that the family reads.
 ENCODER_CHOICES: list[tuple[str, str, dict[str, Any]]] = [
     *((each, "base", {"activation": act}) for each in ENCODERS for act in ("gelu_tanh", "relu", "silu", "gelu")),
     *((each, "masked-lm", {"activation": "relu", "tied": False, "eps": 1e-2}) for each in ENCODERS),
@@ -83,7 +83,7 @@ ENCODER_CHOICES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def said(choice: Any) -> str:
-    """The id of a test."""
+    """Returns the id of a test."""
     if not isinstance(choice, dict):
         return str(choice)
     return ",".join(f"{name}={str(value).replace(' ', '')}" for name, value in choice.items())
@@ -119,7 +119,7 @@ def test_the_page_of_a_head_without_biases() -> None:
     assert_same_stages(model, text_of(model))
 
 
-#: A family, and a choice that depends on the tokens around a token.
+#: A family, and an option that depends on the tokens around a token.
 READERS: list[tuple[str, str, dict[str, Any]]] = [
     *((each, "base", {}) for each in ENCODERS),
     ("deberta-v2", "base", {"convolution": InputConvolution(5)}),
@@ -130,7 +130,7 @@ MASK = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1
 
 @pytest.mark.parametrize(("model_type", "head", "fields"), READERS, ids=said)
 def test_a_page_leaves_masked_tokens_out(model_type: str, head: str, fields: dict[str, Any]) -> None:
-    """One text after another without its masked tokens, and then the three texts as a padded batch."""
+    """Runs the texts one at a time without their masked tokens, and then the three texts as a padded batch."""
     model, mask = model_of(model_type, head, **fields), MASK.astype(bool)
     ids = np.where(
         mask, [[5, 6, 7, 8, 9, 4, 3], [3, 2, 9, 0, 0, 0, 0], [8, 0, 11, 7, 0, 6, 0]], model.config.pad_id or 0
@@ -143,7 +143,7 @@ def test_a_page_leaves_masked_tokens_out(model_type: str, head: str, fields: dic
 
 
 def answers_of_a_batch(model: Any, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """The answers of a page that reads a padded batch, (B, L)."""
+    """Returns the answers of a page that reads a padded batch, (B, L)."""
     config, page = model.config, plain.page(model.config.model_type)
     counted = config.uncounted is not None
     positions = padded_positions(ids, config.uncounted) if counted else np.arange(ids.shape[1])
@@ -163,7 +163,7 @@ def test_a_page_keeps_float32(model_type: str) -> None:
 
 @pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (8, 20), (32, 512)])
 def test_the_buckets_of_every_distance(n_buckets: int, max_distance: int) -> None:
-    """Beyond the distances of short texts."""
+    """The distances include some that short texts do not have."""
     every = np.arange(-2 * max_distance, 2 * max_distance)
     expected = relative_bias.relative_buckets(every, n_buckets, max_distance)
     np.testing.assert_array_equal(t5.relative_buckets(every, n_buckets, max_distance), expected)
@@ -173,14 +173,14 @@ def test_the_buckets_of_every_distance(n_buckets: int, max_distance: int) -> Non
 
 # --- torch's golden values -------------------------------------------------------------------------------------------
 
-# Two float64 runs differ by the order of summation: a few units of 2^-53 in each of several hundred steps.
+# Two float64 runs sum in different orders, so each of several hundred steps differs by a few units of 2^-53.
 FLOAT64 = 1e-13
 FAMILIES = (*ENCODERS, "bart", "t5")
 CASES = [case for case in torch_values.CASES if any(case.startswith(f"{each}-") for each in FAMILIES)]
 
 
 def texts_of(case: str, config: Config) -> list[Text]:
-    """The texts of a case without padding."""
+    """Returns the texts of a case without padding."""
     given = {name: array.reshape(-1, array.shape[-1]) for name, array in torch_values.inputs(case).items()}
     mask = given["attention_mask"].astype(bool)
     return unpadded(given["input_ids"], mask, given.get("token_type_ids"), config.uncounted)

@@ -1,4 +1,4 @@
-"""The gradients on pages are the engine's and those of finite differences; training lowers a loss, decoding writes."""
+"""The gradients on pages equal the engine's and finite differences, training lowers a loss, decoding writes texts."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from tests.plain.test_pages import TOLERANCE, model_of
 
 TEXT = npformer.Text(np.array([5, 6, 7, 8, 9, 4, 6]))
 
-#: The functions of pages with gradients, and those of their formulas that have a backward function.
+#: The functions of pages with gradients, and their formulas that have a backward function.
 PAGES = (gradients, llama_gradients, gpt2_gradients, transformer_gradients, training)
 BACKWARDS = {name: each for page in PAGES for name, each in vars(page).items() if name.endswith("_backward")}
 
 
 @pytest.mark.parametrize("name", [each for each in BACKWARDS if hasattr(formulas, each.removesuffix("_backward"))])
 def test_a_backward_function_has_the_defaults_of_its_function(name: str) -> None:
-    """A call without them is the gradient of the function called without them."""
+    """Without these arguments, it gives the gradient of its function without them."""
     own, of = inspect.signature(BACKWARDS[name]), inspect.signature(getattr(formulas, name.removesuffix("_backward")))
     given = {each.name: each.default for each in own.parameters.values() if each.default is not inspect.Parameter.empty}
     assert given == {each: of.parameters[each].default for each in given}
 
 
 def engine_gradients(model: Any, grad: np.ndarray) -> dict[str, np.ndarray]:
-    """The engine's gradients of all weights, by flat name, from the gradient of the logits."""
+    """Returns the engine's gradients of all weights, by flat name, from the gradient of the logits."""
     batch, recording = pack([TEXT], last=model.config.pooling == "last"), Recording()
     with listen(recording):
         forward(model.weights, model.parts, batch)
@@ -81,7 +81,7 @@ def test_gradients_of_a_model(function: Any, model_type: str, head: str, fields:
     batch_axis = grad[None] if model_type == "distilbert" else grad
     expected = engine_gradients(model, batch_axis)
     got = flatten(bind(function, model.config, model.weights, TEXT)(grad))
-    without = got.keys() - expected.keys()  # biases that the model does not have
+    without = got.keys() - expected.keys()  # biases that the model lacks
     assert not without & flatten(dict(model.weights)).keys()
     assert all(name.endswith(".bias") for name in without)
     for name, array in expected.items():
@@ -100,7 +100,7 @@ def test_gradients_of_a_translator(fields: dict[str, Any]) -> None:
     expected = dense(flatten(tree), flatten(dict(model.weights)))
     function = transformer_gradients.transformer_backward
     got = flatten(bind(function, model.config, model.weights, (source, target))(grad))
-    without = got.keys() - expected.keys()  # biases that the model does not have
+    without = got.keys() - expected.keys()  # biases that the model lacks
     assert not without & flatten(dict(model.weights)).keys()
     assert all(name.endswith(".bias") for name in without)
     for name, array in expected.items():
@@ -108,7 +108,7 @@ def test_gradients_of_a_translator(fields: dict[str, Any]) -> None:
 
 
 def dense(found: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Gradients by name, those of tables as arrays."""
+    """Returns the gradients by name, with the gradients of tables as arrays."""
     for name, each in found.items():
         if isinstance(each, SparseRows):
             found[name] = np.zeros_like(weights[name])
@@ -116,7 +116,7 @@ def dense(found: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str, np
     return found
 
 
-#: Name of a backward function without weights -> its function and the shape of x.
+#: Name of a backward function without weights -> the function itself and the shape of x.
 ELEMENTWISE = [
     (formulas.relu, gradients.relu_backward),
     (formulas.gelu, gradients.gelu_backward),
@@ -146,7 +146,7 @@ def random_linear(random: Any, n_in: int, n_out: int) -> dict[str, np.ndarray]:
 
 
 def weighted() -> list[Any]:
-    """Functions with weights: id, function of rows and weights, its backward function, rows, and weights."""
+    """Returns functions with weights: id, function of rows and weights, its backward function, rows, and weights."""
     random = np.random.default_rng(7)
     x, source = random.standard_normal((2, 3, 8)), random.standard_normal((2, 4, 8))
     names = ("query", "key", "value", "output")
@@ -190,7 +190,7 @@ def weighted() -> list[Any]:
 def test_gradients_of_rows_and_weights_are_derivatives(
     function: Any, backward_of: Any, rows: list[np.ndarray], sizes: tuple[Any, ...], weights: dict[str, Any]
 ) -> None:
-    """Central differences in a random direction for each array, with step 1e-5, as for one number above."""
+    """Computes central differences in a random direction for each array, with step 1e-5, as for one number above."""
     random = np.random.default_rng(8)
     grad = random.standard_normal(function(*rows, *sizes, **weights).shape)
     *d_rows, d_weights = backward_of(grad, *rows, *sizes, **weights)
@@ -220,7 +220,7 @@ def test_the_gradient_of_a_rotation_is_its_derivative(name: str) -> None:
 
 
 def test_every_formula_with_a_derivative_has_a_backward_function() -> None:
-    """Heads are split and combined by the inverse of each other, and the others have no numbers of their own."""
+    """Splitting and combining heads invert each other, and the other functions without one make masks and angles."""
     names = {name for name, each in vars(formulas).items() if inspect.isfunction(each)}
     masks = {"causal_mask", "full_mask", "window_mask", "causal_window_mask"}
     without = {"split_heads", "combine_heads", "rotary_angles"} | masks
@@ -239,7 +239,7 @@ def test_the_gradient_of_cross_entropy_is_its_derivative() -> None:
 
 
 def test_a_batch_has_the_mean_gradient_of_its_texts() -> None:
-    """Weights and biases sum over every leading axis."""
+    """The gradients of weights and biases sum over every leading axis."""
     model = model_of("distilbert", "sequence-classification")
     ids = np.array([[5, 6, 7], [8, 9, 4]])
     grad = np.random.default_rng(3).standard_normal((2, 2))
@@ -281,12 +281,12 @@ def test_adamw_is_the_optimizer_of_the_engine() -> None:
 
 @pytest.fixture(scope="module")
 def writer() -> Any:
-    """A small Llama that predicts the next token."""
+    """Returns a small Llama that predicts the next token."""
     return model_of("llama", "causal-lm", start_id=2, end_ids=(3,))
 
 
 def steps_of(model: Any) -> tuple[Any, Any]:
-    """The step of `plain.decoding` for a Llama, and its `past` before the first token."""
+    """Returns the step of `plain.decoding` for a Llama, and its `past` before the first token."""
     config, weights = model.config, model.weights
     past = decoding.no_past(config.n_layers, config.kv_heads, config.d_head)
 
@@ -310,7 +310,7 @@ def test_greedy_writes_what_the_engine_writes(writer: Any) -> None:
 
 @pytest.mark.parametrize("n_beams", [1, 2, 4])
 def test_beams_are_those_of_the_engine(writer: Any, n_beams: int) -> None:
-    """With early_stopping "never", the engine ends its search only if no running text can become better."""
+    """With early_stopping "never", the engine ends its search only if no running text can improve the result."""
     step, past = steps_of(writer)
     settings = {"max_new_tokens": 6, "num_beams": n_beams, "num_return_sequences": n_beams}
     [expected] = writer.generate(PROMPT, early_stopping="never", **settings)

@@ -1,4 +1,4 @@
-"""Every page of `npformer.plain` computes what the engine computes, stage by stage, in float64."""
+"""Every page of `npformer.plain` computes the same stages as the engine, in float64."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from npformer.plain.pages import PAGES
 from tests.support import tiny
 from tests.support.page_stages import Page
 
-# The page and the engine sum in different orders. In float64 and tiny models, that changes about 1e-14.
+# The page and the engine sum in different orders. For tiny models in float64, results differ by about 1e-14.
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
-#: Sizes of which no two are equal, so that an exchanged axis shows.
+#: Sizes that all differ, so exchanged axes are noticed.
 ODD = {"d_model": 24, "n_heads": 4, "n_layers": 3, "d_ffn": 40}
-#: Heads of models that read texts with gaps.
+#: Heads of the models that read texts with gaps.
 GAPS = {"base", "causal-lm", "translation"}
 TEXTS = [[5, 6, 7, 8, 9, 4, 1], [3, 1], [8, 1, 11, 1]]
 
 
 def cases() -> list[Any]:
-    """Every head of every family that has a page."""
+    """Returns every head of every family that has a page."""
     found = []
     for model_type in FAMILIES:
         found += [pytest.param(model_type, head, id=f"{model_type}-{head}") for head in heads_of(model_type)]
@@ -34,12 +34,12 @@ def cases() -> list[Any]:
 
 
 def heads_of(model_type: str) -> list[str]:
-    """The heads on the page of a family."""
+    """Returns the heads on the page of a family."""
     return list(plain.page(PAGES.get(model_type, model_type)).HEADS)
 
 
 def model_of(model_type: str, head: str, **fields: Any) -> Any:
-    """A tiny random model in float64."""
+    """Returns a tiny random model in float64."""
     causal = {"causal": True} if head == "causal-lm" else {}
     return tiny.model(model_type, head, dtype=np.float64, **{**_sizes(model_type, head), **causal, **fields})
 
@@ -54,7 +54,7 @@ def _sizes(model_type: str, head: str) -> dict[str, Any]:
 
 
 def text_of(model: Any) -> Any:
-    """A text for a model, or a source and a target."""
+    """Returns a text for a model, or a source and a target."""
     types = np.array([0, 0, 0, 0, 1, 1, 1]) if model.config.reads_token_types else None
     text = npformer.Text(np.array(TEXTS[0]), types)
     return (text, npformer.Text(np.array([3, 4, 9, 8, 2]))) if model.config.head == "translation" else text
@@ -86,7 +86,7 @@ def test_a_page_gives_the_answers_of_a_model(model_type: str, head: str) -> None
 
 @pytest.mark.parametrize(("model_type", "head"), [case for case in cases() if case.values[1] in GAPS])
 def test_tokens_that_a_mask_hides_between_others(model_type: str, head: str) -> None:
-    """Distances count the hidden tokens, as in transformers."""
+    """Distances count the hidden tokens, too, as in transformers."""
     model = model_of(model_type, head)
     ids, mask = [[5, 6, 7, 8, 9, 4, 1]], [[1, 0, 1, 1, 0, 0, 1]]
     labels = {"labels": [[3, 4, 9]]} if head == "translation" else {}

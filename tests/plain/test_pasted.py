@@ -15,14 +15,14 @@ from tests.common.test_public_formulas import CASES, FORMULAS, parts
 
 
 def pasted(name: str) -> str:
-    """The source of a formula, with the definitions of all that it uses before it."""
+    """Returns the source of a formula, preceded by the definitions of all functions that it uses."""
     formula = inspect.unwrap(getattr(npformer, name))
     return one_file(f"{name}, with all that it uses.", [(formula.__module__.removeprefix("npformer.plain."), name)])
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_pasted_formula_computes_the_same(name: str) -> None:
-    """In a namespace that has nothing else, to the last bit."""
+    """The pasted formula runs in a namespace that contains nothing else, and gives the same bits."""
     notebook: dict[str, Any] = {}
     exec(compile(pasted(name), f"<{name}>", "exec"), notebook)
     found, expected = notebook[name](**CASES[name]), getattr(npformer, name)(**CASES[name])

@@ -1,4 +1,4 @@
-"""The text of pages: a standalone file has all that a page uses, and computes a model's answers with NumPy alone."""
+"""The text of pages: a standalone file has all that a page uses, and computes a model's answers with only NumPy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_standalone_page_imports_only_numpy_and_runs(name: str, tmp_path: Path
     assert not re.search(r"^import numpy as np\n\n(def |@)", text, re.M)  # two blank lines
     scope = executed(text, tmp_path / "page.py")
     own = {each for each, value in vars(npformer.plain.page(name)).items() if inspect.isfunction(value)}
-    assert own <= scope.keys() | {"encode"}  # of two functions with one name, that of the other page has a longer one
+    assert own <= scope.keys() | {"encode"}  # equal names get a longer form
 
 
 @pytest.mark.parametrize(("model_type", "head"), cases())
@@ -76,7 +76,7 @@ def test_the_command_writes_a_model_that_runs_without_npformer(tmp_path: Path) -
 
 
 def test_the_command_writes_a_translator(tmp_path: Path) -> None:
-    """The text that the file answers has the ids of the translator's own tokenizer."""
+    """The file answers its text with the ids of the translator's own tokenizer."""
     code, output, errors = run("page", "-m", "en-de-multi30k", "--standalone", "-o", "model.py", cwd=tmp_path)
     assert (code, errors, output.startswith("model.py, model.npz: ")) == (0, "", True)
     ids = npformer.load("en-de-multi30k").tokenizer.encode("I love ice cream")
@@ -85,7 +85,7 @@ def test_the_command_writes_a_translator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.npz", "model.NPZ", "folder", "folder/", "", ".", "/dev/stdout", "no/model.py"])
 def test_an_output_that_cannot_be_written_leaves_no_file(name: str, tmp_path: Path) -> None:
-    """A program named model.npz would replace its own weights."""
+    """A program named model.npz would overwrite its own weights."""
     (tmp_path / "folder").mkdir()
     code, _, errors = run("page", "-m", "distilbert-sst2", "--standalone", "-o", name, cwd=tmp_path)
     assert (code, errors.count("\n"), errors.count("Traceback")) == (1, 1, 0)
@@ -170,7 +170,7 @@ def test_a_text_needs_a_name_or_a_loaded_model() -> None:
 @pytest.mark.parametrize("ids", [[5, -1], [5, 10**6], [5] * 10**4])
 @pytest.mark.parametrize(("model_type", "head"), [("distilbert", "sequence-classification"), ("marian", "translation")])
 def test_run_refuses_the_ids_that_the_model_refuses(model_type: str, head: str, ids: list[int]) -> None:
-    """NumPy would count the row of a negative id from the end of the table."""
+    """NumPy would count a negative id from the end of the table."""
     model = model_of(model_type, head)
     given = {"decoder_input_ids": [3]} if head == "translation" else {}
     with pytest.raises(npformer.NpformerError, match=r"^input_ids: ") as expected:

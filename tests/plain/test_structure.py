@@ -1,4 +1,4 @@
-"""Pages can be read: NumPy and other pages only, short functions, no options, docstrings with a formula."""
+"""Pages are readable: they import only NumPy and other pages, and have short functions, formulas and no options."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from npformer.plain.pages import names
 
 FOLDER = Path(plain.__file__).parent
 PAGES = [FOLDER / f"{name}.py" for name in names()]
-#: Functions that branch on their data: on the kind of node of a tree.
+#: Functions that branch on their data, here the kind of a tree's node.
 DATA = {"tree_map"}
-LONGEST_FUNCTION, LONGEST_FILE, LONGEST_DOCSTRING = 15, 100, 6  # lines; of code, but for docstrings
+LONGEST_FUNCTION, LONGEST_FILE, LONGEST_DOCSTRING = 15, 100, 6  # lines of code, and lines of a docstring
 
 
 def code_lines(path: Path) -> set[int]:
-    """The numbers of the lines with code, without docstrings, comments and empty lines."""
+    """Returns the numbers of the lines with code, without docstrings, comments and empty lines."""
     source = path.read_text(encoding="utf-8")
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     lines = set()
@@ -64,7 +64,7 @@ def test_a_page_is_short(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_page_has_no_options(path: Path) -> None:
-    """No `if`, and no argument that is None unless given: another option is another function, or another page."""
+    """A page has no `if`, and no argument with the default None: another option is another function or page."""
     for node in functions(path):
         inside = list(ast.walk(node))
         branches = [each for each in inside if isinstance(each, ast.If | ast.IfExp | ast.Try)]

@@ -1,4 +1,4 @@
-"""The pages of encoder-decoders and of torch's own modules: every choice of their config.json, and torch's results."""
+"""The pages of encoder-decoders and of torch's own modules: every option of config.json, and torch's results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.cli_runner import run
 from tests.support.one_file import answering
 
 DATA = Path(__file__).parents[1] / "golden" / "seq2seq"
-#: Choices of torch's own modules.
+#: Options of torch's own modules.
 TORCH: dict[str, dict[str, Any]] = {
     "norms-before": {"norm_first": True},
     "norms-before-and-last": {"norm_first": True, "final_norm": True},
@@ -37,7 +37,7 @@ TORCH: dict[str, dict[str, Any]] = {
     **{name: {"activation": name} for name in ("gelu", "gelu_tanh", "silu")},
 }
 GATED = {"gated": True, "activation": "gelu_tanh"}
-#: Family -> head -> id -> fields of its config, one for each choice that the family reads.
+#: Family -> head -> id -> fields of its config, one entry for each option that the family reads.
 CHOICES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "transformer": dict.fromkeys(torch_nn.HEADS, TORCH),
     "marian": {
@@ -83,7 +83,7 @@ def test_every_head_of_every_family_is_on_its_page() -> None:
 def test_a_page_has_every_choice_of_a_config(model_type: str, head: str, fields: dict[str, Any]) -> None:
     model = model_of(model_type, head, **fields)
     read = read_config(write_config(model.config), head)
-    assert {name: getattr(read, name) for name in fields} == fields  # a config.json can have the choice
+    assert {name: getattr(read, name) for name in fields} == fields  # a config.json can have this option
     assert_same_stages(model, text_of(model))
 
 
@@ -99,7 +99,7 @@ def test_a_standalone_model_has_the_choice(model_type: str, head: str, fields: d
 
 
 def rows_of(case: str) -> np.ndarray:
-    """The page's rows for the vectors of a case, text by text. A table of vectors is read by ids 0, 1, ..."""
+    """Returns the page's rows for the vectors of a case, text by text. Ids 0, 1, ... read a table of the vectors."""
     config, tree = load_folder(DATA / case, "float64")
     sizes = (ACTIVATIONS[config.activation], config.eps, 1.0, page.no_rows)
     layer = chosen("tgt_layer" if config.decoder else "src_layer", page.encode, config)
@@ -126,7 +126,7 @@ def texts(name: str, lengths: list[int]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("case", ["transformer", "transformer-pre-norm", "encoder", "decoder"])
 def test_a_page_gives_the_results_of_torch(case: str) -> None:
-    """Both run in float64 and sum in different orders."""
+    """Both run in float64, but sum in different orders."""
     truth = load_file(DATA / case / "stages.safetensors")["float64/result"]
     assert np.abs(rows_of(case).ravel() - truth).max() < 1e-13 * np.abs(truth).max()
 
@@ -144,7 +144,7 @@ def test_a_model_from_a_folder_has_its_page(tmp_path: Path) -> None:
     assert source(model) == source("torch_nn") == run("page", "-m", str(DATA / "classifier"))[1]
     code, output, _ = run("page", "-m", str(DATA / "classifier"), "--standalone", "-o", "model.py", cwd=tmp_path)
     assert (code, output.startswith("model.py, model.npz: ")) == (0, True)
-    assert output.endswith("prints the answers for the ids 0 1 2 3 4 5\n")  # it has no tokenizer
+    assert output.endswith("prints the answers for the ids 0 1 2 3 4 5\n")  # the model has no tokenizer
 
 
 def test_the_page_of_2017_has_the_name_transformer() -> None:

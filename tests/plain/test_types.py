@@ -1,4 +1,4 @@
-"""The types of the public functions stand beside their pages, in stubs (.pyi), because a page has no type hints."""
+"""The types of public functions are in stubs (.pyi) next to their pages, because a page has no type hints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STUBS = sorted(path.stem for path in FOLDER.glob("*.pyi"))
 
 
 def functions(path: Path) -> dict[str, str]:
-    """Name -> parameters with their defaults, without types, of each function of a file."""
+    """Returns name -> parameters with defaults but without types, for each function of a file."""
     found = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name != "__getattr__":

@@ -1,5 +1,5 @@
-"""Dynamic batching: an answer has the same bits as if its request came alone, whenever requests arrive. Also the rules
-of the queue."""
+"""Dynamic batching: an answer has the same bits as if its request had come alone, whenever requests arrive. Also tests
+the rules of the queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.text_classification import TextClassification
 from tests.support import tiny
 
-HANG = 120.0  # seconds after which a test that waits has failed
+HANG = 120.0  # seconds after which a waiting test fails
 
 
 def run(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -36,7 +36,7 @@ def run(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 @dataclass(eq=False)
 class Recorded:
-    """Work that records its batches, and waits while it is held."""
+    """Work that records its batches, and waits while it is paused."""
 
     together: bool = True
     stepwise: bool = False
@@ -76,7 +76,7 @@ class Running:
 
 
 async def held(batcher: Batcher, work: Recorded) -> asyncio.Task[Any]:
-    """Keeps the batching thread busy, so that new requests wait in the queue."""
+    """Keeps the batching thread busy, so new requests wait in the queue."""
     work.free.clear()
     busy = asyncio.create_task(batcher.answers(work, ["first"], [1]))
     assert await asyncio.to_thread(work.started.wait, HANG)
@@ -142,8 +142,8 @@ def test_strangers_share_batches_and_each_gets_the_bits_it_gets_alone(arrivals, 
 
 
 @pytest.mark.numbers
-def test_that_strangers_do_share_batches():
-    """Otherwise the test above would compare only lone requests. The last text fills the batch."""
+def test_requests_of_different_clients_share_batches():
+    """If no batch were shared, the test above would compare only lone requests. The last text fills the batch."""
     seen = []
 
     async def test() -> None:
@@ -152,7 +152,7 @@ def test_that_strangers_do_share_batches():
         prepared = [prepare(task, [text], task.options, False, "inputs", True, ServiceLimits()) for text in WORDS]
         tokens = sum(sum(each.sizes) for each in prepared)
         async with Running(tokens, HANG * 2, observe=lambda batch, seconds: seen.append(len(batch))) as batcher:
-            equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # each request creates a TaskWork
+            equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # each request creates its own TaskWork
             assert all(each == work for each in equal)
             await asyncio.gather(
                 *(batcher.answers(w, p.requests, p.sizes) for w, p in zip(equal, prepared, strict=True))
@@ -199,7 +199,7 @@ def test_a_batch_has_the_oldest_texts_of_one_work_up_to_its_tokens():
 
 
 def test_private_work_shares_a_batch_only_within_its_request():
-    """A sample depends on a text's place in its list, so such a list is not divided into batches."""
+    """A sample depends on the text's index in its list, so such a list is not divided into batches."""
     work, alone = Recorded(), Recorded(together=False)
 
     async def test() -> None:
@@ -215,7 +215,7 @@ def test_private_work_shares_a_batch_only_within_its_request():
 
 
 def test_a_text_waits_for_others_until_its_limit(monkeypatch):
-    """The clock stands still until the second text has come, and shows the limit once it is set on."""
+    """The clock stands still until the second text has come, and is then set to the limit."""
     work, now = Recorded(), batching.time.monotonic()
     monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: now))
 
@@ -223,7 +223,7 @@ def test_a_text_waits_for_others_until_its_limit(monkeypatch):
         nonlocal now
         async with Running(max_wait=0.1) as batcher:
             first = asyncio.create_task(batcher.answers(work, [1], [1]))
-            await asyncio.sleep(0.3)  # the thread looks at the clock at least once
+            await asyncio.sleep(0.3)  # meanwhile, the thread looks at the clock at least once
             second = asyncio.create_task(batcher.answers(work, [2], [1]))
             await asyncio.sleep(0.3)
             assert work.batches == []
@@ -269,7 +269,7 @@ def test_a_full_queue_refuses_a_whole_request_with_a_time_to_retry():
 
 
 def test_one_request_cannot_fill_the_queue_for_all():
-    """A request with at most an equal share of the queue is accepted, and one with more is refused."""
+    """A request for at most an equal share of the queue is accepted; a request for more is refused."""
     work = Recorded()
 
     async def test() -> None:

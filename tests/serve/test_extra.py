@@ -1,4 +1,4 @@
-"""Without the extra `serve`, errors name the extra to install."""
+"""If the extra `serve` is not installed, errors name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of requests: valid ones are read; errors for invalid ones name their place but do not quote their text."""
+"""Fields of requests: valid fields are read, and errors for invalid fields name their place, not their text."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def test_a_body_that_is_not_json_is_refused_with_its_place(body, message):
 
 
 def test_a_body_of_very_many_lists_is_refused():
-    """Parsing the lists would take a second in which no other request is answered. Brackets in texts do not count as
+    """Parsing these lists would take a second, in which no other request is answered. Brackets in texts do not count as
     lists.
     """
     for body in (b"[" + b"[]," * 100_000 + b"[]]", b'["' + b"\\" * 2 + b'",' + b"{}," * 100_000 + b"{}]"):
         with pytest.raises(Refusal) as refusal:
             read_json(body)
         assert (refusal.value.status, refusal.value.message) == (413, "body: more than 100000 lists and objects")
-    for begun in (b'"', b""):  # texts that do not end: trying each of their quotes would take hours
+    for begun in (b'"', b""):  # unfinished texts: trying each of their quotes would take hours
         with pytest.raises(Refusal, match="more than 100000 lists"):
             read_json(b"[" * 100_001 + begun + b'\\"' * 1_900_000)
     text = '[{"\\' * 200_000

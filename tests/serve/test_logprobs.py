@@ -1,4 +1,4 @@
-"""The texts of tokens in log probabilities."""
+"""Texts of tokens in log probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support import byte_fallback, byte_level
 
 
 def test_texts_of_tokens_join_to_the_text() -> None:
-    """Llama 2's decoder drops the space at the beginning of a text, but not of other tokens."""
+    """Llama 2's decoder drops the space before the first token of a text, but not before other tokens."""
     tokenizer = byte_fallback.tokenizer()
     ids = [*(tokenizer.token_to_id(each) for each in ("▁the", "▁a", "a", "▁", "▁a")), *byte_fallback.of_bytes("\n")]
     likely = Best(np.array([ids, ids]).T, np.zeros((6, 2)))
@@ -32,7 +32,7 @@ def test_texts_of_byte_level_tokens() -> None:
 
 
 def test_the_most_likely_of_several_tokens_with_one_text_counts() -> None:
-    """Incomplete characters, and rows of a padded table without a token, share a text."""
+    """Incomplete characters share a text, and so do rows of a padded table without a token."""
     tokenizer = byte_level.tokenizer()
     first, second = tokenizer.encode("é").ids[:2]
     likely = Best(np.array([[first, first, second]]), np.array([[-0.25, -0.25, -2.0]]))

@@ -1,4 +1,4 @@
-"""The name under which a model is served: the one that is given, even if it is a link, or that of --name."""
+"""The name under which a model is served: the name that is given, even if it is a link, or the name from --name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client cannot fill the log: lines of one kind are limited in number, and counted."""
+"""A client cannot fill the log: lines of each kind are limited in number, and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of work in the service: pieces of large requests, between which other requests are computed."""
+"""The order of work in the service: large requests are computed in pieces, with other requests in between."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.turns import JOBS, Entry, Ticket, Turns
 from tests.support import seq2seq_models, tiny, writers
 
-LARGEST = 1000  # tokens of a batch
+LARGEST = 1000  # maximum tokens of a batch
 
 
 @dataclass(eq=False)
 class Noted:
-    """Work that notes its texts, and with `steps` takes this many steps for each batch."""
+    """Work that records its texts, and takes `steps` steps for each batch if it is given."""
 
     model: object
     steps: int = 0
@@ -44,27 +44,27 @@ class Noted:
 
 
 class Desk:
-    """Turns without a thread: a test takes them one at a time."""
+    """Turns without a thread: a test runs one turn at a time."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.turns = Turns(LARGEST, cores=1)
 
     def ask(self, work: Noted, name: str, *sizes: int, reads: int | None = None) -> Ticket:
-        """Adds a request with texts of these sizes, whose names are the request's name and an index."""
+        """Adds a request with texts of these sizes. Each text is named after the request, with an index."""
         ticket = Ticket(self.loop.create_future(), [None] * len(sizes), len(sizes))
         entries = [Entry(work, f"{name}{i}", size, ticket, i, reads or size) for i, size in enumerate(sizes)]
         self.turns.add(ticket, entries)
         return ticket
 
     def begin(self) -> Any:
-        """Begins or continues the job whose turn it is."""
+        """Begins or continues the job that is next."""
         ticket = self.turns.next()
         assert ticket is not None
         return ticket.job or self.turns.begin(ticket, self.turns.batch(ticket)[0])
 
     def end(self, job: Any) -> list[str]:
-        """Ends a turn. Returns the texts of the batch."""
+        """Ends a turn; returns the texts of the batch."""
         job.steps = job.steps or computed(job.batch)
         try:
             next(job.steps)
@@ -103,7 +103,7 @@ def test_a_small_request_is_computed_between_two_pieces_of_a_large_one(desk):
     assert desk.turn() == ["small0"]
     running = desk.begin()
     desk.ask(work, "again", 10)
-    assert desk.end(running) == names("large", 16, 17)  # others have come, so the pieces are smaller
+    assert desk.end(running) == names("large", 16, 17)  # others have arrived, so the pieces are smaller
     assert desk.turn() == ["again0"]
     assert desk.turn() == names("large", 18, 19)
 
@@ -119,7 +119,7 @@ def test_pieces_are_small_while_others_wait_and_grow_again(desk, monkeypatch):
 
 
 def test_a_request_of_usual_size_is_computed_at_once_when_it_is_alone(desk):
-    """Also shortly after others have waited, when large requests still have small pieces."""
+    """Other requests have just waited, so the pieces of large requests are still small."""
     work, other = Noted("model"), Noted("other")
     desk.ask(work, "large", *[16] * 100)
     desk.ask(other, "small", 1)
@@ -149,7 +149,7 @@ def test_models_take_turns_whatever_their_numbers_of_requests(desk):
 
 
 def test_a_small_request_does_not_share_its_batch_with_a_large_one(desk):
-    """It shares it with other small requests. Large requests share batches with one another, a piece of each."""
+    """It shares a batch with other small requests. Large requests share batches with one another, a piece of each."""
     work = Noted("model")
     desk.ask(work, "a", 10)
     desk.ask(work, "large", *[40] * 3)
@@ -184,7 +184,7 @@ def test_a_request_is_computed_between_two_steps_of_a_generation(desk):
 
 
 def test_generations_take_turns_by_step_and_their_number_is_bounded(desk):
-    """A request has one unfinished batch. Above the maximum, other generations wait, and other work does not."""
+    """A request has one unfinished batch. Above the maximum, other generations wait, but other work does not."""
     writing = Noted("model", steps=3, together=False)
     for i in range(JOBS + 1):
         desk.ask(writing, f"r{i}-", 1)
@@ -199,7 +199,7 @@ def test_generations_take_turns_by_step_and_their_number_is_bounded(desk):
 
 
 def test_a_generation_ends_early_when_all_of_its_callers_have_left():
-    """A caller that stays gets its answer, although another caller of the same batch has left."""
+    """A caller that stays gets its answer, even if another caller of the same batch has left."""
     stepped: list[int] = []
 
     class Long(Noted):
@@ -221,7 +221,7 @@ def test_a_generation_ends_early_when_all_of_its_callers_have_left():
         assert await staying == ["b"]
         leaving.cancel()
         await asyncio.wait([leaving])
-        await asyncio.to_thread(batcher.close)  # hangs if the endless generation goes on
+        await asyncio.to_thread(batcher.close)  # would hang if the endless generation continued
 
     asyncio.run(asyncio.wait_for(test(), 120))
     assert stepped
@@ -305,7 +305,7 @@ def test_a_request_that_is_read_many_times_is_read_in_several_steps(monkeypatch)
 @pytest.mark.parametrize("texts", [1, 9])
 @pytest.mark.parametrize("family", ["distilbert", "deberta-v2", "bert", "modernbert"])
 def test_each_layer_of_a_long_batch_is_a_step(family, texts):
-    """The answers have the bits of a whole run, for one text and for texts on several threads.
+    """The answers have the same bits as a whole run, for one text and for texts on several threads.
 
     A batch of up to 128 tokens is one step, because it is short and may be replayed.
     """

@@ -1,8 +1,8 @@
-"""Skips tests that need a model of the checkout in a source distribution, which leaves these models out.
+"""Skips tests in a source distribution if they need a model that only the checkout has.
 
-A test is skipped only if it fails after a name of such a model was not found, so that a skip is never a pass and a test
-of the error itself is run. If the environment variable NPFORMER_ABSENT names a file, the skipped tests are written to
-it, one in a line: `.ci/run suite` runs exactly these in the checkout.
+A test is skipped only if it fails after the name of such a model was not found. So a skip is never a pass, and a test
+of the error itself runs. If the environment variable NPFORMER_ABSENT names a file, the skipped tests are written to the
+file, one per line, and `.ci/run suite` runs exactly these tests in the checkout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _wanted: list[str] = []  # absent models that the running test has asked for
 
 
 def watch() -> None:
-    """Notes each absent model that a test asks for, and nothing in a checkout, which has all of them."""
+    """Records each absent model that a test requests. In a checkout, no model is absent."""
     explain = loading._not_installed
 
     def noted(name: str) -> str:
@@ -41,7 +41,7 @@ def begin() -> None:
 
 
 def skipped(item: pytest.Item, outcome: Any) -> None:
-    """Turns the failure of a test that asked for an absent model into a skip."""
+    """Turns the failure of a test that requested an absent model into a skip."""
     if not _wanted or outcome.excinfo is None or issubclass(outcome.excinfo[0], pytest.skip.Exception):
         return
     if named := os.environ.get(FILE):

@@ -1,4 +1,4 @@
-"""Forms in which users give numbers, and the checks of public functions that are called with them."""
+"""Forms in which users pass numbers, and checks of the public functions that get them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 import npformer
 
-#: Arguments that are not converted: a cache and angles are those of an earlier call.
+#: Arguments that are not converted, because a cache and angles come from an earlier call.
 AS_GIVEN = ("past", "angles", "frequencies")
 
 

@@ -8,9 +8,9 @@ from npformer.engine.runtime import products
 
 
 def alike(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two results of one computation are equal, bit for bit.
+    """Returns whether two results of one computation are equal, bit for bit.
 
-    If no method for the same bits is known for this BLAS, they only need to be equal up to rounding.
+    If no method for the same bits is known for this BLAS, equality up to rounding is enough.
     `tests/engine/runtime/test_same_bits.py` lists the kernels for which a method must be known.
     """
     if products.same_bits(a.dtype):

@@ -1,4 +1,4 @@
-"""A tokenizer in the form of Llama 2's folders: pieces with ▁ for spaces, and a token for each byte of other characters."""
+"""A tokenizer like Llama 2's: pieces with ▁ for spaces, and a token for each byte of all other characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PIECES = ("▁", "a", "b", "▁a", "▁the")
 
 
 def tokenizer() -> Any:
-    """Runs of bytes become characters, or U+FFFD for each byte if any of them is invalid, even "\\n"."""
+    """Returns the tokenizer. Runs of bytes become characters. If any byte is invalid, each byte becomes U+FFFD."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
@@ -23,5 +23,5 @@ def tokenizer() -> Any:
 
 
 def of_bytes(text: str | bytes) -> list[int]:
-    """The tokens of a text's bytes."""
+    """Returns the tokens of a text's bytes."""
     return [BYTE + byte for byte in (text.encode() if isinstance(text, str) else text)]

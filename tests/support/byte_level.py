@@ -1,4 +1,4 @@
-"""A byte-level tokenizer in the form of Qwen's folders: every byte is a token, with merges only for "yes" and "no"."""
+"""A byte-level tokenizer like Qwen's: every byte is a token, with merges only for "yes" and "no"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ N_TOKENS = 256 + 3 + 3  # bytes; special tokens; "ye", "yes" and "no"
 
 
 def tokenizer(ends: bool = True) -> Any:
-    """NFC, Qwen's splits, bytes, and tokens for "yes" and "no". ends: texts end in END, as in Qwen3-Embedding."""
+    """Returns the tokenizer: NFC, Qwen's splits, bytes, "yes", "no". ends: texts end in END, as in Qwen3-Embedding."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ye", *WORDS]

@@ -39,17 +39,17 @@ def rendering_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("npformer.text.chat.render", remembered)
-        # every rendering gets the same random marks, so that its arguments can be found in the cache
+        # every rendering gets the same random marks, because its arguments are the key in the cache
         patch.setattr("npformer.text.chat.secrets.token_hex", lambda n: "7d1" * n)
         yield
 
 
 def folder(path: Path, family: str = "qwen2", template: str = TEMPLATE, generation: Any = None, **sizes: Any) -> Path:
-    """generation: the content of generation_config.json. sizes: fields of `Config`."""
+    """Writes the folder. generation: the content of generation_config.json. sizes: fields of `Config`."""
     fields = {"vocab_size": byte_level.N_TOKENS, "max_length": 512, "seed": 2, "tied": True}
     made = tiny.folder(path, family, "causal-lm", **{**fields, **sizes})
     tokenizer = byte_level.tokenizer(ends=False)
-    begin = [(byte_level.END, END)]  # put before each text, as by Llama's tokenizer
+    begin = [(byte_level.END, END)]  # this token precedes each text, as in Llama's tokenizer
     tokenizer.post_processor = processors.TemplateProcessing(f"{byte_level.END} $A", special_tokens=begin)
     tokenizer.save(str(made / "tokenizer.json"))
     described = {

@@ -1,7 +1,7 @@
 """`check_family(name, folder)`: the checks that every family of checkpoints must pass.
 
-`tests/families/test_every_family.py` runs each check for each entry of `FAMILIES`, so a new family is tested by its
-entry.
+`tests/families/test_every_family.py` runs each check for each entry of `FAMILIES`, so the entry of a new family is
+enough to test it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
 LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # threads share the longest texts; two texts have the same length
 WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
-#: Family -> fields in which its files differ from tiny models; None if the files lack a field of tiny models.
+#: Family -> fields in which its files differ from tiny models; None if the files lack a tiny model's field.
 NEEDED: dict[str, dict[str, Any]] = {
     "gpt2": {"pad_id": 0},
     **{name: {"pad_id": 0, "padding_idx": 0} for name in ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3")},
@@ -51,14 +51,14 @@ def usual_head(name: str) -> str:
 
 
 def two_heads(name: str) -> list[str]:
-    """Returns the usual head and a second one, which varies with the family, because families share the heads' code."""
+    """Returns the usual head and one other, which varies with the family, because families share the heads' code."""
     others = [head for head in heads(name) if head != usual_head(name)]
     turn = list(FAMILIES).index(name)
     return [usual_head(name), *others[turn % max(len(others), 1) :][:1]]
 
 
 def inputs(model: Model | Seq2Seq, lengths: Sequence[int], seed: int = 0) -> list[Any]:
-    """Random texts: with token types where the family has them, gaps in some positions, and pairs for a translator."""
+    """Returns random texts, with token types if the family has them, gaps in some positions, pairs for translators."""
     random, config = np.random.default_rng(seed), model.config
     if isinstance(model, Seq2Seq):
         ends = (config.vocab_size, config.decoder.vocab_size)
@@ -79,7 +79,7 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 
 
 def check_bits(of_threads: Sequence[Model | Seq2Seq], given: Sequence[Any], seed: int = 0) -> None:
-    """A text has the same bits alone on one thread, in any order of texts, on more threads, and when traced."""
+    """Checks that a text has the same bits alone on one thread, in any order, on more threads, and when traced."""
     alone = [of_threads[0].run([each])[0] for each in given]
     random = np.random.default_rng(seed)
     for model in of_threads:
@@ -103,13 +103,13 @@ def same_bits(name: str, head: str, dtype: str = "float32", **fields: Any) -> No
 
 
 def check_a_text_has_the_same_bits_in_any_company(name: str, folder: Path) -> None:
-    """Tests alternate between the two dtypes."""
+    """Runs alternate between the two dtypes."""
     for i, head in enumerate(two_heads(name), list(FAMILIES).index(name)):
         same_bits(name, head, DTYPES[i % 2])
 
 
 def check_config_and_weights_there_and_back(name: str, folder: Path) -> None:
-    """Round trips of the config for every head, and of the files in both layouts for one head."""
+    """Converts the config of every head, and the files of one head, to both layouts and back."""
     for head in dict.fromkeys(FAMILIES[name].architectures.values()):  # heads that a config.json can name
         config = tiny.config(name, head, **NEEDED.get(name, {}))
         assert read_config(write_config(config)) == config, head
@@ -143,7 +143,7 @@ def check_a_golden_file_fits_its_model_and_no_other(name: str, folder: Path) -> 
         model = tiny.model(name, head)
         given = inputs(model, (9, 4))
         recorded = golden.record(model, given)
-        if isinstance(model, Seq2Seq):  # traced as one pair
+        if isinstance(model, Seq2Seq):  # a source and its target are traced as one pair
             arrays = {f"{i}/{stage}": a for i, each in enumerate(given) for stage, a in trace(model, each).items()}
         else:
             seen = trace(model, given)

@@ -8,12 +8,12 @@ import numpy as np
 
 
 def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
-    """Numbers drawn from the standard normal distribution."""
+    """Returns numbers drawn from the standard normal distribution."""
     array = np.random.default_rng((seed, *shape)).standard_normal(shape).astype(dtype)
     array.flags.writeable = False
     return array
 
 
 def tensors(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, np.ndarray]:
-    """Draws a checkpoint's tensors by name, each with its own numbers."""
+    """Returns a checkpoint's tensors by name, each drawn separately."""
     return {name: normal(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}

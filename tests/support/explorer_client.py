@@ -1,4 +1,4 @@
-"""A client of the explorer's server, as its page or another site would be one."""
+"""A client of the explorer's server that acts as its page, or as another site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npformer.view.explorer.session import Explorer
 
 
 class Client:
-    """Sends requests to an explorer; every request has a new number, as every new state of a page."""
+    """Sends requests to an explorer. Each request has a new number, as if a page had a new state."""
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
@@ -39,18 +39,18 @@ class Client:
         return status, reply.decode() if route == "save" and status == 200 else json.loads(reply)
 
     def request(self, state: dict[str, Any], *parts: str) -> dict[str, Any]:
-        """The body of a request for parts of a state."""
+        """Returns the body of a request for parts of a state."""
         self.number += 1
         return {"page": "test", "number": self.number, "state": state, "parts": list(parts)}
 
     def parts(self, state: dict[str, Any], *parts: str) -> dict[str, Any]:
-        """The parts of a state."""
+        """Returns the parts of a state."""
         status, found = self.post(self.request(state, *parts))
         assert status == 200, found
         return found
 
 
 def state(*texts: str | list[str], edits: list[dict[str, Any]] | None = None, **options: Any) -> dict[str, Any]:
-    """A state of one or two texts, each a string, or a list of two."""
+    """Returns a state of one or two texts, each a string or a list of two strings."""
     listed = [[text] if isinstance(text, str) else text for text in texts]
     return {"texts": listed, "edits": edits or [], "options": options}

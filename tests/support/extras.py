@@ -1,4 +1,4 @@
-"""Marks tests that need a package of an extra: without it they are skipped; CI's lane `extras` runs `pytest -m extra`."""
+"""Marks tests that need a package of an extra, and skips them without it. CI's lane `extras` runs `pytest -m extra`."""
 
 from __future__ import annotations
 

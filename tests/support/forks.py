@@ -1,6 +1,6 @@
-"""Runs Python programs in forks of one process that has imported npformer, in half the time that new processes take.
+"""Runs Python programs in forks of one process that has imported npformer, in half the time of new processes.
 
-`run` is like `subprocess.run([sys.executable, "-c", program, *arguments])`. The fork has its own environment, streams
+`run` is like `subprocess.run([sys.executable, "-c", program, *arguments])`. Each fork has its own environment, streams
 and modules. npformer itself must not import a module that reads the environment at import, such as the hub's client.
 """
 

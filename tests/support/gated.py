@@ -1,7 +1,8 @@
-"""`npformer serve` with a gate before its batches, so that a test decides how long each of them takes.
+"""`npformer serve` with a gate before its batches, so a test decides how long each batch takes.
 
-Run as a module, this is the server's program. Each batch is noted in the folder $GATE, and waits until its number is
-allowed. Workers import the module too. $APART, if set, replaces the time that makes two signals two.
+Run as a program, this module is the server. Each batch is recorded in the folder $GATE, and waits until its
+number is allowed. Workers import the module, too. $APART replaces the time after which a repeated signal is a second
+one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.support.service import Server
 
 
 class Gated(Server):
-    """A running server. Its gate is open at first."""
+    """A running server. Its gate is open at the start."""
 
     def __init__(self, *arguments: object, **environment: str) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="npformer-gate-")
@@ -36,14 +37,14 @@ class Gated(Server):
         self.allow(sys.maxsize)
 
     def allow(self, batches: int) -> None:
-        """Lets each process compute its first batches, up to this number."""
+        """Allows each process to compute its first batches, up to this number."""
         new = Path(self.folder.name, "new")
         new.write_text(str(batches))
         new.rename(Path(self.folder.name, "allowed"))
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Holds new batches during the block. The server has one process, and has answered all requests."""
+        """Stops new batches at the gate during the block. The server has one process, and has answered all requests."""
         self.allow(len(self.batches()))
         try:
             yield
@@ -51,7 +52,7 @@ class Gated(Server):
             self.open()
 
     def batches(self) -> list[int]:
-        """The number of texts in each batch that has reached the gate."""
+        """Returns the number of texts in each batch that has reached the gate."""
         path = Path(self.folder.name, "batches")
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 

@@ -1,4 +1,4 @@
-"""A server in a thread of the test's process, with small system buffers, and connections to it that a test controls."""
+"""A server in a thread of the test's process, with small system buffers, and connections that a test controls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from npformer.serve import ServiceLimits, supervisor
 from tests.support.service import START, Service
 
-LONG = 600.0  # seconds that no test takes
+LONG = 600.0  # longer than any test, in seconds
 
 
 class Hasty(Service):
     """A server in a thread of this process, with small system buffers.
 
-    Each test sets only the deadline that it waits for, so that a pause of the client or the server changes nothing.
+    Each test sets only the deadline for which it waits, so pauses of the client or the server do not matter.
     """
 
     def __init__(self, folder: Path, listening: socket.socket, limits: ServiceLimits) -> None:

@@ -5,9 +5,9 @@
         loads(environment(hub, home), {"name": "owner/model"})
         hub.requests                                         # its requests so far: ("GET", "/owner/model/...", headers)
 
-As on the real hub, large files (`large`) are redirected to another server, a "CDN" with a host name of its own, and
-the header X-Error-Code distinguishes the causes of a 401, 403 or 404. Faults are set as attributes of `hub`; `add`
-takes a repository's settings.
+As on the real hub, large files (`large`) are redirected to another server, a "CDN" with a different host name, and
+the header X-Error-Code distinguishes the causes of a 401, 403 or 404. Faults are attributes of `hub`; a repository's
+settings are arguments of `add`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Repository:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     large: int = 100_000  # files of at least this size are redirected to the CDN
-    gated: bool = False  # files require a login that has been granted access
-    granted: bool = False  # TOKEN has been granted access
+    gated: bool = False  # files require a login that has access
+    granted: bool = False  # TOKEN has access
 
 
 class Hub:
-    """The two servers, which run in threads inside a `with` block."""
+    """The hub and the CDN, which run in threads inside a `with` block."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.cdn_requests: list[tuple[str, str, dict[str, str]]] = []
-        self.break_after: list[int] = []  # the numbers of bytes that the next CDN downloads send before they break off
+        self.break_after: list[int] = []  # numbers of bytes after which the next CDN downloads break off
         self.stall_after = -1  # number of bytes after which every CDN download stalls; -1: downloads are complete
         self.silent = False  # the hub accepts requests without answering
         self.over = threading.Event()
@@ -59,7 +59,7 @@ class Hub:
         self.hub_server = _Server(_HubHandler, self)
         self.cdn_server = _Server(_CdnHandler, self)
         self.url = f"http://127.0.0.1:{self.hub_server.server_port}"
-        self.cdn_url = f"http://localhost:{self.cdn_server.server_port}"  # another host, which must not get the login
+        self.cdn_url = f"http://localhost:{self.cdn_server.server_port}"  # another host, which gets no login
 
     def __enter__(self) -> Hub:
         for server in (self.hub_server, self.cdn_server):
@@ -84,7 +84,7 @@ class Hub:
         return commit
 
     def asked(self, method: str) -> list[str]:
-        """The files requested from the hub or from the CDN with this method."""
+        """Returns the files requested from the hub or the CDN with this method."""
         asked = self.requests + self.cdn_requests
         return [path.split("/", 5)[5] for each, path, _ in asked if each == method and "/resolve/" in path]
 
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def reply(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        """Sends an answer, or the requested range of it; for HEAD only its headers."""
+        """Sends an answer, or the requested range of it. For HEAD, sends only its headers."""
         headers = headers or {}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if status == 200 and asked:
@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _HubHandler(_Handler):
-    """Model info at /api/models/<id>[/revision/<rev>], files at /<id>/resolve/<rev>/<file>."""
+    """Serves model info at /api/models/<id>[/revision/<rev>], and files at /<id>/resolve/<rev>/<file>."""
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -170,13 +170,13 @@ class _HubHandler(_Handler):
         self.reply(status, body, {"X-Error-Code": code, "X-Error-Message": message} | (headers or {}))
 
     def found(self, name: str, revision: str) -> tuple[Repository, str] | None:
-        """The repository and the commit. If either does not exist, sends the error and returns None."""
+        """Returns the repository and the commit. If either does not exist, sends the error and returns None."""
         login = self.headers.get("Authorization", "")
         if login not in ("", f"Bearer {TOKEN}"):
             self.refuse(401, "", "Invalid credentials in Authorization header")
             return None
         repository = self.hub.repositories.get(name)
-        if repository is None:  # without a login the hub does not reveal whether a repository is private or missing
+        if repository is None:  # without a login, private and missing repositories get the same answer
             self.refuse(404 if login else 401, "RepoNotFound", "Repository not found")
             return None
         commit = repository.refs.get(revision, revision)
@@ -214,7 +214,7 @@ class _HubHandler(_Handler):
 
 
 class _CdnHandler(_Handler):
-    """Large files at /<id>/resolve/<commit>/<file>."""
+    """Serves large files at /<id>/resolve/<commit>/<file>."""
 
     def do_GET(self) -> None:
         path = unquote(self.path)
@@ -226,7 +226,7 @@ class _CdnHandler(_Handler):
         self.reply(200, body, {"ETag": f'"{etag}"', "Accept-Ranges": "bytes"})
 
     def send(self, body: bytes) -> None:
-        """Sends the whole body, or only its first bytes if the connection is set to break or stall."""
+        """Sends the whole body, or only the first bytes if the connection is set to break or stall."""
         if self.hub.stall_after >= 0:
             self.wfile.write(body[: self.hub.stall_after])
             self.wfile.flush()
@@ -279,7 +279,7 @@ def python(env: dict[str, str], program: str, *arguments: str, text: str = "") -
 
 
 def loads(env: dict[str, str], *calls: dict[str, Any], network: bool = True) -> list[dict[str, Any]]:
-    """Returns the result of each npformer.load call, in one process: facts about the model, or the error."""
+    """Calls npformer.load several times in one process; returns facts about each model, or the error."""
     done = python(env, PROGRAM, *([] if network else ["no network"]), text=json.dumps(calls))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -291,7 +291,7 @@ def cache(env: dict[str, str]) -> Path:
 
 @contextmanager
 def closed_port() -> Iterator[str]:
-    """Yields a URL at which no server listens. The port is taken, so that no other process begins to."""
+    """Yields a URL at which no server listens. The port is reserved, so no other process can listen there."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

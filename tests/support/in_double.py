@@ -1,12 +1,12 @@
-"""Runs transformers' models entirely in float64, even these steps, which use float32 whatever the model's dtype:
+"""Runs transformers' models entirely in float64, including these steps, which always use float32:
 
 * ModernBERT: the angles of the rotary embeddings, the rotation, and the softmax of its eager attention
 * Nomic BERT: the angles
-* DeBERTa: the square root by which scores are divided
+* DeBERTa: the square root that divides scores
 * T5: RMSNorm
 * Llama, similar families, and Gemma: RMSNorm, the angles and the softmax
 * GPT-NeoX: the angles and the softmax
-* OPT and BLOOM: the softmax; for BLOOM also the GELU, which has sqrt(2 / pi) to only eight digits
+* OPT and BLOOM: the softmax; for BLOOM also the GELU, in which sqrt(2 / pi) has only eight digits
 
 Needs torch.
 """
@@ -39,7 +39,7 @@ _LLAMAS = {
 
 @contextmanager
 def in_double() -> Iterator[None]:
-    """Replaces these steps inside the block. Convert models with `double()`, which also converts their frequencies."""
+    """Replaces these steps in the block. Convert models with `double()`, which also converts their frequencies."""
     rotary = modeling.ModernBertRotaryEmbedding
     before = modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward
     root_before, deberta.scaled_size_sqrt = deberta.scaled_size_sqrt, root
@@ -116,7 +116,7 @@ def _grouped_attention(
 
 
 def root(query: Any, parts: int) -> Any:
-    """sqrt(parts * K)."""
+    """Returns sqrt(parts * K)."""
     return torch.tensor(float(query.shape[-1] * parts), dtype=torch.float64).sqrt()
 
 

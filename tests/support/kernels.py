@@ -1,4 +1,4 @@
-"""The kernels of OpenBLAS that this CPU can run, for tests and benchmarks that start a process with each."""
+"""The OpenBLAS kernels that this CPU can run, for tests and benchmarks that start a process with each kernel."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 import sys
 from functools import cache
 
-#: Machine -> kernel of OpenBLAS -> NumPy's names for the instructions that it needs. For each of these kernels npformer
-#: has a method that gives the same bits.
+#: Machine -> OpenBLAS kernel -> NumPy's names for the instructions that the kernel needs. For each of these kernels,
+#: npformer has a method that gives the same bits.
 KERNELS = {
     "x86_64": {
         "SkylakeX": ("AVX512_SKX",),
@@ -21,7 +21,7 @@ KERNELS = {
     },
     "aarch64": {"ARMV8": (), "NEOVERSEN1": ("ASIMDHP",), "NEOVERSEV1": ("SVE",)},
 }
-#: Products computed by NumPy without npformer, of sizes at which some builds of OpenBLAS crash.
+#: Products that NumPy computes without npformer, at sizes at which some builds of OpenBLAS crash.
 PLAIN = """
 import numpy as np
 for dtype in ("float32", "float64"):
@@ -41,7 +41,7 @@ def of_this_machine() -> list[str]:
 
 @cache
 def working() -> list[str]:
-    """Returns the kernels with which NumPy's own products do not crash. Such a crash would not be npformer's fault."""
+    """Returns the kernels with which NumPy's products do not crash. npformer could not prevent such a crash."""
     names = []
     for name in of_this_machine():
         ran = subprocess.run([sys.executable, "-c", PLAIN], env=under(name), capture_output=True, check=False)

@@ -1,4 +1,4 @@
-"""Tiny folders in the form of ModernBERT's later checkpoints: mmBERT, with Gemma's tokenizer, and Ettin's encoders."""
+"""Tiny folders like those of ModernBERT's later checkpoints: mmBERT, with Gemma's tokenizer, and Ettin's encoders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support import tiny
 
-#: Fields that are in both folders' config.json; transformers reads some of them and ignores the others.
+#: Fields in both folders' config.json. transformers reads some of them and ignores the others.
 _BOTH = {
     "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0,
     "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0, "classifier_pooling": "mean",
@@ -37,7 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def gemma_tokenizer() -> Any:
-    """A small tokenizer like Gemma's: spaces as ▁, BPE that falls back to bytes, <bos> and <eos> around a text."""
+    """Returns a small tokenizer like Gemma's: spaces as ▁, BPE with byte fallback, <bos> and <eos> around a text."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     vocabulary = {piece: i for i, piece in enumerate(_PIECES)}
@@ -54,7 +54,7 @@ def gemma_tokenizer() -> Any:
 
 
 def folder(path: Path, name: str, tokenizer_class: str | None = "PreTrainedTokenizerFast") -> Path:
-    """A folder in the form of "mmBERT" or "Ettin", with random weights."""
+    """Writes a folder in the form of "mmBERT" or "Ettin", with random weights."""
     data = CONFIGS[name]
     sizes = {"vocab_size": data["vocab_size"], "n_layers": 4, "d_ffn": 48}
     made = tiny.folder(path, "modernbert", "masked-lm", **sizes)

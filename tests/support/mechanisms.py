@@ -1,4 +1,4 @@
-"""Families for tests: a family of the package with additional mechanisms in its layers."""
+"""Families for tests: the package's families with additional mechanisms in their layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Added = Callable[[Config, int], tuple[Mechanism, ...]]
 
 
 def with_mechanisms(model_type: str, name: str, added: Added) -> Family:
-    """Returns the family under a new name; added(config, layer) are further mechanisms of that layer's attention."""
+    """Returns the family under a new name; added(config, layer) returns that layer's additional mechanisms."""
     family = FAMILIES[model_type]
 
     class WithMechanisms(type(family)):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Models as one file, as `npformer page -m MODEL --standalone` writes them, executed."""
+"""Runs models as one file, as `npformer page -m MODEL --standalone` writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npformer.plain.source import standalone_model
 
 
 def executed(text: str, path: Path) -> dict[str, Any]:
-    """The names that a file defines. Its lines are no longer than those of npformer."""
+    """Returns the names that a file defines. Checks that no line is longer than npformer's lines may be."""
     assert max(map(len, text.splitlines())) <= 120
     scope: dict[str, Any] = {"__name__": "a_page", "__file__": str(path)}
     exec(compile(text, str(path), "exec"), scope)
@@ -20,7 +20,7 @@ def executed(text: str, path: Path) -> dict[str, Any]:
 
 
 def answering(model: Any, ids: list[int], folder: Path) -> Callable[[list[int]], dict[str, np.ndarray]]:
-    """The function from ids to answers of a model's file, model.py, with its arrays in model.npz in this folder."""
+    """Writes a model as model.py with its arrays in model.npz; returns the file's function from ids to answers."""
     text, arrays = standalone_model(model, ids)
     np.savez(folder / "model.npz", **arrays)
     scope = executed(text, folder / "model.py")

@@ -1,4 +1,4 @@
-"""Encoders and decoders on packed rows, made of the engine's layers: texts one after another, with their lengths."""
+"""Encoders and decoders on packed rows (texts one after another, with their lengths), made of the engine's layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Layers = Sequence[Mapping[str, Any]]
 
 
 def places_of(lengths: np.ndarray) -> np.ndarray:
-    """The index of each row in its text, (T,)."""
+    """Returns the index of each row in its text, (T,)."""
     return np.concatenate([np.arange(length) for length in lengths])
 
 
@@ -34,7 +34,7 @@ def encoder(
     norm_first: bool = False,
     norm: Mapping[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """x (T, D) -> (T, D), or the row of each text in row_indices, (B, D)."""
+    """Runs an encoder: x (T, D) -> (T, D), or only the row of each text in row_indices, (B, D)."""
     layer = encoder_layer_of(n_heads, activation, False, LayerNorm(eps), norm_first)
     return _applied(layer, layers, norm, eps, x, PackedTexts(lengths, attending=row_indices))
 
@@ -51,7 +51,7 @@ def decoder(
     norm_first: bool = False,
     norm: Mapping[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """x (T, D) of the targets, source (S, D) -> (T, D)."""
+    """Runs a decoder: x (T, D) of the targets, source (S, D) -> (T, D)."""
     layer = decoder_layer_of(n_heads, activation, LayerNorm(eps), norm_first)
     texts = PackedTexts(lengths, source=Source(source, source_lengths), places=(places_of(lengths),) * 2)
     return _applied(layer, layers, norm, eps, x, texts)
@@ -71,7 +71,7 @@ def self_attention(
     row_indices: Any = None,
     **weights: Any,
 ) -> np.ndarray:
-    """x (T, D) -> (T, D), or the rows in row_indices, the same number for each text."""
+    """Runs self-attention: x (T, D) -> (T, D), or the rows in row_indices, the same number for each text."""
     block = Attention(n_heads, (Causal(),) if is_causal else ())
     places = (places_of(lengths),) * 2 if is_causal else None
     return block(x, PackedTexts(lengths, attending=row_indices, places=places), **weights)

@@ -1,4 +1,4 @@
-"""Runs a page of `npformer.plain` with every stage recorded. `edited_pages.py` does so with mistakes in the source."""
+"""Runs a page of `npformer.plain` and records every stage. `edited_pages.py` does this with mistakes in the source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npformer.plain.pages import PAGES, answers
 
 
 class Page(Stages):
-    """A page and the pages it imports, instrumented."""
+    """A page and the pages that it imports, instrumented."""
 
     def __init__(self, model_type: str) -> None:
         super().__init__()
@@ -24,16 +24,16 @@ class Page(Stages):
         self.module = self._load(f"npformer.plain.{PAGES.get(model_type, model_type)}")
 
     def run(self, model: Any, text: Any) -> dict[str, np.ndarray]:
-        """The stages of one text, by name."""
+        """Returns the stages of one text, by name."""
         return self.stages_of(model.config, model.weights, text)
 
     def stages_of(self, config: Any, weights: Mapping[str, Any], text: Any) -> dict[str, np.ndarray]:
-        """As `run`, without a model."""
+        """Does the same as `run`, but without a model."""
         return self.recorded(lambda: answers(self.module, config, weights, text))
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if str(getattr(function, "__module__", "")).startswith("npformer.plain."):
-            # a function that came as an argument, such as a feed-forward network
+            # a function that is an argument, such as a feed-forward network
             function = getattr(self._load(function.__module__), function.__name__)
         return super().call(name, function, *args, **kwargs)
 

@@ -1,7 +1,7 @@
 """Writes the type stub of `pipeline` from the declarations of tasks: `python -m tests.support.pipeline_types`.
 
-A task's class declares its options (`options_type`) and their aliases (`other_names`); the catalogue has the task's
-names.
+A task's class declares its options (`options_type`) and their aliases (`other_names`); the catalogue lists the names of
+tasks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pipeline(
     **options: Unpack[{keywords}],
 ) -> {kind}:{body}
 """
-#: Other libraries' keywords that `pipeline` translates; it ignores those in IGNORED.
+#: Other libraries' keywords that `pipeline` translates. It ignores the keywords in IGNORED.
 TRANSLATED = {
     "truncation": "bool | str | None",
     "show_progress_bar": "bool | None",
@@ -52,14 +52,14 @@ TRANSLATED = {
 
 
 def shared_keywords() -> dict[str, str]:
-    """The keywords of every task, name -> type: those of `load`, and those of other libraries."""
+    """Returns the keywords of every task, name -> type: those of `load`, and those of other libraries."""
     named = inspect.signature(pipeline).parameters
     own = {key: each.annotation for key, each in named.items() if each.kind is each.KEYWORD_ONLY}
     return own | TRANSLATED | dict.fromkeys(IGNORED, "Any")
 
 
 def own_keywords(kind: type[Task]) -> dict[str, str]:
-    """The keywords of one task, name -> type: options, aliases, and generation settings if it writes text."""
+    """Returns the keywords of one task, name -> type: options, aliases, and generation settings if it writes text."""
     found = {each.name: str(each.type) for each in fields(kind.options_type) if each.name != "settings"}
     if issubclass(kind.options_type, WritingOptions):
         types = {each.name: str(each.type).removesuffix(" | None") for each in fields(Settings)}
@@ -78,7 +78,7 @@ def typed_dict(name: str, base: str, what: str, keywords: dict[str, str]) -> str
 
 
 def stub() -> str:
-    """The text of the stub."""
+    """Returns the text of the stub."""
     kinds = {name: class_of(name) for name in TASKS}
     imported: dict[str, list[str]] = {"npformer.tasks.task": ["Task"]}
     for kind in kinds.values():

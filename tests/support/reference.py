@@ -20,9 +20,9 @@ BLOCK = re.compile(r"::\n\n((?: {4,}.*(?:\n\n?|\Z))+)")
 
 
 def documented() -> dict[str, Any]:
-    """The objects of the reference, name -> class, function or method with a docstring of its own.
+    """Returns the objects of the reference, name -> class, function or method with a docstring of its own.
 
-    Those of `npformer.dataset` are among them if its extra is installed, as in CI's lane `extras`.
+    The objects of `npformer.dataset` are included if its extra is installed, as in CI's lane `extras`.
     """
     sys.path.insert(0, str(ROOT / "docs" / "_ext"))
     try:
@@ -43,5 +43,5 @@ def documented() -> dict[str, Any]:
 
 
 def blocks(doc: str) -> list[str]:
-    """The indented blocks of code after `::` in a docstring, which need a model from the hub, a file or a server."""
+    """Returns the indented code blocks after `::` in a docstring, which need a hub model, a file or a server."""
     return [dedent(found) for found in BLOCK.findall(doc)]

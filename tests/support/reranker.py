@@ -1,4 +1,4 @@
-"""The folder of a reranker that is a causal language model, of Qwen3-Reranker's form."""
+"""The folder of a reranker that is a causal language model, like Qwen3-Reranker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MESSAGES = {
 
 
 def write(path: Path, false_id: int | None = NO, template: str = TEMPLATE, **more: Any) -> Path:
-    """A tiny Qwen3 with a LogitScore module. more: fields of config_sentence_transformers.json."""
+    """Writes a tiny Qwen3 with a LogitScore module. more: fields of config_sentence_transformers.json."""
     folder = tiny.folder(path, "qwen3", "causal-lm", vocab_size=byte_level.N_TOKENS, max_length=512, tied=True, seed=2)
     byte_level.tokenizer(ends=False).save(str(folder / "tokenizer.json"))
     described = {"eos_token": byte_level.STOP, "pad_token": byte_level.END, "model_max_length": 400}

@@ -30,8 +30,8 @@ def write_modules(
 ) -> Path:
     """Adds modules to a model's folder, after the encoder.
 
-    modules: type, config and tensors of each. encoder: the type of the first module. settings: sentence_bert_config.json.
-    described: fields of config_sentence_transformers.json.
+    modules: type, config and tensors of each. encoder: the type of the first module. settings:
+    sentence_bert_config.json. described: fields of config_sentence_transformers.json.
     """
     listed = [{"idx": 0, "name": "0", "path": "", "type": encoder}]
     for number, (kind, config, tensors) in enumerate(modules, 1):
@@ -52,7 +52,7 @@ def write_modules(
 
 
 def decoder(folder: Path, prompt: str, family: str = "qwen3", **sizes: Any) -> Path:
-    """A folder of Qwen3-Embedding's form: last-token pooling, and a query prompt that pooling does not exclude."""
+    """Writes a folder like Qwen3-Embedding's: last-token pooling, and a query prompt that pooling does not exclude."""
     made = tiny.folder(folder, family, "causal-lm", vocab_size=byte_level.N_TOKENS, max_length=200, **sizes)
     byte_level.tokenizer().save(str(made / "tokenizer.json"))
     (made / "tokenizer_config.json").write_text(json.dumps({"eos_token": byte_level.STOP, "padding_side": "left"}))
@@ -69,8 +69,8 @@ def write_splade(folder: Path, config: Mapping[str, Any], **described: Any) -> P
 
 
 def write_token_heads(folder: Path, sparse: np.ndarray | None = None, colbert: np.ndarray | None = None) -> Path:
-    """Adds BGE-M3's modules: CLS pooling, Normalize, and linear layers on tokens, (out, D + 1) with the bias
-    last."""
+    """Adds BGE-M3's modules: CLS pooling, Normalize, and linear layers for tokens, (out, D + 1) with the bias in the
+    last column."""
     pooling = ("sentence_transformers.models.Pooling", {"pooling_mode_cls_token": True}, {})
     write_modules(folder, [pooling, ("sentence_transformers.models.Normalize", {}, {})])
     for name, layer in (("sparse_linear.pt", sparse), ("colbert_linear.pt", colbert)):

@@ -1,4 +1,4 @@
-"""Encoder-decoders for tests: the golden models of `golden/seq2seq_cases.py`, and small ones drawn at random."""
+"""Encoder-decoders for tests: the golden models of `golden/seq2seq_cases.py`, and small random models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARIAN_FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
 @cache
 def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq:
-    """The Marian or BART model of a golden case, with the weights drawn under Hugging Face's names."""
+    """Returns the Marian or BART model of a golden case; its weights are drawn by Hugging Face's names."""
     config = read_config(cases.model_config(case))
     flat = {}
     for ours, each in drawn(config).items():
@@ -35,7 +35,7 @@ def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq
 
 
 def random_model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Seq2Seq:
-    """Two layers per stack, heads 64 wide, so that products take the same path as in large models; 512 positions."""
+    """Returns a model with two layers per stack, 512 positions, and heads 64 wide, as products of large models need."""
     sizes: dict[str, Any] = {
         "vocab_size": 500, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192, "max_length": 512,
         "activation": "silu", "shared": True, "tied": True, "scale_embedding": True, "pad_id": 499,
@@ -46,7 +46,7 @@ def random_model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Seq
 
 
 def folder_of_letters(path: Path) -> Path:
-    """Copies the golden Marian model's folder to `path`, with a tokenizer.json of letters and no SentencePiece
+    """Copies the golden Marian model's folder to `path`, with a tokenizer.json of letters and without SentencePiece
     models."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -64,7 +64,7 @@ def folder_of_letters(path: Path) -> Path:
 
 
 def bart_folder(path: Path, **described: Any) -> Path:
-    """The folder of a tiny BART, with a tokenizer.json. described: additional fields for its config.json."""
+    """Writes the folder of a tiny BART, with a tokenizer.json. described: additional fields for its config.json."""
     tiny.folder(path, "bart", "translation", seed=3)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     (path / "config.json").write_text(json.dumps({**config, **described}), encoding="utf-8")
@@ -72,7 +72,7 @@ def bart_folder(path: Path, **described: Any) -> Path:
 
 
 def t5_folder(path: Path, head: str = "translation", **described: Any) -> Path:
-    """The folder of a tiny T5, with a tokenizer.json. described: additional fields for its config.json."""
+    """Writes the folder of a tiny T5, with a tokenizer.json. described: additional fields for its config.json."""
     tiny.folder(path, "t5", head, seed=3, scale_output=head == "translation", n_layers=1)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     (path / "config.json").write_text(json.dumps({**config, **described}), encoding="utf-8")

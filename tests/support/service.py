@@ -1,4 +1,4 @@
-"""`npformer serve` as users start it, in its own process on a free local port, for tests and benchmarks."""
+"""Starts `npformer serve` as users do, in a separate process on a free local port, for tests and benchmarks."""
 
 from __future__ import annotations
 

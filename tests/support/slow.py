@@ -1,4 +1,4 @@
-"""For tests with many long cases: a few cases run with the quick tests, the others with the slow ones."""
+"""For tests with many long cases: the quick tests run a few of them, and the slow tests run the others."""
 
 from __future__ import annotations
 

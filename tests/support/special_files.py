@@ -1,6 +1,6 @@
-"""Replaces each file that a loader reads by a pipe, device, socket, folder or link, and loads: `python -m
-tests.support.special_files KIND FOLDER` writes two lines of JSON for each file: [name, whether a link is followed,
-whether loading needs the file], and the error.
+"""Replaces each file that a loader reads with a pipe, device, socket, folder or link, and then loads.
+`python -m tests.support.special_files KIND FOLDER` writes two lines of JSON for each file: [name, whether a link is
+followed, whether loading needs the file], and the error.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Case:
     name: str
     make: Callable[[Path], Any]
     use: Callable[[Path], Any]
-    follows: bool = False  # a link may lead anywhere: the user named the file, or owns the run's folder
+    follows: bool = False  # a link may lead anywhere, because the user named the file or owns the run's folder
 
 
 def classify(path: Path) -> None:

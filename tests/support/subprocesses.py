@@ -1,4 +1,4 @@
-"""Runs a module of the tests in its own process."""
+"""Runs a module of the tests in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_module(name: str, *arguments: str, **environment: str) -> str:
-    """The output of `python -m name`, which must succeed within five minutes and write nothing to stderr."""
+    """Returns the output of `python -m name`, which must succeed in five minutes and write nothing to stderr."""
     done = subprocess.run(
         [sys.executable, "-m", name, *arguments], capture_output=True, text=True, cwd=ROOT,
         env={**os.environ, **environment}, timeout=300, check=False,

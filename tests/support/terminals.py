@@ -1,4 +1,4 @@
-"""Runs a command on a pseudo-terminal, which is read all the time, so that no output fills it."""
+"""Runs a command on a pseudo-terminal that is read continuously, so its buffer is never full."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def run_on_terminal(command: list[str], columns: int, **options: Any) -> tuple[int, bytes, bytes]:
-    """Returns the exit code of a command, its output, and what it has written to stderr, a terminal."""
+    """Returns the exit code of a command, its output, and its stderr, which is a terminal."""
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
     shown: list[bytes] = []

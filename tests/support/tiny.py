@@ -4,7 +4,7 @@
     model = tiny.model("bert", "token-classification", labels=("O", "B-PER"))
     path = tiny.folder(tmp_path / "model", "distilbert", "masked-lm", n_layers=1)
 
-The same arguments give the same weights. The WordPiece vocabulary has a few hundred pieces, among them all ASCII
+The same arguments give the same weights. The WordPiece vocabulary has a few hundred pieces, including all ASCII
 letters, digits and punctuation, so every ASCII text can be tokenized.
 """
 
@@ -52,8 +52,8 @@ LABELS = {
 
 
 def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
-    """Two layers of four heads, width 32, 64 positions, and width 16 for tables that a family allows to be narrower
-    than its layers; fields can be set by name."""
+    """Returns a config with two layers of four heads, width 32, 64 positions, and tables of width 16 if a family allows
+    tables narrower than its layers. Fields can be set by name."""
     if model_type not in encoders():
         gated = {"activation": "gelu_tanh"} if FAMILIES[model_type].constants.get("gated") else {}
         return FAMILIES[model_type].config(head, **(_of_two_stacks(head) | gated | overrides))
@@ -72,17 +72,17 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         **({"mechanisms": (distances(),)} if Disentangled in family.mechanisms else {}),
     }
     config = family.config(head, **(fields | overrides))
-    # a window so narrow that texts of ten tokens are longer
+    # the window is narrower than texts of ten tokens
     return config if overrides.keys() & {"local", "mechanisms"} else narrowed(config, 3)
 
 
 def distances(n_rows: int = 16, max_distance: int = 40, norm: bool = True, **fields: Any) -> Disentangled:
-    """DeBERTa's mechanism with a small table of relative positions."""
+    """Returns DeBERTa's mechanism with a small table of relative positions."""
     return Disentangled(n_rows, max_distance, norm=norm, **fields)
 
 
 def _of_two_stacks(head: str) -> dict[str, Any]:
-    """Returns the fields of an encoder-decoder's config (for causal-lm of a decoder's), with [SEP] as the end token."""
+    """Returns fields of an encoder-decoder's config, or a decoder's for causal-lm, with [SEP] as the end token."""
     sizes = {"vocab_size": len(VOCABULARY), "n_heads": 4, "n_layers": 2, "d_ffn": 64}
     end = SPECIAL.index("[SEP]")
     options = {"d_model": 32, "max_length": 64, "pad_id": 0, "padding_idx": 0, "tied": True, "activation": "gelu"}
@@ -93,7 +93,7 @@ def _of_two_stacks(head: str) -> dict[str, Any]:
 
 
 def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tree:
-    """Random weights of any config, read-only like a loaded checkpoint's, and large enough that answers differ."""
+    """Returns random weights of any config, read-only like loaded weights, and large enough that answers differ."""
     random = np.random.default_rng(seed)
     flat = {}
     for name, parameter in parameters(config).items():
@@ -114,7 +114,7 @@ def model(
     dtype: Any = np.float32,
     **overrides: Any,
 ) -> Any:
-    """A model in memory, with the tokenizer from `tokenizer()` unless it is a translator."""
+    """Returns a model in memory, with the tokenizer from `tokenizer()` unless it is a translator."""
     settings = config(model_type, head, **overrides)
     if settings.head == "translation":
         return Seq2Seq(settings, weights(settings, seed, dtype), threads=threads)
@@ -132,7 +132,7 @@ def folder(
     lowercase: bool = True,
     **overrides: Any,
 ) -> Path:
-    """The same model in a checkpoint folder, as Hugging Face writes it or, with `own`, as `npformer convert` does."""
+    """Writes the same model as a folder, as Hugging Face does, or (`own`) as `npformer convert` does."""
     settings = config(model_type, head, **overrides)
     tree = weights(settings, seed)
     path.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def folder(
 
 
 def vocabulary_folder(path: Path, **tokenizer_config: Any) -> Path:
-    """A folder with only vocab.txt and tokenizer_config.json, the tokenizer's files in old checkpoints."""
+    """Writes a folder with only vocab.txt and tokenizer_config.json, the tokenizer's files in old checkpoints."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     (path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")
@@ -155,7 +155,7 @@ def vocabulary_folder(path: Path, **tokenizer_config: Any) -> Path:
 
 
 def tokenizer(lowercase: bool = True) -> Any:
-    """BERT's WordPiece over VOCABULARY: [CLS] text [SEP], [CLS] text [SEP] pair [SEP]."""
+    """Returns BERT's WordPiece over VOCABULARY: [CLS] text [SEP], [CLS] text [SEP] pair [SEP]."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     ids = {piece: i for i, piece in enumerate(VOCABULARY)}

@@ -1,7 +1,7 @@
 """Writes files like torch.save's without torch, including files that torch would never write.
 
-`dump` assembles a pickle; `Global`, `Call` and `Persistent` stand for parts that Python's own pickler would
-not let us choose.
+`dump` assembles a pickle. `Global`, `Call` and `Persistent` represent parts over which Python's own pickler gives us no
+control.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEGACY_HEAD = (
 
 @dataclass
 class Global:
-    """module.name, by the GLOBAL instruction."""
+    """module.name, written with the GLOBAL instruction."""
 
     module: str
     name: str
@@ -34,7 +34,7 @@ class Global:
 
 @dataclass
 class Call:
-    """function(*arguments), by REDUCE."""
+    """function(*arguments), written with REDUCE."""
 
     function: Any
     arguments: tuple[Any, ...]
@@ -42,14 +42,14 @@ class Call:
 
 @dataclass
 class Persistent:
-    """Data outside the pickle, referenced by BINPERSID."""
+    """Data outside the pickle, which BINPERSID references."""
 
     pid: Any
 
 
 @dataclass
 class Raw:
-    """Pickle instructions, written unchanged."""
+    """Pickle instructions that are written unchanged."""
 
     code: bytes
 
@@ -70,7 +70,7 @@ def _code(value: Any) -> bytes:
             size = value.bit_length() // 8 + 1
             return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
         case str():
-            data = value.encode("utf-8", "surrogatepass")  # like pickle
+            data = value.encode("utf-8", "surrogatepass")  # as pickle does
             return b"X" + struct.pack("<I", len(data)) + data
         case tuple():
             return b"(" + b"".join(map(_code, value)) + b"t"
@@ -129,6 +129,6 @@ def write_legacy(path: Path, content: Any, storages: Mapping[str, np.ndarray], h
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray]) -> Path:
-    """A plain state dict in the zip format."""
+    """Writes a plain state dict in the zip format."""
     content = {name: of_array(np.ascontiguousarray(array), str(i)) for i, (name, array) in enumerate(arrays.items())}
     return write_zip(path, content, {str(i): array.tobytes() for i, array in enumerate(arrays.values())})

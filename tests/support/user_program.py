@@ -46,7 +46,7 @@ classify = pipeline("text-classification")
 assert_type(classify, TextClassification)
 print(classify(TEXT))
 
-if TYPE_CHECKING:  # the task gives the type, and unknown options are refused: an unused `ignore` is an error
+if TYPE_CHECKING:  # mypy knows the task's type and refuses unknown options; an unused `ignore` is an error
     assert_type(pipeline("text-classification", top_k=3, device="cpu"), TextClassification)
     assert_type(pipeline("ner", "./folder", aggregation_strategy="simple", offline=True), TokenClassification)
     assert_type(pipeline(model="./folder", num_beams=2, top_k=None, function_to_apply=None, to="fra"), Task)

@@ -1,4 +1,4 @@
-"""Tiny random models that write texts: GPT-2 with byte-level pieces, the 256 bytes and a few merges.
+"""Tiny random models that write texts: GPT-2 with byte-level pieces, which are the 256 bytes and a few merges.
 
     folder = writers.folder(tmp_path / "model")
     model = writers.model()
@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = {"start_id": 0, "end_ids": (0,)}
 
 
 def tokenizer() -> Any:
-    """A tokenizer of GPT-2's form: bytes as letters, joined by MERGES, without special tokens around a text."""
+    """Returns a tokenizer like GPT-2's: bytes as letters, joined by MERGES, without special tokens around a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     pieces = [END, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(each.replace(" ", "") for each in MERGES)]
@@ -35,14 +35,14 @@ def tokenizer() -> Any:
 
 
 def model(head: str = "causal-lm", **overrides: Any) -> Model:
-    """A model in memory; the arguments are those of `tiny.model`."""
+    """Returns a model in memory; the arguments are the same as for `tiny.model`."""
     made = tiny.model("gpt2", head, **(_sizes() | overrides))
     made.tokenizer = tokenizer()
     return made
 
 
 def folder(path: Path, head: str = "causal-lm", generation: dict[str, Any] | None = None, **overrides: Any) -> Path:
-    """The same model as Hugging Face writes it; generation: the content of generation_config.json."""
+    """Writes the same model as Hugging Face does; generation: the content of generation_config.json."""
     tiny.folder(path, "gpt2", head, **(_sizes() | overrides))
     tokenizer().save(str(path / "tokenizer.json"))
     settings = {"tokenizer_class": "GPT2Tokenizer", **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END)}

@@ -1,4 +1,4 @@
-"""A task declared only in the tests has the features that any task gets from its declaration. tests/dataset and
+"""A task that is declared only in these tests has all features that follow from a declaration. tests/dataset and
 tests/http test its datasets and its route."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every task answers like transformers.pipeline (sentence-embedding like sentence-transformers) on tiny BERTs and
-DistilBERTs. The golden files contain their answers, and golden/make_tasks.py the calls.
+DistilBERTs. The golden files contain the answers, and golden/make_tasks.py contains the calls.
 
-Scores may differ by 1e-5 of their size: both sides compute two layers and a softmax in float32, in different orders.
-Everything else (characters, words and the order of the answers) is equal.
+Scores may differ by 1e-5 of their size, because both sides compute two layers and a softmax in float32, in different
+orders. Everything else (characters, words and the order of the answers) is equal.
 """
 
 import json
@@ -28,7 +28,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def pipeline_of(tmp_path_factory):
-    """Returns a function that finds a case's pipeline; cases with the same settings share one."""
+    """Returns a function that finds a case's pipeline; cases with the same settings share one pipeline."""
     pipelines = {}
 
     def find(task, case):

@@ -86,7 +86,7 @@ def test_a_long_context_is_read_to_its_end():
 
 
 def test_a_long_question_leaves_narrow_windows():
-    """By default windows share 32 of their 64 tokens, but the question leaves room for only 16 tokens of the context."""
+    """By default, windows share 32 of their 64 tokens, but the question leaves only 16 tokens for the context."""
     answer = asker()(question="paris " * 45, context="ice cream " * 40)
     assert answer["answer"]
     assert not answer.truncated

@@ -216,7 +216,7 @@ UNIGRAM_TEXT = "ice aﬁb <mask> ice"
 
 
 def unigram_tagger(**options):
-    """A tagger with a tokenizer like XLM-RoBERTa's: no mark on continued words, and a mask that includes its space."""
+    """Returns a tagger with a tokenizer like XLM-RoBERTa's: continued words are unmarked; a mask includes its space."""
     pieces = [("<unk>", 0.0), ("▁", -2.0), ("▁ice", -1.0), ("a", -2.0), ("b", -2.0)]
     made = Tokenizer(models.Unigram(pieces, 0, False))
     made.normalizer, made.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()

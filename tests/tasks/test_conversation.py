@@ -1,4 +1,4 @@
-"""Messages in the text-generation pipeline, and conversations that keep the keys and values of earlier turns."""
+"""Messages in the text-generation pipeline, and conversations that reuse the keys and values of earlier turns."""
 
 from __future__ import annotations
 

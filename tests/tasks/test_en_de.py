@@ -1,4 +1,4 @@
-"""The translator bundled in a source checkout: it loads, has the right size, and writes the texts on its card."""
+"""The translator bundled in a source checkout loads, has the stated size, and writes the texts on its card."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def translator() -> npformer.tasks.task.Task:
 
 
 def test_the_bundled_translator_writes_the_texts_on_its_card(translator: npformer.tasks.task.Task) -> None:
-    """The texts are translated alone and together. One of them is the example sentence of a well-known introduction to
+    """The texts are translated alone and together. One is the example sentence of a well-known introduction to
     Transformers.
     """
     assert len(EXAMPLES) >= 4
@@ -42,7 +42,7 @@ def test_translate_finds_the_bundled_translator(capsys: pytest.CaptureFixture[st
 
 
 def test_the_bundled_translator_s_size(translator: npformer.tasks.task.Task) -> None:
-    """The folder takes less than 20 MB, its weights have half precision, and its card states their number."""
+    """The folder uses less than 20 MB, its weights have half precision, and its card states their number."""
     assert sum(each.stat().st_size for each in FOLDER.iterdir()) < 20e6
     arrays = stored(dict(translator.model.weights), translator.model.config)
     assert f"{sum(each.size for each in arrays.values()):,} parameters" in CARD

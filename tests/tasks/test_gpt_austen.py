@@ -35,13 +35,13 @@ def model() -> npformer.Model:
 
 
 def losses(model: npformer.Model, text: str) -> np.ndarray:
-    """-log p of each token of a text, given those before it."""
+    """Returns -log p of each token of a text, given the tokens before it."""
     ids = np.array(model.tokenizer.encode("<|endoftext|>" + text).ids)
     return cross_entropy(model(ids[:-1]).logits[0], ids[1:], reduction="none")
 
 
 def test_the_bundled_gpt_has_a_lower_perplexity_than_n_grams(model):
-    """The GPT's perplexity on these sentences is 43.3; 3-grams have 48.9, and 5-grams 50.6 (examples/ngrams.py)."""
+    """On these sentences, the perplexity of the GPT is 43.3, of 3-grams 48.9, of 5-grams 50.6 (examples/ngrams.py)."""
     found = np.concatenate([losses(model, each) for each in SENTENCES])
     assert np.exp(found.mean()) < 45
     shuffled = np.concatenate([losses(model, " ".join(sorted(each.split()))) for each in SENTENCES])
@@ -64,7 +64,7 @@ def test_any_text_comes_back_from_the_bundled_gpt_s_tokens(model):
 
 
 def test_the_bundled_gpt_s_size(model, capsys):
-    """The folder takes less than 3 MB, and its checksums are valid. Its weights have half precision, and its card
+    """The folder uses less than 3 MB, and its checksums are valid. Its weights have half precision, and its card
     states their number."""
     assert sum(each.stat().st_size for each in FOLDER.iterdir()) < 3e6
     arrays = stored(dict(model.weights), model.config)

@@ -130,7 +130,7 @@ def test_the_loading_of_a_model_takes_transformers_keywords(tmp_path, monkeypatc
 
 
 class TorchDtype:
-    """As torch's dtypes, which are known by their repr only."""
+    """A dtype that, like torch's, can be recognized only by its repr."""
 
     def __init__(self, name):
         self.name = name
@@ -141,7 +141,7 @@ class TorchDtype:
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_half_precision_is_widened_and_the_warning_names_keep(name, tmp_path):
-    """As scripts for transformers give it, to every function that loads a model."""
+    """The dtype is given as in scripts for transformers, to every function that loads a model."""
     folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
     ids = [[5, 6, 7]]
     expected = load(folder)(ids).logits
@@ -166,7 +166,7 @@ def test_half_precision_is_widened_and_the_warning_names_keep(name, tmp_path):
                 assert np.array_equal(model(ids).logits, expected)
     with pytest.warns(NpformerWarning, match=warning):
         pipeline("text-classification", folder, model_kwargs={"torch_dtype": TorchDtype(name)}, device_map="auto")
-    kept = load(folder, torch_dtype=name, keep=name)  # the warning's remedy, with and without dtype
+    kept = load(folder, torch_dtype=name, keep=name)  # the remedy that the warning names, with and without dtype
     assert np.array_equal(kept(ids).logits, load(folder, keep=name)(ids).logits)
     with pytest.raises(NpformerError, match="torch_dtype: conflicts with dtype=; pass only one of the two"):
         load(folder, dtype=name, torch_dtype=name)
@@ -194,8 +194,8 @@ def test_torch_s_own_dtype():
 
 
 def test_a_keyword_for_one_of_several_answers_gets_a_hint():
-    """For a list of one text, Transformers returns the words without the outer list. npformer returns a list for a
-    list.
+    """For a list with one text, Transformers returns the words without the outer list, whereas npformer always returns
+    a list for a list.
     """
     fill, classify = (pipeline(name, TASKS[name]) for name in ("fill-mask", "text-classification"))
     [words] = fill(["I [MASK] ice"])
@@ -222,7 +222,7 @@ def test_an_unknown_argument_lists_the_task_s_own_options():
 
 
 def test_truncation_cuts_a_text_to_max_length():
-    """A text is truncated to N tokens, including [CLS] and [SEP], and the answer is that for the remaining text."""
+    """A text is truncated to N tokens, including [CLS] and [SEP]. The shorter text gives the same answer."""
     task = pipeline("text-classification", TASKS["text-classification"])
     with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
         cut = task("I love ice cream", truncation=True, max_length=4)
@@ -245,8 +245,8 @@ def test_truncation_leaves_the_windows_of_a_question():
 
 
 @needs("translate", "sentencepiece")
-def test_truncation_cuts_a_source_that_is_refused_without():
-    """A source is truncated at the model's length, because max_length limits the translation, as in Transformers."""
+def test_truncation_cuts_a_source_that_would_be_refused():
+    """A source is truncated to the model's length, because max_length limits the translation, as in Transformers."""
     task = pipeline("translation_en_to_deu", MARIAN, max_length=4)
     with pytest.raises(NpformerError, match="expected at most 64 tokens, got 1802"):
         task("dog " * 900)
@@ -373,7 +373,7 @@ def test_a_pair_with_an_empty_second_text_is_its_first(family):
 
 
 def test_transformers_scores_of_pairs_without_a_text():
-    """The answers of transformers 5.23's pipelines with the tiny models, equal up to float32 rounding."""
+    """The expected answers are from transformers 5.23's pipelines with the tiny models, up to float32 rounding."""
     task = pipeline("text-classification", tiny.model("bert", "sequence-classification", labels=NLI))
     expected = {("ice cream", ""): 0.64034355, ("", "ice"): 0.64316577, ("", ""): 0.73811847, ("ice", " "): 0.62277347}
     for pair, score in expected.items():

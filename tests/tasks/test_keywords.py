@@ -1,5 +1,5 @@
-"""The types of `pipeline`: each task's class, and the keywords that the task takes. user_program.py holds
-what mypy makes of them."""
+"""The types of `pipeline`: each task's class, and the keywords that the task takes. user_program.py tests how mypy
+understands them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PAIRS = [Pair(QUERY, text) for text in TEXTS]
 
 
 def rendered(query, text, instruction="Find it"):
-    """A prompt as the template of `reranker` renders it."""
+    """Returns a prompt as the template of `reranker` renders it."""
     return (
         f'<|im_start|>system\nJudge. Answer "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n'
         f"<Query>: {query}\n<Document>: {text}<|im_end|><|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -29,7 +29,7 @@ def rendered(query, text, instruction="Find it"):
 @pytest.mark.numbers
 @pytest.mark.parametrize("false_id", [reranker.NO, None])
 def test_a_score_is_the_difference_of_two_logits_at_the_last_token(false_id, tmp_path):
-    """The score and the difference agree in float64 only to 1e-12, because x (w_yes - w_no) and x w_yes - x w_no round
+    """In float64, the score and the difference agree only to 1e-12, because x (w_yes - w_no) and x w_yes - x w_no round
     differently.
     """
     folder = reranker.write(tmp_path / "model", false_id)

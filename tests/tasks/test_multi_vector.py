@@ -1,4 +1,4 @@
-"""multi-vector-embedding: a vector for each token, computed by the head in a folder of BGE-M3's form."""
+"""multi-vector-embedding: a vector for each token, computed by the head in a folder like BGE-M3's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def embed(tmp_path: Path) -> Any:
 
 
 def test_vectors_and_similarities_are_those_of_plain_loops(embed: Any) -> None:
-    """FlagEmbedding's `colbert_vecs` and `colbert_score`, written as loops over tokens."""
+    """Compares with FlagEmbedding's `colbert_vecs` and `colbert_score`, written as loops over tokens."""
     encoder, expected = load(embed.model.folder, dtype=np.float64), []
     for text, answer in zip(TEXTS, embed(TEXTS), strict=True):
         rows = encoder(encoder.tokenizer.encode(text).ids).last_hidden_state[0, 1:]

@@ -1,4 +1,4 @@
-"""Odd values in files of settings and in texts give an answer or a short NpformerError."""
+"""Odd values in settings files and texts give an answer or a short NpformerError."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from npformer.text.tokenizer import load_tokenizer, longest_text, special_token
 from tests.support import tiny, writers
 from tests.support.seq2seq_models import folder_of_letters
 
-#: Values in JSON. Python reads some of them as inf, nan, or a whole number that no float can hold.
+#: Values in JSON. Python reads some of them as inf, nan, or a whole number that no float can represent.
 JSON = (
     "null", "true", "false", "0", "-1", "2", "1.5", "1e400", "-1e400", "NaN", "1" + "0" * 400, "-1" + "0" * 400, '""', '"x"',
     '"\\u0000"', '"\\ud800"', '"' + "x" * 10**5 + '"', "[]", "[[]]", "[[[]]]", "[null]", "[1e400]", '["x", "x"]', "{}",
@@ -122,7 +122,7 @@ def test_odd_options(folders: dict[str, Path]) -> None:
 
 
 def refused_or_read(folder: Path, file: str, content: str, act: Any) -> bool:
-    """Runs an action while a folder has a file with this content. Returns whether it succeeds, like `bounded`."""
+    """Runs an action while a file in the folder has this content; returns whether it succeeds, like `bounded`."""
     path, before = folder / file, (folder / file).read_bytes() if (folder / file).exists() else None
     path.write_text(content, encoding="utf-8")
     try:
@@ -135,7 +135,7 @@ def refused_or_read(folder: Path, file: str, content: str, act: Any) -> bool:
 
 
 def with_field(folder: Path, file: str, name: str, value: str) -> str:
-    """The file's content with one field set."""
+    """Returns the file's content with one field set."""
     stored = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
     fields = {**{key: json.dumps(each) for key, each in stored.items()}, name: value}
     return "{" + ", ".join(f"{json.dumps(key)}: {each}" for key, each in fields.items()) + "}"
@@ -171,7 +171,7 @@ def read_sources(folder: Path, config: Config) -> None:
 
 
 def with_a_vocabulary(folder: Path) -> None:
-    """Replaces the tokenizer of a folder by its vocabulary."""
+    """Replaces the tokenizer of a folder with its vocabulary."""
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("\n".join(tiny.VOCABULARY), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Pooling: the papers' formulas on small arrays."""
+"""Pooling compared with the papers' formulas on small arrays."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ def folder(path, **stored):
 
 
 def cross_encoder(path, stored=None, **described):
-    """A folder as version 6 of sentence-transformers saves it."""
+    """Writes a folder as version 6 of sentence-transformers does."""
     made = folder(path, **(stored or {}))
     kind = "sentence_transformers.base.modules.transformer.Transformer"
     return write_modules(made, [], kind, **{"model_type": "CrossEncoder", "prompts": {}, **described})
 
 
 def logits(model):
-    """The model's logits for the tokenizer's ids of each pair, even if the second text is empty."""
+    """Returns the model's logits for the tokenizer's ids of each pair, even if the second text is empty."""
     encodings = [model.tokenizer.encode(*pair) for pair in PAIRS]
     return [model([each.ids], token_type_ids=[each.type_ids]).logits[0, 0] for each in encodings]
 
@@ -55,7 +55,7 @@ def logits(model):
     ],
 )
 def test_the_checkpoint_chooses_how_logits_become_scores(stored, function, tmp_path):
-    """If a checkpoint stores the activation in both forms, the newer form counts, as in sentence-transformers."""
+    """If a checkpoint stores the activation in both forms, the newer form is used, as in sentence-transformers."""
     rank = pipeline("text-ranking", folder(tmp_path / "model", **stored))
     raw = np.array(logits(rank.model))
     expected = raw if function == "none" else 1 / (1 + np.exp(-raw.astype(np.float64)))
@@ -139,7 +139,7 @@ def test_vectors_of_a_cross_encoder_are_means_without_its_prompt(tmp_path):
 
 
 def test_a_score_is_that_of_text_classification():
-    """For a model with one label, both tasks return the same bits. A mapping is read as a pair, too."""
+    """For a model with one label, both tasks return the same bits. A mapping, too, is read as a pair."""
     model = tiny.model("bert", labels=("SCORE",))
     rank, classify = pipeline("rerank", model), pipeline("text-classification", model)
     assert [each["score"] for each in rank(PAIRS[:3])] == [each["score"] for each in classify(PAIRS[:3])]
@@ -160,7 +160,7 @@ def test_a_text_alone_and_other_models_are_refused():
 
 
 def test_a_cross_encoder_has_the_length_and_case_of_its_folder(tmp_path):
-    """sentence_bert_config.json of a saved `CrossEncoder` replaces the tokenizer's maximum, and lowercases texts."""
+    """The sentence_bert_config.json of a saved `CrossEncoder` replaces the tokenizer's maximum and lowercases texts."""
     pair = Pair("What is good", "ICE CREAM " * 12)
     made = cross_encoder(tmp_path / "m")
     tokenizer = {"do_lower_case": False, "model_max_length": 10}

@@ -40,7 +40,7 @@ def model(tmp_path):
 
 
 def test_encode_takes_every_iterable_of_texts(model):
-    """For a generator, `encode` returns an array, whereas the task itself returns a generator."""
+    """For a generator, `encode` returns an array, although the task itself returns a generator."""
     vectors = model.encode(TEXTS)
     assert type(vectors[0, 0]) is np.float32
     for several in (tuple(TEXTS), np.array(TEXTS), iter(TEXTS), dict.fromkeys(TEXTS).keys()):
@@ -115,7 +115,7 @@ def test_the_length_of_a_text_may_be_set(model):
     model.max_seq_length = 4
     with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
         assert np.array_equal(model.encode("I love ice cream", prompt=""), model.encode("I love", prompt=""))
-    model.max_seq_length = 64  # the encoder's limit, above the folder's
+    model.max_seq_length = 64  # the limit of the encoder, which is above the limit in the folder
     assert not model.encode("ice " * 40).truncated
     for length in (2, 65, "4", None):
         with pytest.raises(NpformerError, match="max_seq_length: expected a whole number from 3 to 64"):
@@ -180,7 +180,7 @@ def test_sparse_vectors_are_arrays_with_their_zeros(sparse):
 
 
 def test_decode_and_sparsity_take_vectors_alone(sparse):
-    """Weights below 0 come after positive ones, as in sentence-transformers."""
+    """Weights below 0 come after positive weights, as in sentence-transformers."""
     vector = np.zeros(sparse.width)
     vector[[3, 5, 7]] = -1, 2, 0.5
     names = [sparse.model.tokenizer.id_to_token(i) for i in (5, 7, 3)]
@@ -223,7 +223,7 @@ def test_a_query_with_a_text_is_a_tuple_a_list_or_a_pair(reranker):
     scores = reranker.predict(PAIRS)
     assert scores.dtype == np.float32
     assert [each["score"] for each in expected] == scores.tolist()
-    arrays = np.array(PAIRS), np.array(PAIRS, object)  # as the two columns of a table
+    arrays = np.array(PAIRS), np.array(PAIRS, object)  # like two columns of a table
     for several in (PAIRS, [list(each) for each in PAIRS], tuple(PAIRS), *arrays):
         assert reranker(several) == expected
         assert np.array_equal(reranker.predict(several), scores)
@@ -240,7 +240,7 @@ def test_a_query_with_a_text_is_a_tuple_a_list_or_a_pair(reranker):
 
 
 def test_ranked_texts_name_their_places(reranker):
-    """Equal scores stay in the order of the texts."""
+    """Texts with equal scores keep their order."""
     texts = [*TEXTS, "", TEXTS[0]]
     ranked = reranker.rank(QUERY, iter(texts), return_documents=True)
     scores = reranker.predict([(QUERY, text) for text in texts]).tolist()
@@ -257,7 +257,7 @@ def test_ranked_texts_name_their_places(reranker):
 
 
 class Sigmoid:
-    """Replaces torch's class, because torch is not installed here."""
+    """Replaces torch's class, because these tests run without torch."""
 
 
 Sigmoid.__module__ = "torch.nn.modules.activation"

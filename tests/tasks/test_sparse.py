@@ -41,7 +41,7 @@ def folder(path, **config):
     ],
 )
 def test_a_vector_follows_the_folder_s_settings(config, strategy, twice, tmp_path):
-    """Special tokens contribute words too, as in sentence-transformers."""
+    """Special tokens, too, contribute words, as in sentence-transformers."""
     made = tiny.folder(tmp_path / "m", "bert", "masked-lm") if config is None else folder(tmp_path / "m", **config)
     embed = pipeline("sparse-embedding" if config is None else None, made)
     model = load(made)
@@ -67,7 +67,7 @@ def test_the_largest_weights_are_kept(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_a_long_text_has_the_same_bits_in_any_batch(strategy, tmp_path):
-    """The head reads the rows of the long text in parts. Where windows of a text overlap, each token counts once."""
+    """The head reads the rows of a long text in parts. Where windows of a text overlap, each token counts once."""
     made = write_splade(
         tiny.folder(tmp_path / "m", "bert", "masked-lm", max_length=3 * ROWS), {"pooling_strategy": strategy}
     )
@@ -110,7 +110,7 @@ def test_dense_vectors_of_such_a_folder_are_refused(tmp_path):
 # --- a head on tokens ------------------------------------------------------------------------------------------------
 
 LAYER = np.random.default_rng(3).standard_normal((1, 33)).astype(np.float32)
-LAYER[0, -1] = 11.0  # so that about half of the weights are positive
+LAYER[0, -1] = 11.0  # with this bias, about half of the weights are positive
 
 
 def token_heads(path, family="bert", **layers):
@@ -118,7 +118,7 @@ def token_heads(path, family="bert", **layers):
 
 
 def test_each_word_has_the_largest_weight_of_its_tokens(tmp_path):
-    """FlagEmbedding's `lexical_weights`, written as a loop over tokens. Words are repeated, and one is unknown."""
+    """Compares with FlagEmbedding's `lexical_weights` as a loop over tokens. Words are repeated, and one is unknown."""
     embed = pipeline("sparse-embedding", token_heads(tmp_path / "m"), dtype=np.float64)
     encoder, weight, bias = load(embed.model.folder, dtype=np.float64), LAYER[0, :-1], LAYER[0, -1]
     texts = ["I love ice cream", "", "the news the music ა the news"]

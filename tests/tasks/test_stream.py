@@ -1,4 +1,4 @@
-"""`stream` of every task, as the reference describes it: the answers to a list, and the pieces of a text."""
+"""`stream` of every task, as the reference describes it: the answers to a list of texts, and the pieces of one text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npformer.tasks.writing import Writing
 from tests.support import sentence_folders, seq2seq_models, tiny, writers
 
 TEXTS = ["I love ice cream", "not my music", "the news"]
-#: Task -> inputs that are not texts, and options that it needs.
+#: Task -> inputs that are not texts, and required options.
 QUESTION = {"question": "where?", "context": "I live in Paris."}
 INPUTS: dict[str, list[Any]] = {
     "question-answering": [QUESTION, QUESTION],
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def folder(name: str, path: Path) -> Path:
-    """A tiny model's folder for a task."""
+    """Writes a tiny model's folder for a task."""
     if name == "text-generation":
         return writers.folder(path)
     if issubclass(kind := pipeline_class(name), Writing):

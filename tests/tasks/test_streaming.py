@@ -1,4 +1,4 @@
-"""A generator goes through a pipeline one window at a time: read-ahead, memory and answers."""
+"""A generator goes through a pipeline one window at a time: how far it is read ahead, memory, and answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Item(dict):
 
 
 class Source:
-    """Yields pairs, and counts those requested and those still referenced."""
+    """Yields pairs; counts the pairs that were requested and the pairs that are still referenced."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -70,7 +70,7 @@ def test_a_generator_that_ends_inside_a_window_is_answered_to_its_end(task: Task
 
 @pytest.mark.slow
 def test_inputs_are_freed_with_their_window(task: Task) -> None:
-    """At most two windows are in memory: the old one while the new one is filled."""
+    """At most two windows are in memory: the old window while the new one is filled."""
     source = Source(10 * WINDOW)
     for _ in islice(task(iter(source)), 0, None, WINDOW):
         gc.collect()

@@ -1,5 +1,5 @@
 """Features of all tasks: inputs and outputs, long texts, options, errors, and the same bits alone, in any batch, in any
-order and on any number of threads."""
+order, and on any number of threads."""
 
 import itertools
 import warnings
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.numbers
 NLI = ("contradiction", "neutral", "entailment")
 LONG = "the people of paris had ice cream and it was good " * 12
 
-#: Each task with a tiny model and the options it needs.
+#: Each task with a tiny model and its required options.
 TASKS = {
     "text-classification": (tiny.model("bert", "sequence-classification"), {}),
     "zero-shot-classification": (
@@ -130,7 +130,7 @@ def test_the_tap_changes_nothing_and_ends_in_probabilities(name):
 
 def test_inputs_by_index_like_a_torch_dataset_are_a_list():
     class Dataset:
-        """Has a length and an item for every index, also beyond the length."""
+        """A dataset with a length and an item for every index, even beyond the length."""
 
         def __len__(self) -> int:
             return 2

@@ -1,4 +1,4 @@
-"""text-generation: continuations of prompts, whole and piece by piece. `tests/oracle` compares it with
+"""text-generation: continuations of prompts, whole and in pieces. `tests/oracle` compares it with
 transformers.pipeline."""
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_the_last_of_beams_and_sampling_wins(task: TextGeneration) -> None:
 
 
 def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
-    """By default, a text ends when the model can read no more tokens, whatever the lengths of the other prompts."""
+    """By default, a text ends when the model can read no more tokens, whatever the lengths of the other prompts are."""
     answers = task(["a" * 60, "a" * 64, "b"], do_sample=False, return_full_text=False, eos_token_id=())
     count = [len(task.model.tokenizer.encode(each[0]["generated_text"])) for each in answers]
     assert [bool(each) for each in count] == [True] * 3
@@ -81,8 +81,8 @@ def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
         task("a" * 65)
 
 
-def test_a_stored_length_bends_and_a_given_one_does_not(tmp_path: Path) -> None:
-    """The model reads at most 64 tokens. Its generation_config.json asks for 40 new tokens and two beams."""
+def test_a_stored_length_is_adapted_and_a_given_one_is_not(tmp_path: Path) -> None:
+    """The model reads at most 64 tokens, but generation_config.json requests 40 new tokens and two beams."""
     stored = {"max_new_tokens": 40, "num_beams": 2, "num_return_sequences": 2}
     write = npformer.pipeline("text-generation", writers.folder(tmp_path / "m", generation=stored, max_length=64))
     prompt = "x" * 50
@@ -148,7 +148,7 @@ def test_one_option_by_two_names(task: TextGeneration) -> None:
 
 
 def test_where_a_stop_string_ends() -> None:
-    """A stop string must end in the last token, but may begin in any earlier token. -1 stands for no token."""
+    """A stop string must end in the last token, but may begin in any earlier token. -1 means no token."""
     tokenizer = writers.tokenizer()
     stops = StopStrings(tokenizer, ["other", "é"])
     expected = {"the other": True, "the others": False, "other": True, "oth": False, "caf\u00e9": True, "éa": False}
@@ -162,7 +162,7 @@ def test_where_a_stop_string_ends() -> None:
 @pytest.mark.parametrize(
     ("text", "strings", "ends"),
     [
-        ("\U0001f600\n", ["\n"], True),  # the last token before it is the end of a character
+        ("\U0001f600\n", ["\n"], True),  # the token before it ends a character
         ("中世", ["世"], True),
         (" a\n\n", ["\n\n"], True),
         ("b\n\U0001f600", ["\n"], False),
@@ -176,7 +176,7 @@ def test_stop_strings_of_byte_tokens(text: str, strings: list[str], ends: bool) 
 
 
 def test_pieces_go_on_after_invalid_bytes() -> None:
-    """An invalid byte changes the text of earlier bytes, which have been shown."""
+    """An invalid byte changes the text of earlier bytes, which have already been shown."""
     tokenizer = byte_fallback.tokenizer()
     the = tokenizer.token_to_id("▁the")
     ids = [the, *byte_fallback.of_bytes(b"\n\xf0"), the, *byte_fallback.of_bytes("\n"), the]

@@ -1,4 +1,4 @@
-"""summarization and text2text-generation: settings, inference of the task from a folder, and errors.
+"""summarization and text2text-generation: settings, the task inferred from a folder, and errors.
 
 `test_against_transformers.py` compares the answers with transformers' pipelines.
 """
@@ -47,7 +47,7 @@ def test_a_bart_summarizes_if_its_config_has_such_settings(specific: dict[str, A
     assert tasks_of(task.model.config, described) == [name, *(each for each in NAMES[1:] if each != name)]
 
 
-#: As in google-t5/t5-small, with shorter texts.
+#: As in google-t5/t5-small, but with shorter texts.
 OF_T5 = {
     "summarization": {"max_length": 12, "num_beams": 2, "prefix": "summarize: "},
     "translation_en_to_de": {"max_length": 9, "num_beams": 3, "prefix": "translate English to German: "},
@@ -106,8 +106,8 @@ def test_one_answer_and_several(tmp_path: Path) -> None:
 
 
 def test_the_usual_settings_give_way_to_the_folder_and_the_caller(tmp_path: Path) -> None:
-    """The defaults are those of Transformers 4, but at most the model's 64 positions; translation has
-    `generate`'s defaults."""
+    """The defaults are those of Transformers 4, up to the model's 64 positions, but translation has the defaults of
+    `generate`."""
     folder = bart_folder(tmp_path / "bart")
     found = settings(npformer.pipeline("summarization", folder))
     assert (found.num_beams, found.max_new_tokens, found.do_sample) == (4, 64, False)
@@ -124,7 +124,7 @@ def test_the_usual_settings_give_way_to_the_folder_and_the_caller(tmp_path: Path
 
 
 def test_the_settings_of_a_task_are_its_own(tmp_path: Path) -> None:
-    """The task's settings override generation_config.json, and the caller overrides both."""
+    """The task's settings override generation_config.json, and the caller's settings override both."""
     folder = bart_folder(tmp_path / "bart", task_specific_params=OWN, prefix="the ")
     (folder / "generation_config.json").write_text('{"num_beams": 3, "max_new_tokens": 20, "min_new_tokens": 9}')
     summarize, rewrite = Summarization(npformer.load(folder)), Text2TextGeneration(npformer.load(folder))
@@ -170,7 +170,7 @@ def test_settings_that_make_no_sense(described: dict[str, Any], message: str, tm
 
 
 def test_log_probabilities_are_refused(tmp_path: Path) -> None:
-    """The answers would not contain them."""
+    """Log probabilities are refused because the answers would not contain them."""
     folder = bart_folder(tmp_path / "bart")
     for name in NAMES[1:]:
         with pytest.raises(NpformerError, match=f"logprobs: {name} does not return them; use model.generate"):

@@ -32,13 +32,13 @@ needs_sentencepiece = needs("translate", "sentencepiece")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the tiny Marian model."""
+    """Returns a copy of the tiny Marian model."""
     return Path(shutil.copytree(FILES, tmp_path / "model"))
 
 
 @pytest.fixture(scope="module")
 def in_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with a tokenizer.json instead of its SentencePiece models: pieces are letters."""
+    """Returns the same model with a tokenizer.json, in which pieces are letters, and without SentencePiece models."""
     return folder_of_letters(tmp_path_factory.mktemp("letters") / "model")
 
 
@@ -52,8 +52,7 @@ def of_letters(in_json: Path) -> Seq2Seq:
 
 @needs_sentencepiece
 def test_ids_and_translations_match_transformers() -> None:
-    """Texts have language codes, unknown letters, spaces and special tokens; generation_config.json has
-    settings."""
+    """Texts have language codes, unknown letters, spaces and special tokens. generation_config.json has settings."""
     task = npformer.pipeline("translation", FILES)
     assert isinstance(task, Translation)
     assert [task.model.tokenizer.encode(each["text"]) for each in EXPECTED] == [each["ids"] for each in EXPECTED]
@@ -146,8 +145,7 @@ def test_a_translation_grows_token_by_token(of_letters: Seq2Seq) -> None:
 
 
 def test_half_of_a_letter_waits_for_the_rest_of_it(of_letters: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter that takes two tokens is one piece. If it stays incomplete, it is the last piece, as in the
-    translation."""
+    """A letter of two tokens is one piece. If it stays incomplete, it is the last piece, as in the translation."""
     task = npformer.pipeline("translation", of_letters, max_new_tokens=3)
     for texts, pieces in ((["a", "a\ufffd", "aß"], ["a", "ß"]), (["a", "ab", "ab\ufffd"], ["a", "b", "\ufffd"])):
         monkeypatch.setattr(task.tokenizer, "decode", lambda ids, texts=texts: texts[len(ids) - 1])
@@ -315,8 +313,8 @@ def test_a_translator_s_broken_tokenizer_files_are_named(folder: Path, name: str
 
 @needs_sentencepiece
 def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> None:
-    """The map replaces each "a" by 200 characters, for each of which SentencePiece would need tens of bytes."""
-    trie = np.zeros(256, "<u4")  # the root, its child for the letter, and the child's value: its text begins at 0
+    """The map replaces each "a" with 200 characters, and SentencePiece would need tens of bytes for each character."""
+    trie = np.zeros(256, "<u4")  # a tree of the root, the letter and the letter's value, a text that begins at 0
     trie[0], trie[1 ^ ord("a")], trie[1 ^ ord("a") ^ 2] = 1 << 10, 2 << 10 | 1 << 8 | ord("a"), 1 << 31
     charsmap = trie.nbytes.to_bytes(4, "little") + trie.tobytes() + b"b" * 200 + b"\0"
     with open(folder / "source.spm", "ab") as file:
@@ -380,7 +378,7 @@ def test_marian_s_files_survive_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_an_older_marian_file_has_every_tied_tensor_and_its_positions(folder: Path) -> None:
-    """In earlier versions, pytorch_model.bin contained the shared table four times, and the sinusoids."""
+    """In earlier versions, pytorch_model.bin contained the shared table four times, and also the sinusoids."""
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")

@@ -1,5 +1,5 @@
-"""search: results equal those of a full sort, in blocks of any size, on any number of threads, for one query or
-several."""
+"""search: results equal those of a full sort, in blocks of any size, on any number of threads, and for one or several
+queries."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.numbers
 
 RANDOM = np.random.default_rng(0)
 CORPUS = RANDOM.standard_normal((700, 24)).astype(np.float32) * RANDOM.random((700, 1)).astype(np.float32)
-CORPUS[500:600] = CORPUS[100:200]  # each twice
+CORPUS[500:600] = CORPUS[100:200]  # each of these texts occurs twice
 QUERIES = RANDOM.standard_normal((9, 24)).astype(np.float32)
 
 
 def plain(queries, corpus, k, similarity):
-    """Sorts by score, computed in float64 and rounded to seven decimals, then by index in the corpus."""
+    """Sorts by score, computed in float64 and rounded to seven decimals, and then by index in the corpus."""
     a, b = queries.astype(np.float64), corpus.astype(np.float64)
     if similarity == "cosine":
         a = (a / np.linalg.norm(a, axis=1, keepdims=True)).astype(np.float32).astype(np.float64)
@@ -63,7 +63,7 @@ def test_a_mapped_file_in_half_precision(tmp_path):
     assert np.array_equal(npformer.search(QUERIES, mapped, 3).indices, order)
 
 
-def test_rows_that_could_not_be_read_are_not_found():
+def test_rows_of_unreadable_texts_are_not_found():
     """`npformer embed -o` writes rows of NaN for texts that it could not read."""
     corpus = CORPUS[:5].copy()
     corpus[[0, 3]] = np.nan

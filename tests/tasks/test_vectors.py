@@ -38,7 +38,7 @@ def test_features_are_the_encoder_s_with_any_head(head):
     array = features("ice cream", return_tensors=True)
     assert array.shape == (1, 4, 32)
     assert array.dtype == np.float32
-    # the encoder is drawn before the head, so the same seed gives the same encoder
+    # the encoder is drawn before the head, so equal seeds give equal encoders
     if head in ("base", "masked-lm", "question-answering"):
         assert array.shape == base(ids).last_hidden_state.shape
     assert features("ice cream") == array.tolist()
@@ -131,7 +131,7 @@ def test_the_paths_of_modules_in_other_forms(form, folder, tmp_path):
 
 
 def test_the_folder_s_length_replaces_the_tokenizer_s(folder):
-    """As in sentence-transformers, max_seq_length replaces model_max_length; it may be larger, up to the positions."""
+    """As in sentence-transformers, max_seq_length replaces model_max_length, and may be larger, up to the positions."""
     text = "ice cream " * 12  # 26 tokens
     whole = embedder(folder)(text)
     assert whole.n_tokens == 26
@@ -143,7 +143,7 @@ def test_the_folder_s_length_replaces_the_tokenizer_s(folder):
         embed = pipeline("sentence-embedding", folder)
         assert embed.max_seq_length == embed.limit(embed.options) == found
         assert found < 26 or np.array_equal(embed(text), whole)
-    embed.max_seq_length = 40  # the user may replace it too
+    embed.max_seq_length = 40  # users may replace it, too
     assert np.array_equal(embed(text), whole)
 
 
@@ -226,7 +226,7 @@ def test_sentence_transformers_folders_that_make_no_sense_are_refused(file, cont
 
 
 @pytest.mark.parametrize("mode", POOLINGS)
-def test_a_prompt_s_tokens_may_take_no_part_in_the_pooling(mode, folder):
+def test_a_prompt_s_tokens_may_be_excluded_from_pooling(mode, folder):
     """The prompt's tokens are left out, but the text's tokens keep the weights of their positions after the prompt."""
     write_sentence_folder(folder, 32, pooling="mean", normalize=False, prompt="the news ")
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode, "include_prompt": False}))
@@ -272,8 +272,8 @@ NORM = {"norm.weight": RANDOM.random(5, np.float32), "norm.bias": RANDOM.random(
 
 
 def test_dense_and_layer_norm_follow_the_pooling(folder):
-    """Vectors have the same bits alone and together, also after conversion. A run's identity includes the modules'
-    weights."""
+    """Vectors have the same bits alone and together, also after conversion. The modules' weights are part of a run's
+    identity."""
     modules = [("a.Pooling", {}, {}), ("b.Dense", DENSE, WEIGHTS), ("c.LayerNorm", {"dimension": 5}, NORM)]
     write_modules(folder, [*modules, ("d.Dropout", {"dropout": 0.1}, {})])
     embed = pipeline(None, folder)
@@ -347,7 +347,7 @@ HEADS = ("sequence-classification", "masked-lm", "causal-lm")
 )
 def test_a_model_without_its_head_has_the_last_layer_of_the_whole(family: str, head: str) -> None:
     """The last layer's output includes everything below the head, such as relative biases and a last norm. The head
-    computes its logits from it."""
+    computes its logits from this output."""
     model = tiny.model(family, head)
     text = Text(np.array([2, 30, 41, 52, 3]))
     whole = dict(trace(model, text))

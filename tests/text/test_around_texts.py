@@ -1,4 +1,4 @@
-"""The start and end tokens that tokenizer_config.json asks for. As in transformers 4, they override tokenizer.json."""
+"""The start and end tokens that tokenizer_config.json requests override tokenizer.json, as in transformers 4."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOS, EOS = chatters.END, chatters.STOP
 
 
 def folder(path: Path, settings: dict[str, Any], single: str = "") -> Path:
-    """A Llama with a tokenizer.json. single: the special tokens that the file adds to a text."""
+    """Writes a Llama with a tokenizer.json. single: the special tokens that the file adds to a text."""
     made = chatters.folder(path / "m", "llama")
     tokenizer = byte_level.tokenizer(ends=False)
     special = [(byte_level.END, BOS), (byte_level.STOP, EOS)]
@@ -32,7 +32,7 @@ def folder(path: Path, settings: dict[str, Any], single: str = "") -> Path:
 
 
 def added(path: Path) -> tuple[bool, bool]:
-    """Whether the tokenizer puts the start token before a text, and the end token after it."""
+    """Returns whether the tokenizer puts the start token before a text, and the end token after it."""
     ids = load_tokenizer(path, tiny.config("llama", "causal-lm", vocab_size=byte_level.N_TOKENS)).encode("ab").ids
     assert len(ids) == 2 + (ids[0] == BOS) + (ids[-1] == EOS)
     return ids[0] == BOS, ids[-1] == EOS
@@ -44,15 +44,15 @@ BEGUN, WHOLE = f"{byte_level.END} $A", f"{byte_level.END} $A {byte_level.STOP}"
 @pytest.mark.parametrize(
     ("single", "settings", "expected"),
     [
-        (BEGUN, {"add_bos_token": True, "add_eos_token": True}, (True, True)),  # e5-mistral-7b-instruct's
+        (BEGUN, {"add_bos_token": True, "add_eos_token": True}, (True, True)),  # as in e5-mistral-7b-instruct
         (BEGUN, {"add_eos_token": True, "add_bos_token": None}, (True, True)),
         (BEGUN, {"add_bos_token": False}, (False, False)),
         (BEGUN, {"add_bos_token": False, "add_eos_token": True}, (False, True)),
         (BEGUN, {}, (True, False)),
         (WHOLE, {"add_eos_token": False}, (True, False)),
-        (WHOLE, {"add_bos_token": True}, (True, False)),  # the other one is False by default
+        (WHOLE, {"add_bos_token": True}, (True, False)),  # the other setting is False by default
         (WHOLE, {"add_eos_token": None}, (True, True)),
-        (WHOLE, {}, (True, True)),  # a folder that version 5 has saved
+        (WHOLE, {}, (True, True)),  # a folder saved by version 5
         ("", {"add_bos_token": True}, (True, False)),
         ("", {}, (False, False)),
     ],
@@ -83,7 +83,7 @@ def test_a_pair_has_them_around_both_texts(tmp_path: Path) -> None:
 
 
 def test_the_last_token_is_pooled_with_the_end_token(tmp_path: Path) -> None:
-    """e5-mistral's vectors are those of the end token."""
+    """The vectors of e5-mistral are the vectors of the end token."""
     model = npformer.load(folder(tmp_path, {"add_eos_token": True}, BEGUN))
     ids = npformer.load(folder(tmp_path / "plain", {}, BEGUN)).tokenizer.encode("ice cream").ids
     trace = npformer.trace(model, "ice cream")
@@ -110,7 +110,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], said: str, tmp_pa
 def test_a_class_of_no_family_adds_no_special_tokens_to_a_file_without_a_template(
     name: str | None, ends: int, tmp_path: Path
 ) -> None:
-    """As in Transformers: users train such tokenizers, and their models, without [CLS] and [SEP]."""
+    """Transformers also adds none, because users train such tokenizers, and their models, without [CLS] and [SEP]."""
     folder = tiny.folder(tmp_path, "bert", "base")
     described = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**described, "post_processor": None}))

@@ -1,4 +1,4 @@
-"""Long texts are tokenized in blocks, and give the tokens of the whole text. Texts above the limit are truncated or
+"""Long texts are tokenized in blocks, with the same tokens as the whole text. Texts above the limit are truncated or
 refused.
 """
 
@@ -32,7 +32,7 @@ TEXTS = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(SPACES)), max
 
 
 def bytes_in_words() -> Tokenizer:
-    """A byte-level BPE like GPT-2's, with NFKC first."""
+    """Returns a byte-level BPE like GPT-2's that first applies NFKC."""
     made = Tokenizer(models.BPE())
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -45,7 +45,7 @@ def bytes_in_words() -> Tokenizer:
 
 
 def roberta() -> Tokenizer:
-    """The tokenizer of `bytes_in_words` with special tokens. Each run of its post-processor shifts the offsets."""
+    """Returns the tokenizer of `bytes_in_words` with special tokens. Each run of its post-processor shifts offsets."""
     made = bytes_in_words()
     made.add_special_tokens(["<s>", "</s>"])
     end, start = (("</s>", made.token_to_id("</s>")), ("<s>", made.token_to_id("<s>")))
@@ -140,7 +140,7 @@ def test_windows_that_are_read_in_blocks_match_the_tokenizers_library(
         for one, other in zip(found.pieces, expected, strict=True):
             for name in set(NAMES) - {"word_ids", "offsets"}:  # compared below
                 assert getattr(one, name) == getattr(other, name)
-            # The library treats a window's first token like the text's first token, and keeps the space before it.
+            # The library treats a window's first token as the text's first token, and keeps the space before it.
             odd = one.sequence_ids.index(0) if kind in ("bytes", "roberta") and other is not expected[0] else -1
             assert [each for i, each in enumerate(one.offsets) if i != odd] == [
                 each for i, each in enumerate(other.offsets) if i != odd
@@ -189,7 +189,7 @@ def test_texts_are_not_split_if_a_part_may_read_across_spaces(part: dict[str, An
         assert not Borders(tokenizer).at_spaces
     assert not Borders(object()).at_spaces
     tokenizer = bert(True)
-    tokenizer.add_tokens(["<|end|>"])  # must not be cut between its punctuation marks
+    tokenizer.add_tokens(["<|end|>"])  # this token must not be cut between its punctuation marks
     assert (Borders(tokenizer).at_spaces, Borders(tokenizer).at_marks) == (True, False)
 
 
@@ -235,7 +235,7 @@ def test_every_way_to_read_a_text_has_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_text_takes_little_memory() -> None:
-    """Measures only Python's memory. Measured by hand, the library needs the memory of one block."""
+    """Only Python's memory is measured. The library itself needs the memory of one block, as measured by hand."""
     made = encoder(bert(True))
     peaks = []
     for count in (20_000, 80_000):
@@ -247,6 +247,6 @@ def test_a_long_text_takes_little_memory() -> None:
     assert peaks[1] < peaks[0] + 10**6
     tracemalloc.start()
     (found,) = made.read([text], "window")
-    assert tracemalloc.get_traced_memory()[1] < 200 * found.n_tokens + 10**7  # arrays, and the lists of a block
+    assert tracemalloc.get_traced_memory()[1] < 200 * found.n_tokens + 10**7  # the arrays, and the lists of one block
     tracemalloc.stop()
     assert isinstance(made.read(["ice"])[0].texts[0].ids, np.ndarray)

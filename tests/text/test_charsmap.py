@@ -1,4 +1,4 @@
-"""SentencePiece's character map is refused if a reader could read beyond its end."""
+"""SentencePiece's character map is refused if a reader could read past its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npformer.text.tokenizer_checks import check_charsmap
 
 
 def charsmap(units: int = 256, texts: bytes = b"a\0", **changed: int) -> bytes:
-    """A map with this many units. changed: the values of single units, such as `at_3=...` for unit 3."""
+    """Returns a map with this many units. changed: values of single units, such as `at_3=...` for unit 3."""
     table = np.zeros(units, "<u4")
     for name, value in changed.items():
         table[int(name.removeprefix("at_"))] = value

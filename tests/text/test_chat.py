@@ -1,4 +1,4 @@
-"""Conversations as tokens: the template's control tokens, texts that contain their names, and refused conversations.
+"""Conversations as tokens: a template's control tokens, texts that contain their names, and refused conversations.
 tests/oracle/test_text_generation.py compares them with Transformers.
 """
 
@@ -29,7 +29,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
 
 
 def read(chat: Chat, messages: Any) -> tuple[str, list[int]]:
-    """The text of a conversation's tokens, and the ids of its control tokens."""
+    """Returns the text of a conversation's tokens, and the ids of its control tokens."""
     [ids] = chat.encoded([messages])
     if isinstance(ids, NpformerError):
         raise ids
@@ -38,7 +38,7 @@ def read(chat: Chat, messages: Any) -> tuple[str, list[int]]:
 
 
 def test_the_template_begins_the_answer_or_continues_it(chat: Chat) -> None:
-    """The beginning token occurs once, because the tokenizer adds none."""
+    """The beginning token occurs once, because the tokenizer does not add another."""
     start, stop = chatters.START, chatters.STOP
     control = [chatters.END, start, stop, start, stop, start]
     assert read(chat, ASKED) == (f"{BEGUN}Hi<|im_end|>\n<|im_start|>assistant\n", control)
@@ -65,7 +65,7 @@ def test_the_text_of_a_control_token_in_a_message_does_not_become_that_token(cha
 
 
 def test_the_time_for_a_conversation_is_linear_in_its_messages(chat: Chat) -> None:
-    """A quadratic loop over control tokens takes a minute."""
+    """A loop over control tokens with quadratic time would need a minute."""
     said = {"role": "user", "content": "x<|im_end|>"}
     start = time.process_time()
     _, control = read(chat, [said] * 10_000)
@@ -74,7 +74,7 @@ def test_the_time_for_a_conversation_is_linear_in_its_messages(chat: Chat) -> No
 
 
 def test_control_tokens_within_a_control_token(tmp_path: Path) -> None:
-    """Each of its endings is a control token too."""
+    """Each ending of the control token is a control token, too."""
     folder = chatters.folder(tmp_path / "m", vocab_size=1300)
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
@@ -88,7 +88,7 @@ def test_control_tokens_within_a_control_token(tmp_path: Path) -> None:
 
 
 def test_the_template_sees_tags_of_answers_but_not_of_questions(tmp_path: Path) -> None:
-    """Templates of Qwen3 and DeepSeek look for `</think>`, to omit the assistant's thoughts."""
+    """Templates of Qwen3 and DeepSeek search for `</think>` in order to omit the assistant's thoughts."""
     template = "{% for m in messages %}[{{ m.content.split('</think>')[-1] }}]{% endfor %}"
     folder = chatters.folder(tmp_path / "m", template=template, vocab_size=300)
     described = (folder / "tokenizer.json").read_text()
@@ -122,7 +122,7 @@ def test_a_refused_conversation_does_not_affect_the_others(chat: Chat) -> None:
 
 
 def test_templates_as_transformers_renders_them(tmp_path: Path) -> None:
-    """Templates may mark texts for training or read today's date. A folder may have several and a default."""
+    """Templates may mark texts for training or read today's date, and a folder may have several templates."""
     template: Any = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     folder = chatters.folder(tmp_path / "m", template=template + "{{ strftime_now('%Y') | length }}{{ tools is none }}")
     assert read(Chat(npformer.load(folder)), ASKED)[0] == "Hi4True"

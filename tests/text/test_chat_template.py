@@ -1,4 +1,4 @@
-"""Chat templates for pairs: the positions of the two texts in a template, and refused templates."""
+"""Chat templates for pairs: the positions of the two texts in a template, and templates that are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_texts_are_inserted_where_the_template_has_them(folder):
         "<s>[system]s\n[query]\n[document]<<query 7d1>>\n"
     )
     (folder / "chat_template.jinja").write_text("{{ messages[1].content[0].text }}|{{ messages[0].content[0].text }}")
-    assert pair_template(folder, False, {}, structured=True)(query="q", document="d") == "d|q"  # precedes the settings
+    assert pair_template(folder, False, {}, structured=True)(query="q", document="d") == "d|q"  # overrides the settings
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_processes_that_are_started_ahead_render_once_and_have_the_limits(monkey
     try:
         start_ahead(2)
         first, second = chat_template.WAITING
-        monkeypatch.setattr(chat_template, "_started", None)  # so that only a waiting process can render
+        monkeypatch.setattr(chat_template, "_started", None)  # then only a waiting process can render
         assert render("here", "a{{ 1 + 1 }}", [[]], {}) == ["a2"]
         assert (first.returncode, list(chat_template.WAITING)) == (0, [second])
         monkeypatch.setattr(chat_template, "SECONDS", 0.5)
@@ -115,7 +115,7 @@ BUILT_IN = "cycler.__init__.__globals__['__builtins__']"
 
 @pytest.fixture
 def without_a_sandbox(monkeypatch):
-    """jinja2 without its sandbox, as if a template had found a hole in it."""
+    """Runs jinja2 without its sandbox, as if a template had escaped from it."""
     own = chat_template.PROGRAM.replace("jinja2.sandbox import Imm", "jinja2 import Environment as Imm")
     assert own != chat_template.PROGRAM
     monkeypatch.setattr(chat_template, "PROGRAM", own)
@@ -135,7 +135,7 @@ def test_the_process_has_no_variable_of_the_environment(without_a_sandbox, monke
     "attempt",
     [
         "{{ built_in.open('/proc/self/environ').read() }}",
-        "{{ built_in.open('/proc/' ~ os.getppid() ~ '/environ').read() }}",  # of the parent
+        "{{ built_in.open('/proc/' ~ os.getppid() ~ '/environ').read() }}",  # the environment of the parent
         "{{ built_in.open('FOLDER/secret').read() }}",
         "{{ os.listdir('/proc/self/fd') }}",
         "{{ os.read(NUMBER, 99) }}",
@@ -153,8 +153,8 @@ def test_the_process_can_open_no_file(attempt, without_a_sandbox, tmp_path, monk
             render("here", attempt, [[]], {})
 
 
-def test_what_jinja2_imports_late_is_there(folder):
-    """After the imports, the process can open no file."""
+def test_late_imports_of_jinja2_work_in_the_sandbox(folder):
+    """After its imports, the process cannot open any file."""
     template = (
         "{{ {'b': 1} | pprint }} {{ 'a b' | wordwrap(1) }} {{ [3] | random }} {{ 'é' | urlencode }} {{ 'a' | indent }}"
         " {{ '<' | e }} {{ {'a': 'é'} | tojson }} {{ 'http://example.com' | urlize }} {{ strftime_now('%Y') | length }}"
@@ -166,7 +166,7 @@ def test_what_jinja2_imports_late_is_there(folder):
 
 
 def test_a_hole_of_older_versions_is_closed(monkeypatch):
-    """CVE-2025-27516: up to jinja2 3.1.5, the filter attr gives a template the format method of a text."""
+    """CVE-2025-27516: up to jinja2 3.1.5, the filter `attr` gives a template the `format` method of a text."""
     monkeypatch.setenv("KEY", "secret 7d1")
     hole = "{{ ('{0.__init__.__globals__[os].environ}'|attr('format'))(cycler) }}"
     with pytest.raises(NpformerError, match="the template failed: SecurityError"):

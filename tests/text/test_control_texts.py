@@ -1,4 +1,4 @@
-"""Finding the texts of control tokens: the longest at each place, in texts of any size."""
+"""The search for the texts of control tokens finds the longest at each place, in texts of any size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_texts_are_those_of_a_regular_expression(texts: list[str], text: str
 
 
 class Counted(str):
-    """A text that counts its comparisons with others."""
+    """A text that counts its comparisons with other texts."""
 
     count = 0
 
@@ -32,8 +32,8 @@ class Counted(str):
 
 
 def test_few_of_thousands_of_tokens_are_compared_at_each_character() -> None:
-    """Gemma has 6,242 tokens such as <unused0>. A regular expression tries all of them at each character: minutes for a
-    text of "<", in which a server answers no other request.
+    """Gemma has 6,242 tokens such as <unused0>. A regular expression tries all of them at each character. For a text of
+    "<", this takes minutes, during which a server answers no other request.
     """
     control = ControlTexts(map(Counted, [f"<unused{i}>" for i in range(6242)]))
     text = "<" * 10_000 + "<unused6241>" + "<unused" * 1000

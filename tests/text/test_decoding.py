@@ -1,4 +1,4 @@
-"""Ids become texts by their ids, so that every version of the tokenizers library gives the same text."""
+"""Decoding uses the ids of special tokens, so every version of the tokenizers library gives the same text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support import tiny
 
 
 def in_2023(path: Path) -> SafeTokenizer:
-    """A tokenizer of Llama as Transformers wrote it in 2023, with special tokens that are matched after normalization."""
+    """Returns Llama's tokenizer as Transformers wrote it in 2023. Special tokens are matched after normalization."""
     pieces = ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "<x>"]
     flags = {**dict.fromkeys(("single_word", "lstrip", "rstrip"), False), "normalized": True}
     space, mark = {"String": " "}, {"String": "▁"}
@@ -50,7 +50,7 @@ def in_2023(path: Path) -> SafeTokenizer:
 
 
 def test_special_tokens_are_left_out_by_their_ids(tmp_path: Path) -> None:
-    """tokenizers 0.23 compares the normalized text of a token with its text, so that it keeps special tokens."""
+    """tokenizers 0.23 compares a token's normalized text with its text, so it keeps special tokens."""
     tokenizer = in_2023(tmp_path)
     assert [tokenizer.id_to_token(i) for i in (1, 2, 6, 7, 99)] == ["<s>", "</s>", "▁a", "<x>", None]
     assert tokenizer.decode([1, 6, 5, 2]) == "ab"

@@ -1,4 +1,4 @@
-"""One path from texts to token ids: every caller gets the same ids, and the same warning about truncation."""
+"""One path from texts to token ids: all callers get the same ids, and the same warning about truncation."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.support import tiny
 GOLDEN = Path(__file__).parents[1] / "golden" / "tasks" / "tokenizer_ids.json"
 CUTS = json.loads(GOLDEN.read_text(encoding="utf-8"))["cuts"]
 MODEL = tiny.model("bert")
-LONG = "I love ice cream " * 20  # 82 tokens, for a model that takes 64
+LONG = "I love ice cream " * 20  # 82 tokens, for a model that reads 64
 
 
 @pytest.mark.parametrize("kind", ["window", "truncate"])
 def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With many tokens, the library would combine every overflowing part of one text of a pair with every part of the
-    other."""
+    other text."""
     model = tiny.model("bert")
     parts: list[int] = []
 
@@ -49,7 +49,7 @@ def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest
 
 
 def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
-    """The word is tokenized a second time to place the special tokens."""
+    """The word is tokenized a second time when special tokens are placed."""
     model = tiny.model("bert")
     model.limits = Limits(characters=1000)
     for pair in (Pair("x" * 900, "ice " * 90), Pair("ice " * 90, "x" * 900)):
@@ -66,7 +66,7 @@ def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
     ],
 )
 def test_the_tokens_of_all_windows_are_limited(given: str | Pair, stride: int | None, windows: int) -> None:
-    """A long question leaves narrow windows, each of which repeats it, so a short text could take gigabytes."""
+    """A long question makes windows narrow and is repeated in each, so even a short text could need gigabytes."""
     model = tiny.model("bert")
     model.limits = Limits(windows=64 * windows)
     [read] = Encoder(model).read([given], "window", "second", None, stride)
@@ -133,7 +133,7 @@ def test_a_view_shows_the_words_that_the_model_reads(model: Model) -> None:
         shown = view.attribution(model, LONG)
     read = LONG.split()[:62]
     assert shown.methods[0].words == read
-    for each in shown.methods[1:]:  # of tokens
+    for each in shown.methods[1:]:  # these methods have scores of tokens
         assert each.words == ["[CLS]", *(word.lower() for word in read), "[SEP]"]
 
 
@@ -167,18 +167,18 @@ def test_a_shortened_text_ends_at_the_end_of_a_word(first: list[str], second: li
     assert (short == text) == (not whole.truncated)
     for one, other in zip(short, text, strict=True):
         assert other.startswith(one)
-        assert other.split()[: len(one.split())] == one.split() or len(one.split()) == 1  # a word over the limit
+        assert other.split()[: len(one.split())] == one.split() or len(one.split()) == 1  # a long word
 
 
 def kept(model: Model, one: int, other: int, limit: int) -> tuple[int, int]:
-    """The numbers of tokens kept from two texts of these lengths."""
+    """Returns the numbers of tokens kept from two texts of these lengths."""
     (read,) = Encoder(model).read([Pair("ice " * one, "cream " * other)], limit=limit)
     sources = read.pieces[0].sequence_ids
     return sources.count(0), sources.count(1)
 
 
 def test_pairs_are_cut_as_transformers_cuts_them(model: Model) -> None:
-    """Golden counts of transformers, for all lengths below 8 and all limits that cut them."""
+    """Compares with golden counts of transformers, for all lengths below 8 and all limits that cut them."""
     assert len(CUTS) > 300
     for one, other, limit, *expected in CUTS:
         assert kept(model, one, other, limit) == tuple(expected), (one, other, limit)
@@ -196,9 +196,9 @@ def test_both_texts_are_cut_to_the_same_length_and_the_longer_one_has_the_odd_to
         assert shorter == min(one, other, room // 2) <= longer
 
 
-def test_of_two_equally_long_texts_the_second_is_read_in_windows(model: Model) -> None:
-    """The longer text, or the second of two equally long ones, is divided into windows; each window also contains
-    the whole of the other text."""
+def test_the_second_of_two_equally_long_texts_is_read_in_windows(model: Model) -> None:
+    """The longer text, or the second of two equally long texts, is divided into windows. Each window also contains all
+    of the other text."""
     (read,) = Encoder(model).read([Pair("ice " * 30, "cream " * 32)], "window", limit=40)
     assert [each.sequence_ids.count(0) for each in read.pieces] == [30] * len(read.pieces)
     (read,) = Encoder(model).read([Pair("ice " * 32, "cream " * 32)], "window", limit=40)
@@ -215,7 +215,7 @@ def test_a_warning_names_the_line_of_a_truncated_text(model: Model, tmp_path: Pa
 
 
 def test_the_characters_of_words_are_looked_up_in_one_table_for_all():
-    """Searching all tokens for each word once took time quadratic in the length of the window."""
+    """An earlier version searched all tokens for each word, which took time quadratic in the length of the window."""
     words, sources = np.repeat(np.arange(400, dtype=np.int32), 2), np.repeat([0, 1], 400).astype(np.int32)
     places = np.stack([np.arange(800), np.arange(800) + 1], axis=-1).astype(np.int32)
     tokens = Tokens(np.zeros(800, np.int64), np.array([""] * 800, object), places, words, sources, sources.astype(int))
@@ -252,7 +252,7 @@ def of_left(tmp_path: Path, model_type: str, head: str, settings: Mapping[str, A
 
 @pytest.mark.parametrize("times", [1, 200], ids=["at once", "in blocks"])
 def test_truncation_on_the_left_keeps_the_end_of_each_text(times: int, tmp_path: Path) -> None:
-    """As `direction="left"` of the tokenizers library, which transformers uses."""
+    """The tokenizers library does the same with `direction="left"`, which transformers uses."""
     model = of_left(tmp_path, "bert", "sequence-classification")
     text, other = "good music for the people . " * 20 * times, "I love ice cream " * 9
     for texts, cut in ((text, "longest"), (Pair(text, other), "longest"), (Pair(other, text), "second")):
@@ -271,7 +271,7 @@ def test_a_text_shortened_on_the_left_begins_with_a_word(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match="82 tokens, cut to 64"):
         assert Encoder(model).shortened(LONG) == "ice cream " + "I love ice cream " * 15
     with pytest.warns(UserWarning, match="cut to 64"):
-        assert Encoder(model).shortened("zzzz " * 20) == "zzzz " * 15  # 80 tokens, of which 62 fit, the first in a word
+        assert Encoder(model).shortened("zzzz " * 20) == "zzzz " * 15  # 62 tokens fit: 15.5 words
     with pytest.warns(UserWarning, match="cut to 64"):
         assert Encoder(model).shortened("z" * 80) == "z" * 62
     with pytest.warns(UserWarning, match="cut to 64"):
@@ -279,7 +279,7 @@ def test_a_text_shortened_on_the_left_begins_with_a_word(tmp_path: Path) -> None
 
 
 def test_the_side_in_tokenizer_json_counts_if_the_settings_name_none(tmp_path: Path) -> None:
-    """save_pretrained of transformers' tokenizer writes it only there."""
+    """save_pretrained of transformers' tokenizer writes the side only to this file."""
     folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
     library = tiny.tokenizer()
     library.enable_truncation(9, direction="left")

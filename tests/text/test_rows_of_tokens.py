@@ -1,4 +1,4 @@
-"""Tokens without a row in the embedding table: a model loads, and only texts with such a token are refused."""
+"""Tokens without a row in the embedding table: the model loads, and only texts with such a token are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = tiny.config("bert", vocab_size=ROWS)
 
 
 def with_a_token(path: Path, form: str) -> Path:
-    """A folder with a tokenizer that has one more token, of the id ROWS, in one of several forms."""
+    """Writes a folder with a tokenizer that has one more token, with the id ROWS, in one of several forms."""
     new = {"id": ROWS, "content": "<new>", "special": True, "normalized": False}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     data = json.loads(tiny.tokenizer().to_str())

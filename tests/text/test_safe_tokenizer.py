@@ -1,5 +1,5 @@
-"""A tokenizer is an untrusted file. A file that would make the library abort, panic, hang or fail is refused when it is
-read, by an error that names it. Any later failure of the library is an NpformerError."""
+"""A tokenizer is an untrusted file. If a file would make the library abort, panic, hang or fail, reading it is an error
+that names the file. Any later failure of the library is an NpformerError."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def write(folder: Path, **fields: Any) -> Path:
     return folder
 
 
-BOMB = several("normalizers", [replaced("a", "a" * 1000)] * 4)  # the library aborts the process on one letter
+BOMB = several("normalizers", [replaced("a", "a" * 1000)] * 4)  # one letter makes the library abort the process
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
 SPACES = [{"type": "Metaspace", "replacement": each, "prepend_scheme": "always", "split": True} for each in "xy" * 20]
 CLS_PIECE = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
 CLS = {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}}
 
-#: Name of a harmful change -> the changed fields, and words of the error. With the library alone, the first nine end
+#: Name of a harmful change -> the changed fields, and words of the error. The first nine changes make the library end
 #: the process.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a normalizer that doubles": ({"normalizer": BOMB}, "normalizer.*limit `growth`"),
@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a model with nothing": ({"model": {}}, "not a readable tokenizer"),
 }  # fmt: skip
 
-#: Refused after a panic of the library, because no check of the file finds the fault.
+#: Files that are refused after a panic of the library, because no check of the file finds the fault.
 PANICS = (
     "an expression that backtracks", "a split that backtracks", "a merge of pieces shorter than their prefix",
 )  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_harmful_file_is_refused(case: str, tmp_path: Path, capfd: pytest.Capt
 
 
 def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
-    """Readers differ in which of two values they use, so a check of the first does not protect a reader of the last."""
+    """Readers differ in which of two values they use, so checking the first does not protect a reader of the last."""
     text = (write(tmp_path) / "tokenizer.json").read_text()
     for before in ('"decoder"', '"max_input_chars_per_word"'):
         twice = text.replace(before, f"{before}: 100, {before.replace('d', chr(92) + 'u0064', 1)}", 1)
@@ -238,7 +238,7 @@ def test_harmful_older_files_are_refused(files: dict[str, str], said: str, tmp_p
 
 
 def test_an_added_token_that_is_a_null_character(tmp_path: Path) -> None:
-    """BERT's clean-up removes the null character, and the empty token that remains would match everywhere."""
+    """BERT's clean-up removes the null character, and the resulting empty token would match everywhere."""
     folder = write_folder(tmp_path / "model", {})
     (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"7": {"content": "\\u0000"}}}')
     config = tiny.config(vocab_size=len(tiny.VOCABULARY) + 8)
@@ -295,7 +295,7 @@ def test_every_failure_of_the_library_is_an_npformer_error(method: str) -> None:
 
 
 def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
-    """A regular expression may fail on a text that was not tried before; the next text is still read."""
+    """A regular expression may fail on a text that was not tested before. The next text is still read."""
     tokenizer = load_tokenizer(write(tmp_path, normalizer=replaced("(b+)+$", "a", "Regex")), CONFIG)
     with pytest.raises(NpformerError, match=r"tokenizer failed: .*retry-limit"):
         tokenizer.encode("b" * 40 + "?")
@@ -304,7 +304,7 @@ def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [("a b " * 5000,), ("a", "b " * 9000), ("a " * 9000, None), ("a", "b")])
 def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, ...], tmp_path: Path) -> None:
-    """encode holds the GIL until it ends, which takes seconds for a million characters; encode_batch does not."""
+    """`encode` holds the GIL until it ends, which takes seconds for a million characters; `encode_batch` does not."""
     original = load_tokenizer(write(tmp_path), CONFIG)._tokenizer
     called: list[str] = []
 
@@ -325,7 +325,7 @@ def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, .
 
 
 def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> None:
-    """A million letters, each repeated 200 times, would take 40 GB, and the library ends a process that has less."""
+    """A million letters, each repeated 200 times, would need 40 GB, and the library ends a process that has less."""
     parts = several("normalizers", [replaced("a", "b" * 20), replaced("b", "b" * 10)])
     tokenizer = load_tokenizer(write(tmp_path, normalizer=parts), CONFIG, Limits(characters=20_000))
     long, said = (
@@ -347,7 +347,7 @@ def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> 
 
 
 def test_growth_by_normal_forms_is_counted(tmp_path: Path) -> None:
-    """NFKC turns U+FDFA into 18 characters. The limit for one text also holds for all texts together."""
+    """NFKC turns U+FDFA into 18 characters. The limit for one text is also the limit for all texts together."""
     tokenizer = load_tokenizer(write(tmp_path, normalizer={"type": "NFKC"}), CONFIG, Limits(characters=1000))
     assert len(tokenizer.encode_batch(["\ufdfa" * 400, "a" * 400])) == 2
     for texts in (["\ufdfa" * 500], ["\ufdfa" * 445] * 2):

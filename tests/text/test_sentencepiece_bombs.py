@@ -20,7 +20,7 @@ UNKNOWN, CONTROL = varint(2), varint(3)
 
 
 def model(path: Path, pieces: list[str], name: str = "tokenizer.model", kind: int = 2) -> Path:
-    """A folder with a SentencePiece file of these pieces. kind: 1 for unigram, 2 for BPE."""
+    """Writes a folder with a SentencePiece file of these pieces. kind: 1 for unigram, 2 for BPE."""
     special = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)]
     fields: list[Any] = [
         (1, BYTES, build([(1, BYTES, text.encode()), (2, FLOAT, struct.pack("<f", 0.0)), (3, VARINT, each)]))
@@ -41,7 +41,7 @@ def loaded(path: Path, rows: int, model_type: str = "llama") -> Any:
 
 
 def test_pieces_of_pieces(tmp_path: Path) -> None:
-    """a x 2 ... a x 1000 are 516 KB, and have half a million pairs of a third of a billion characters."""
+    """The pieces a x 2 ... a x 1000 are 516 KB, and have half a million pairs with a third of a billion characters."""
     pieces = ["a" * n for n in range(1, 1001)]
     assert sum(len(each) ** 2 for each in pieces) > MOST_TRIED
     with pytest.raises(NpformerError, match=r"tokenizer\.model: expected at most \d+ characters in the splits"):

@@ -1,4 +1,4 @@
-"""BPE in a SentencePiece file, as in older folders of Llama, Mistral and Gemma: the ids of the library sentencepiece."""
+"""BPE in a SentencePiece file, as in older folders of Llama, Mistral and Gemma, gives the ids of sentencepiece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The special tokens that a folder names, in any of its files: for chat templates, and as tokens that are never split."""
+"""Special tokens that any of a folder's files name are used in chat templates, and are never split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIG = tiny.config("bert", vocab_size=len(tiny.VOCABULARY) + 8)
 
 
 def folder(path: Path, **files: Any) -> Path:
-    """A folder with JSON files of these names."""
+    """Writes a folder with JSON files of these names."""
     for name, content in files.items():
         (path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     return path
@@ -26,7 +26,7 @@ def folder(path: Path, **files: Any) -> Path:
 @pytest.mark.parametrize(
     ("settings", "stated", "expected"),
     [
-        ({}, {"bos_token": "<b>"}, {"bos_token": "<b>"}),  # 2023's folders name them in special_tokens_map.json only
+        ({}, {"bos_token": "<b>"}, {"bos_token": "<b>"}),  # folders of 2023 name them only in special_tokens_map.json
         ({"bos_token": "<a>"}, {"bos_token": {"content": "<b>"}}, {"bos_token": "<b>"}),
         ({"bos_token": "<a>", "added_tokens_decoder": {}}, {"bos_token": "<b>"}, {"bos_token": "<a>"}),
         ({"bos_token": "<a>"}, {"bos_token": None}, {"bos_token": "<a>"}),
@@ -66,7 +66,7 @@ def test_the_usual_tokens_of_a_folder_without_settings(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_named_token_that_the_file_lacks_is_added(named: dict[str, Any], is_old: bool, tmp_path: Path) -> None:
-    """As in Transformers, also to a tokenizer.json."""
+    """Transformers adds the token, too, even if there is a tokenizer.json."""
     made = folder(tmp_path, **named)
     if is_old:
         (made / "vocab.txt").write_text("\n".join(tiny.VOCABULARY), encoding="utf-8")

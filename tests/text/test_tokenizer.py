@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint folder, read from any of its files. The ids are those of transformers; the golden file
+"""The tokenizer of a checkpoint folder, read from any of its files. The ids equal transformers' ids; the golden file
 describes how they were made. A folder without a tokenizer for the model is refused with the reason."""
 
 import json
@@ -82,7 +82,7 @@ def test_the_longest_text_is_the_smaller_of_model_and_settings(limit, tokens, tm
 
 
 def test_model_input_names_may_leave_out_the_token_types(tmp_path):
-    """Transformers then passes no token types to the model, and every token has type 0."""
+    """If they leave them out, Transformers passes no token types to the model, and every token has type 0."""
     tiny.folder(tmp_path, "bert")
     pair = Pair("ice cream", "not")
     scores = []
@@ -230,7 +230,7 @@ def test_fairseq_ids_are_one_higher_than_the_file_s(tmp_path):
     assert tokenizer.id_to_token(tokenizer.get_vocab_size() - 1) == "<mask>"
 
 
-@pytest.mark.parametrize("times", [20, 1000])  # the longer text is tokenized in blocks, where that is possible
+@pytest.mark.parametrize("times", [20, 1000])  # the longer text is tokenized in blocks if possible
 @pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta"])
 def test_long_texts_are_read_in_windows(model_type, times, tmp_path):
     """In every window, the tokens and their offsets are the same as in the whole text."""

@@ -1,4 +1,4 @@
-"""The class of a tokenizer decides how its files are read. A class that npformer does not have is refused by name."""
+"""The class of a tokenizer decides how its files are read. A class that npformer lacks is refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KOBERT = {"auto_map": {"AutoTokenizer": ["tokenization_kobert.KoBertTokenizer", 
 
 
 def folder(path: Path, settings: dict[str, Any], **files: Any) -> Path:
-    """A folder with a vocab.txt and these settings. files: further files, with _ for a dot in the name."""
+    """Writes a folder with a vocab.txt and these settings. files: further files, with _ for a dot in the name."""
     content = {name.replace("_", ".", 1): each for name, each in files.items()}
     return write_folder(path / "model", {SETTINGS: settings, **content})
 
@@ -61,7 +61,7 @@ def test_a_class_that_splits_texts_in_another_way_is_refused(
 
 
 def test_the_class_may_be_named_in_the_config_of_the_model(tmp_path: Path) -> None:
-    """Transformers looks there if tokenizer_config.json names no class."""
+    """Transformers reads this file, too, if tokenizer_config.json names no class."""
     named = {"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}
     path = write_folder(tmp_path / "model", {"config.json": named})
     (path / VOCABULARY).write_text("\n".join(tiny.VOCABULARY), encoding="utf-8")
@@ -87,7 +87,7 @@ def test_merges_next_to_a_vocabulary_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast", "LayoutLMTokenizer"])
 @pytest.mark.parametrize("model_type", ["bert", "roberta"])
 def test_a_roberta_model_may_have_the_tokenizer_of_bert(name: str, model_type: str, tmp_path: Path) -> None:
-    """klue/roberta's published folders do."""
+    """The published folders of klue/roberta have this tokenizer."""
     config = tiny.config(model_type, vocab_size=len(tiny.VOCABULARY) + 8)
     tokens = load_tokenizer(folder(tmp_path, {"tokenizer_class": name}), config).encode("ice cream").tokens
     assert tokens == ["[CLS]", "ice", "cream", "[SEP]"]
@@ -104,7 +104,7 @@ def test_a_roberta_model_may_have_the_tokenizer_of_bert(name: str, model_type: s
 def test_the_file_of_the_named_class_is_read(
     model_type: str, name: str, file: str, special: dict[str, str], tokens: list[str], tmp_path: Path
 ) -> None:
-    """Even if a vocab.txt stands next to it, which another class would read."""
+    """Another class would read the vocab.txt next to this file."""
     path = folder(tmp_path, {"tokenizer_class": name, **special})
     (path / file).write_bytes(SPM)
     assert load_tokenizer(path, tiny.config(model_type, vocab_size=400)).encode("ice").tokens == tokens
@@ -119,7 +119,7 @@ def test_other_files_of_a_class_that_is_not_theirs(tmp_path: Path) -> None:
 
 
 def test_pieces_of_sentencepiece_in_a_vocab_txt_are_refused(tmp_path: Path) -> None:
-    """monologg/kobert has them, for a class that its folder does not name. WordPiece would read every word as [UNK]."""
+    """monologg/kobert has such pieces, but does not name their class. WordPiece would read only [UNK]."""
     pieces = [*tiny.SPECIAL, "!", "▁", "▁한국", "어", "▁모델", "을"]
     path = folder(tmp_path, {"do_lower_case": False}, vocab_txt="\n".join(pieces))
     expected = (

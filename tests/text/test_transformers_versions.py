@@ -1,4 +1,4 @@
-"""Where transformers 4 and 5 differ: the rows of docs/reference/transformers-versions.md, each by its behaviour.
+"""Differences between transformers 4 and 5: one test for each row of docs/reference/transformers-versions.md.
 
 transformers 4.57 and 5.23 gave the tokens in the comments.
 """
@@ -23,7 +23,7 @@ PIECES = ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "▁b"]
 
 
 def llama(path: Path, **settings: object) -> Path:
-    """The tokenizer of an older Llama folder, which adds a space before a text."""
+    """Writes the tokenizer of an older Llama folder, which adds a space before a text."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     space, mark = {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     described = {
@@ -63,7 +63,7 @@ def test_the_start_and_end_tokens_that_the_settings_ask_for(tmp_path: Path) -> N
 
 
 def test_the_normalizer_of_roberta_s_file(tmp_path: Path) -> None:
-    """test_tokenizer.py has the ids of such a file."""
+    """test_tokenizer.py compares the ids of such a file."""
     path = tmp_path / "tokenizer.json"
     tiny.tokenizer().save(str(path))
     data = json.loads(path.read_text())

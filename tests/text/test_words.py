@@ -1,4 +1,4 @@
-"""Readable names of tokens, without marks and with bytes decoded, and titles truncated at a word."""
+"""Readable names of tokens, without marks and with decoded bytes, and titles truncated at a word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from npformer.text.words import byte_level_text, name_after_word, piece_names, shortened, word_spans, word_text
 
-#: GPT-2's table of characters for bytes, written independently of the package's.
+#: GPT-2's table of characters for bytes, written independently of npformer's table.
 BYTE_LEVEL = {byte: chr(byte) for byte in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]}
 BYTE_LEVEL |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)) - BYTE_LEVEL.keys()))}
 
@@ -24,7 +24,7 @@ BYTE_LEVEL |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)
         (["▁park", "▁", "."], ("park", "␣", ".")),
         (["ĠcafÃ©", "Ġ", "Ċ", "ĠðŁĺ", "Ģ"], ("café", "␣", "\\n", "\\xf0\\x9f\\x98", "\\x80")),  # an emoji's bytes
         (["▁", "<0xF0>", "<0x9F>", "▁a", "<0x0A>"], ("␣", "<0xF0>", "<0x9F>", "a", "<0x0A>")),
-        (["é", "£", "Ğ"], ("é", "£", "Ğ")),  # not valid UTF-8 as bytes
+        (["é", "£", "Ğ"], ("é", "£", "Ğ")),  # as bytes, these are not valid UTF-8
         (["è", "¿", "Ļ"], ("\\xe8", "\\xbf", "\\x99")),  # the bytes of one character, in a text without spaces
     ],
 )

@@ -21,7 +21,7 @@ TEXT = "the thin other then there in the wind; is it the winter? "
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """The folder of a model, two texts to train on, and one to select the best weights."""
+    """Returns the folder of a model, two texts to train on, and a text to select the best weights."""
     for name, text in (("one", TEXT * 8), ("two", "there is the café\n" * 3), ("dev", TEXT * 2)):
         (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8", newline="")
     writers.folder(tmp_path / "model", max_length=32, generation={"eos_token_id": 0, "max_new_tokens": 9})
@@ -35,7 +35,7 @@ def finetune(files: list[str], out: Path, *more: str) -> int:
 
 
 def test_blocks_have_every_token_as_a_target_once(files: list[str]) -> None:
-    """Concatenates the documents' tokens, with an end token after each document."""
+    """The tokens of all documents are concatenated, with an end token after each document."""
     model = npformer.load(files[0])
     examples = encode_blocks(model, files[1:3])
     texts = [Path(each).read_text(encoding="utf-8") for each in files[1:3]]
@@ -47,7 +47,7 @@ def test_blocks_have_every_token_as_a_target_once(files: list[str]) -> None:
 
 
 def test_the_measure_of_blocks_is_the_perplexity_of_the_text(files: list[str]) -> None:
-    """The text fits in one block. Its block ends with the end token, which is appended here to get the same text."""
+    """The text fits in one block. The block ends with the end token, so the end token is appended here."""
     model = npformer.load(files[0])
     Path(files[3]).write_text(TEXT[:40], encoding="utf-8")
     found = evaluate_blocks(model, encode_blocks(model, files[3:]))
@@ -141,7 +141,7 @@ def test_an_end_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
 
 
 def test_gpt2_learns_labels_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A new head on a model that writes texts reads the last token of each text."""
+    """A new head on a model that generates texts reads the last token of each text."""
     folder = writers.folder(tmp_path / "model")
     (tmp_path / "a.tsv").write_text("label\ttext\n" + "A\tthe other in\nB\tis that a wind\n" * 8)
     files = [str(folder), str(tmp_path / "a.tsv"), str(tmp_path / "a.tsv")]

@@ -113,7 +113,7 @@ def test_a_golden_file_with_impossible_values_is_refused(tmp_path: Path, old: st
 
 
 def test_numbers_that_are_not_finite_are_shown_without_a_warning(tmp_path: Path) -> None:
-    """NumPy warns when a signalling NaN is widened, and for a mean of infinities."""
+    """NumPy would warn when it widens a signalling NaN, and when it computes a mean of infinities."""
     (tmp_path / "golden.safetensors").write_bytes(records.golden())
     signalling = np.frombuffer(bytes.fromhex("0100807f" + "0000807f"), np.float32)
     golden, theirs = load(tmp_path / "golden.safetensors"), {f"{i}/logits": signalling for i in range(2)}

@@ -1,4 +1,4 @@
-"""Training from files: errors name the wrong row, the commands train and evaluate, and embeddings are plotted."""
+"""Training from files: errors name the faulty row, the commands train and evaluate, and embeddings are plotted."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
         label_names([LabelledText("9" * 5000, "a", None, 2), LabelledText("1", "a", None, 3)])
 
 
-def test_names_that_are_numbers_are_names(tmp_path: Path) -> None:
-    """The labels are named 1, 2 and 3, so 0 is refused: reading it as a number would merge two labels."""
+def test_labels_that_are_numbers_are_names(tmp_path: Path) -> None:
+    """The labels are named 1, 2 and 3, so 0 is refused. Read as a number, 0 would be the same label as another name."""
     rows = [LabelledText(label, "a", None, line) for line, label in enumerate("312", 2)]
     assert label_ids("a.tsv", rows, ("1", "2", "3")) == [2, 0, 1]
     with pytest.raises(NpformerError, match=r"a\.tsv:5: label: expected one of 1, 2, 3, got '0'$"):
         label_ids("a.tsv", [*rows, LabelledText("0", "a", None, 5)], ("1", "2", "3"))
-    assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # read as indices of outputs, which start at 0
+    assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # digits become indices, which start at 0
 
 
 def test_scores() -> None:
@@ -134,7 +134,7 @@ def test_scores() -> None:
 
 
 def test_finetune_and_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A tiny model learns which of two words occurs. The saved folder is a model with the same score."""
+    """A tiny model learns which of two words occurs, and the saved folder is a model with the same score."""
     tiny.folder(tmp_path / "model", head="base")
     rows = [("warm", "it was so hot"), ("cold", "it was an ice cream")] * 24
     (tmp_path / "train.tsv").write_text(
@@ -164,7 +164,7 @@ def test_finetune_that_makes_no_sense(
     command = ["finetune", "-m", model, "--train", alike, "--dev", alike, "-o", str(tmp_path / "out")]
     assert cli.main(command) == 1
     assert "all.tsv: labels: expected at least two, got only yes" in capsys.readouterr().err
-    assert cli.main([*command, "--keep", "bfloat16"]) == 2  # weights in training are float32
+    assert cli.main([*command, "--keep", "bfloat16"]) == 2  # training needs float32 weights
     for source, dev, more, message in (
         (model, two, (), "expected one text per row in both, or two in both"),
         (model, one, ("--average-every", "3"), "--average-every: needs --average"),
@@ -194,7 +194,7 @@ def test_finetune_that_makes_no_sense(
 def test_accuracy_is_for_one_of_several_labels(
     fields: dict[str, Any], got: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The largest logit is not the answer of other models, and with one label every text would be right."""
+    """In other models, the largest logit is not the answer. With one label, every text would count as correct."""
     tiny.folder(tmp_path / "model", **fields)
     (tmp_path / "a.tsv").write_text("label\ttext\na\tit was so hot\n", encoding="utf-8")
     assert cli.main(["evaluate", "-m", str(tmp_path / "model"), "--data", str(tmp_path / "a.tsv")]) == 1
@@ -222,7 +222,7 @@ needs_sacrebleu = needs("evaluate", "sacrebleu")
 
 
 def sentences(folder: Path) -> list[str]:
-    """Writes sentences of a small language and their word-by-word translations to two files, and returns the paths."""
+    """Writes sentences of a small language and their word-by-word translations to two files; returns the paths."""
     found = [f"{a} {b} {c}." for a in ("the", "a") for b in ("dog", "man") for c in ("runs", "sits")]
     found += [f"{a} and {b}" for a in found for b in found]
     translated = [" ".join(WORDS.get(each, "und") for each in text.replace(".", " .").split()) for text in found]
@@ -254,7 +254,7 @@ def train_translation(folder: Path, names: list[str], *more: str) -> int:
 
 @pytest.fixture(scope="module")
 def translator_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the files `a.en` and `a.de`, and a translator in `out` that has learnt them."""
+    """Returns a folder with the files `a.en` and `a.de`, and a translator in `out` that has learnt them."""
     folder = tmp_path_factory.mktemp("translator")
     assert train_translation(folder, sentences(folder)) == 0
     return folder
@@ -296,8 +296,8 @@ def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pyte
 @needs_sacrebleu
 @pytest.mark.slow
 def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """BLEU is 100 for the model's own translations, and lower for other texts. sacrebleu's signature describes the
-    method."""
+    """BLEU is 100 for the model's own translations, and lower for other texts. The method is described by sacrebleu's
+    signature."""
     model, reference = str(translator_folder / "out"), translator_folder / "answers.de"
     assert cli.main(["translate", "-m", model, "--file", str(translator_folder / "a.en")]) == 0
     reference.write_text(capsys.readouterr().out, encoding="utf-8")
@@ -347,7 +347,7 @@ def test_pairs_that_cannot_be_learnt(
 
 @pytest.mark.slow
 def test_the_same_texts_give_the_same_vocabulary(translator_folder: Path) -> None:
-    """A vocabulary is learnt deterministically, so a resumed run does not need a copy of it."""
+    """A vocabulary is learnt deterministically, so a resumed run does not need a stored one."""
     texts = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
     assert learn_tokenizer(texts, 290).to_str() == learn_tokenizer(texts, 290).to_str()
 
@@ -385,7 +385,7 @@ def test_an_animation_is_one_page(tmp_path: Path) -> None:
 
 @needs("plots", "matplotlib", "sklearn")
 def test_an_animation_is_a_gif_too(tmp_path: Path) -> None:
-    """The file is a GIF with one frame per epoch."""
+    """The animation is a GIF with one frame per epoch."""
     frames = list(np.random.default_rng(0).standard_normal((3, 4, 2)))
     animate(tmp_path / "a.gif", frames, [0, 1, 1, 0], ("good", "bad"), ["0", "1", "2"])
     from PIL import Image

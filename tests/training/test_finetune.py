@@ -1,4 +1,4 @@
-"""A training folder ends with only the model unless the state is kept, even if the run was killed and resumed."""
+"""When training ends, its folder contains only the model unless the state is kept, even after kills and restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support import tiny
 
 
 def finetuning(folder: Path, output: str, *more: str) -> list[str]:
-    """A command that trains a tiny model in two epochs of six steps."""
+    """Returns a command that trains a tiny model in two epochs of six steps."""
     if not (folder / "model").exists():
         tiny.folder(folder / "model", head="base")
         rows = ["warm\tit was so hot", "cold\tit was an ice cream"] * 24
@@ -48,7 +48,7 @@ def test_the_state_of_a_training_is_kept_on_demand(tmp_path: Path, capsys: pytes
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a finetuning run that was not killed."""
+    """Returns the files of a finetuning run that was not killed."""
     folder = tmp_path_factory.mktemp("whole")
     assert cli.main(finetuning(folder, "out")) == 0
     return {each.name: each.read_bytes() for each in (folder / "out").iterdir()}
@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_a_finetuning_that_was_killed_ends_with_the_same_bytes(
     moment: str, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill during training or while the result is written leaves the state, which is removed last."""
+    """A kill during training, or while the result is written, leaves the state, because the state is removed last."""
     calls = {"a step": 2, "the model's file": 1, "config.json": 1}[moment]
 
     def killed(*given: object, **more: object) -> object:

@@ -1,5 +1,5 @@
-"""A training run that is killed repeatedly, at any moment of a step or a save, ends with the bits of an uninterrupted
-run."""
+"""A training run that is killed repeatedly, at any moment of a step or a save, ends with the same bits as an
+uninterrupted run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.numbers
 
 
 def train(folder: Path | None) -> Trainable:
-    """Trains for 150 steps, and saves after each."""
+    """Trains for 150 steps, and saves after each step."""
     trained = weights()
     run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, epochs=30), folder, save_every=1)
     run.train(examples(), lambda epoch: {"accuracy": epoch / 10})
@@ -35,10 +35,10 @@ def train(folder: Path | None) -> Trainable:
 
 
 def kill_again_and_again(folder: Path) -> None:
-    """Kills KILLS runs in `folder` at random moments after their first save. A run that ends before it is killed is
-    compared with an uninterrupted one, and the next run begins anew; at the end, one run is allowed to end.
+    """Kills KILLS runs in `folder` at random moments after their first save. If a run ends before it is killed, it is
+    compared with an uninterrupted run, and the next run begins anew. The last run is allowed to end.
 
-    The runs are forks of a process without threads, so that each begins at once.
+    The runs are forks of a process without threads, so each begins at once.
     """
     kills, chosen, ended, whole = 0, random.Random(0), False, train(None).flat
     while kills < KILLS or not ended:

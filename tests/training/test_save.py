@@ -1,4 +1,4 @@
-"""`save` writes a folder that loads as the same model, with the files that its tasks need."""
+"""`save` writes a folder that loads as the same model, and contains the files that its tasks need."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ SECOND = "The cat sat on the mat, and the dog sat on the cat. " * 12
 
 @pytest.fixture
 def scripts(monkeypatch):
-    """The two programs, with the sizes of a tiny model."""
+    """Returns the two programs, with the sizes of a tiny model."""
     monkeypatch.syspath_prepend(EXAMPLES)
     import ngrams
     import train_gpt
@@ -128,7 +128,7 @@ def test_a_training_learns_resumes_and_starts_another(scripts, books, tmp_path, 
 
 
 def test_ngrams_are_smoothed_by_the_kinds_of_their_neighbours(scripts):
-    """Probabilities of pairs equal those of the formula with counts made here; after each context they add up to 1."""
+    """Probabilities of pairs equal the formula with counts made here, and add up to 1 after each context."""
     ids = [0, 1, 2, 0, 1, 3, 0, 2, 2, 1, 0, 1, 3, 3, 4]
     model = scripts[1].KneserNey(ids, 2, 6)
     pairs = Counter(pairwise(ids))

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.numbers
 
 @pytest.mark.parametrize("window", [1, 3, 100])
 def test_batches(window: int) -> None:
-    """Every example occurs once; the larger the window, the more similar the lengths in a batch. The order differs by
-    epoch and is reproducible."""
+    """Every example occurs once. In larger windows, the lengths in a batch are more similar. The order differs between
+    epochs, and is reproducible."""
     lengths = [(int(n), int(n) % 7) for n in np.random.default_rng(0).integers(1, 40, 205)]
     recipe = Recipe(batch_size=10, window=window, seed=3)
     batches = recipe.batches(lengths, 0)
@@ -90,7 +90,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert (tmp_path / "last.safetensors").exists()
-    (tmp_path / ".best.safetensors.0123abcd.partial").mkdir()  # a file left by a kill during writing
+    (tmp_path / ".best.safetensors.0123abcd.partial").mkdir()  # a killed write leaves such a file
     (tmp_path / ".best.safetensors.0123abcd.lock").touch()
     resumed = train(tmp_path, threads=2)
     whole = train(None)
@@ -119,8 +119,8 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_choosing_weights(tmp_path: Path) -> None:
-    """`choose` restores the epoch with the highest score, or the later of two epochs with equal scores. It restores the
-    mean instead if that has a higher score."""
+    """`choose` restores the epoch with the highest score, or the later of two epochs with equal scores. If the mean of
+    the weights has a higher score, it restores the mean."""
     trained, kept = weights(), {}
     run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, average=2), tmp_path)
 
@@ -142,7 +142,7 @@ def test_choosing_weights(tmp_path: Path) -> None:
 
 
 def test_weights_chosen_by_another_score_are_an_error(tmp_path: Path) -> None:
-    """`train` keeps the weights of one epoch. Choosing by a score with a different best epoch cannot restore them."""
+    """`train` keeps one epoch's weights. It cannot restore the best epoch of a different score."""
     trained = weights()
     run = Trainer(HeadLoss(trained.config), trained, RECIPE, tmp_path)
     run.train(examples(), lambda epoch: {"f1": [0.1, 0.9, 0.2, 0.3][epoch], "recall": epoch / 10})
@@ -161,7 +161,7 @@ def test_dropout_of_an_unknown_stage_is_an_error() -> None:
 
 
 def test_metrics_are_numbers(tmp_path: Path) -> None:
-    """NumPy's numbers are stored as Python's. Other values are an error before the first step."""
+    """NumPy's numbers are stored as Python numbers. Other values are an error before the first step."""
     trained = weights()
     run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, epochs=1), tmp_path / "a")
     history = run.train(examples(), lambda epoch: {"accuracy": np.float32(0.5), "n": np.int64(3), "epoch": 7})
@@ -181,7 +181,7 @@ def test_metrics_are_numbers(tmp_path: Path) -> None:
     [(1, 0, [30]), (2, 0, [20, 30]), (9, 0, [10, 20, 30]), (3, 4, [22, 26, 30]), (9, 7, [2, 9, 16, 23, 30])],
 )
 def test_the_states_that_are_averaged(average: int, every: int, steps: list[int]) -> None:
-    """The average includes the last weights and those of earlier steps or epochs, but not the initial weights."""
+    """The average includes the last weights and the weights of earlier steps or epochs, but not the initial weights."""
     recipe = replace(RECIPE, epochs=3, average=average, average_every=every)
     assert list(recipe.averaged(per_epoch=10)) == steps
 

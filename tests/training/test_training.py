@@ -46,7 +46,7 @@ DATA = torch_values.DATA.parent / "gradients_data"
 
 
 def examples(n: int = 40, seed: int = 0) -> list[Example]:
-    """Returns texts labelled by whether their second token is even."""
+    """Returns texts with labels: whether the second token of a text is even."""
     random = np.random.default_rng(seed)
     texts = [random.integers(5, 200, length) for length in random.integers(3, 20, n)]
     return [Example(Text(ids), int(ids[1] % 2)) for ids in texts]
@@ -61,7 +61,7 @@ def weights(**overrides: Any) -> Trainable:
 
 
 def losses_of(objective: Any, trained: Trainable, batches: Iterable[list[Example]]) -> np.ndarray:
-    """Trains with AdamW, warm-up and clipping, as `make_gradients.py` did in torch. Returns the loss of each step."""
+    """Trains with AdamW, warm-up and clipping, as `make_gradients.py` did in torch; returns the loss of each step."""
     settings = given.SETTINGS
     optimizer = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
     factor = linear(int(settings["warmup"]), int(settings["steps"]))
@@ -76,7 +76,7 @@ def losses_of(objective: Any, trained: Trainable, batches: Iterable[list[Example
 
 @pytest.mark.parametrize(("dtype", "tolerance"), slow_after(1, [("float64", 1e-12), ("float32", 1e-5)]))
 def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
-    """float64 differs only by the order of summation, float32 by its rounding over fifty steps."""
+    """In float64, only the order of summation differs. In float32, rounding errors also add up over fifty steps."""
     config, tree = load_folder(torch_values.DATA / given.TRAINED, dtype)
     batches = (
         [Example(Text(each), int(label)) for each, label in zip(ids, labels, strict=True)]
@@ -90,7 +90,7 @@ def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), slow_after(1, [("float64", 1e-12), ("float32", 1e-5)]))
 def test_fifty_steps_of_a_translator_are_torchs(dtype: str, tolerance: float) -> None:
-    """The losses are those of nn.Transformer with tables and a projection, teacher forcing and label smoothing."""
+    """Compares the losses of nn.Transformer with tables and a projection, teacher forcing and label smoothing."""
     found, config = load_file(DATA / "training.safetensors"), given.TRANSLATOR
     trained = Trainable(layout.own_to_tree(torch_values.below(found, "translator"), config, np.dtype(dtype)), config)
     batches = ([Example(Text(source), target) for source, target in pairs] for pairs in given.pairs())
@@ -182,8 +182,8 @@ def test_a_step_has_the_same_bits_for_any_number_of_threads() -> None:
 
 
 def test_shards() -> None:
-    """Every text occurs once. Many texts form an even number of shards of about a thousand tokens, few texts a single
-    shard."""
+    """Every text occurs once. Many texts are divided into an even number of shards of about a thousand tokens, few
+    texts are a single shard."""
     sizes = list(np.random.default_rng(0).integers(1, 60, 300))
     shards = cut([(size,) for size in sizes])
     assert sorted(i for shard in shards for i in shard) == list(range(300))
@@ -236,14 +236,14 @@ IDS = Text(np.array([5, 6, 7]))
     ],
 )
 def test_an_example_of_the_wrong_form_is_an_error(head: str, text: Any, target: Any, message: str) -> None:
-    """Targets are concatenated: two wrong lengths in a batch could otherwise cancel."""
+    """Targets are concatenated, so two wrong lengths in a batch could cancel each other."""
     trained = weights(head=head)
     with pytest.raises(NpformerError, match=message):
         gradients(HeadLoss(trained.config), trained, [Example(text, target), Example(IDS, [0, 1, 0, 1])])
 
 
 def test_examples_with_different_numbers_of_choices() -> None:
-    """The loss and gradients of a batch are the means of those of its examples."""
+    """The loss and gradients of a batch are the means over its examples."""
     trained = weights(head="multiple-choice")
     several = [Example([IDS, Text(np.array([5 + i]))] + [IDS] * i, i) for i in range(3)]
     alone = [gradients(HeadLoss(trained.config, 0.1), trained, [each]) for each in several]
@@ -278,7 +278,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     assert np.array_equal(Dropout({"a.*": 0.25}, (1, 2))("a.b", x), y)
     assert not np.array_equal(Dropout({"a.*": 0.25}, (1, 3))("a.b", x), y)
     assert y.flags.c_contiguous
-    assert dropout("a.b", x.T).flags.f_contiguous  # the memory order of x, which makes the product fast
+    assert dropout("a.b", x.T).flags.f_contiguous  # in the memory order of x, for a fast product
     with pytest.raises(NpformerError, match=r"dropout.*a\.\*.*1"):
         Dropout({"a.*": 1.0}, 0)
 
@@ -305,7 +305,7 @@ def test_gradients_pass_dropout(family: str) -> None:
 
 
 def test_standard_dropout_rates() -> None:
-    """Transformers' rates: 0.1, except 0.2 for the input of DistilBERT's classifiers."""
+    """Transformers' rates are 0.1, and 0.2 for the input of DistilBERT's classifiers."""
     for family, head, stage, rate in (
         ("distilbert", "sequence-classification", "pooled", 0.2),
         ("distilbert", "multiple-choice", "pooled", 0.2),
@@ -371,6 +371,6 @@ def test_a_bert_is_rewritten_as_a_distilbert() -> None:
 
     texts = [each.text for each in examples(4)]
     for a, b in zip(model.run(texts), Model(config, tree).run(texts), strict=True):
-        assert np.abs(a["last_hidden_state"] - b["last_hidden_state"]).max() < 1e-5  # rounding of an additional sum
+        assert np.abs(a["last_hidden_state"] - b["last_hidden_state"]).max() < 1e-5  # an additional sum is rounded
     with pytest.raises(NpformerError, match="expected a bert"):
         as_distilbert(config, tree)

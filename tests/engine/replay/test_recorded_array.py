@@ -1,4 +1,4 @@
-"""Recorded arrays: each operation of NumPy is noted or refused, and its program gives the same bits for other values."""
+"""Recorded arrays: each NumPy operation is recorded or refused, and the program gives NumPy's bits for other values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = np.arange(40.0, dtype=np.float32).reshape(10, 4)
 
 
 def pass_of(work: Any, x: np.ndarray, weights: Any = None, caches: Any = ()) -> Pass:
-    """A pass with one input and one answer, work(x), work(x, weights), or work(x, caches)."""
+    """Records a pass with one input and one answer: work(x), work(x, weights), or work(x, caches)."""
 
     def whole(weights: Any, inputs: Any, caches: Any) -> dict[str, np.ndarray]:
         return {"y": work(*inputs, *[each for each in (weights, caches) if each])}
@@ -56,7 +56,7 @@ def in_parts(x: np.ndarray) -> np.ndarray:
 
 
 def padded(x: np.ndarray) -> np.ndarray:
-    """A result that is copied once, so that it can be written to the place of the copy."""
+    """Returns a result that is copied once. A program may write the result directly to the copy."""
     y = np.empty_like(x, shape=(5, 4))
     y[:3] = x * 2
     y[3:] = 0
@@ -64,7 +64,7 @@ def padded(x: np.ndarray) -> np.ndarray:
 
 
 def in_halves(x: np.ndarray) -> np.ndarray:
-    """Two results that are copied into strided parts of one array."""
+    """Returns two results that are copied into strided parts of one array."""
     y = np.empty_like(x)
     y[:, ::2] = x[:, :2] * 3
     y[:, 1::2] = x[:, 2:] - y[:, ::2]
@@ -135,14 +135,14 @@ def test_a_program_gives_the_bits_of_its_pass(operation: str, dtype: type) -> No
 
 
 def test_a_table_is_read_by_ids_of_the_pass() -> None:
-    """NumPy tells only the table of `table[ids]`, so the weights of a pass are recorded views."""
+    """In `table[ids]`, NumPy notifies only the table, so the weights of a pass must be recorded views."""
     ids = np.array([1, 3])
     program = make_program(pass_of(lambda ids, weights: weights["table"][ids] * 2, ids, {"table": TABLE}))
     assert np.array_equal(program([np.array([0, 9])])["y"], TABLE[[0, 9]] * 2)
 
 
 def test_a_program_reads_the_weights_that_the_model_has() -> None:
-    """A weight that is changed in place has effect, as in the engine."""
+    """A weight that is changed in place takes effect, as in the engine."""
     weights = {"w": TABLE.copy()}
     x = numbers(0)
     program = make_program(pass_of(lambda x, weights: (1 + weights["w"][:3]) * x, x, weights))
@@ -151,7 +151,7 @@ def test_a_program_reads_the_weights_that_the_model_has() -> None:
 
 
 def test_a_program_reads_weights_through_plain_views() -> None:
-    """`sliding_window_view` returns a plain array, which tells nobody of what it is used for."""
+    """`sliding_window_view` returns a plain array, so the recorder does not see its uses."""
     weights = {"w": TABLE.copy()}
 
     def work(x: np.ndarray, weights: Any) -> np.ndarray:
@@ -218,7 +218,7 @@ def test_an_array_of_a_pass_is_not_used_after_it() -> None:
 
 
 def test_large_arrays_are_read_in_place() -> None:
-    """A program is bound to the arrays of a pass, and keeps none of them alive."""
+    """A program reads the arrays of each pass in place, and keeps none of them alive."""
 
     def work(x: np.ndarray, arrays: Any) -> np.ndarray:
         return x @ arrays[0][:, 1:3] + arrays[1][0, 0]
@@ -232,7 +232,7 @@ def test_large_arrays_are_read_in_place() -> None:
 
 
 class Growing:
-    """A cache that is asked again in each pass."""
+    """A cache that is read again in each pass."""
 
     def __init__(self) -> None:
         self.rows: list[np.ndarray] = []
@@ -246,7 +246,7 @@ def test_a_cache_is_asked_in_each_pass() -> None:
     x, caches = numbers(0), Growing()
     program = make_program(pass_of(lambda x, caches: 2 * caches[0].attend(x + 1), x, caches=[caches]))
     for count in range(2, 5):
-        assert np.allclose(program([x], [caches])["y"], 2 * count * (x + 1), rtol=1e-6)  # sums of a few equal terms
+        assert np.allclose(program([x], [caches])["y"], 2 * count * (x + 1), rtol=1e-6)  # sums of equal terms
     assert np.array_equal(program([x], [Growing()])["y"], 2 * (x + 1))
 
 

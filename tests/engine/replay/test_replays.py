@@ -1,4 +1,4 @@
-"""Replays of models: the bits of the engine for every family, whatever happens between two passes."""
+"""Replays of models give the engine's bits for every family, whatever happens between two passes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ LENGTHS = ([7], [3, 9, 9, 1])
 
 
 def texts(model: Model, lengths: Any, seed: int) -> list[Text]:
-    """Random texts, which end with the end token of a decoder."""
+    """Returns random texts, which end with the end token of a decoder."""
     random = np.random.default_rng(seed)
-    found = [random.integers(0, 100, length) for length in lengths]  # special tokens, too
+    found = [random.integers(0, 100, length) for length in lengths]  # includes special tokens
     if model.config.decoder:
         for ids in found:
             ids[-1] = model.parts.end_id
@@ -48,12 +48,12 @@ def texts(model: Model, lengths: Any, seed: int) -> list[Text]:
 
 
 def equal(a: list[dict[str, np.ndarray]], b: list[dict[str, np.ndarray]]) -> bool:
-    """Whether two lists of answers have the same bits."""
+    """Returns whether two lists of answers have the same bits."""
     return all(x[name].tobytes() == y[name].tobytes() for x, y in zip(a, b, strict=True) for name in x | y)
 
 
 def warmed(model: Model, lengths: Any = LENGTHS[0]) -> Model:
-    """The model, with a tested program for texts of these lengths."""
+    """Returns the model after it has tested a program for texts of these lengths."""
     for seed in range(PASSES + 3):
         model.run(texts(model, lengths, seed))
     assert has_program(model)
@@ -98,7 +98,7 @@ def test_shapes_threads_and_widths(
             found = model.run(each)
             if same_bits:
                 assert equal(found, answers)
-            else:  # a trial may choose another layout of weights, whose sums have another order
+            else:  # a trial may choose another layout of weights, which changes the order of sums
                 assert all(np.allclose(a[n], b[n], atol=1e-4) for a, b in zip(found, answers, strict=True) for n in a)
 
 
@@ -132,7 +132,7 @@ def another_tree(model: Model) -> None:
 
 @pytest.mark.parametrize("change", [replaced, scaled, without_a_layer, without_a_bias, another_tree, another_config])
 def test_changed_weights_have_effect(change: Callable[[Model], None]) -> None:
-    """Weights in memory that can be written, as in training."""
+    """Weights in memory may be writable, as in training. The next call then uses the changed weights."""
     model = tiny.model()
     model.weights = copy.deepcopy(model.weights)
     for array in npformer.checkpoint.flatten(model.weights).values():
@@ -147,7 +147,7 @@ def test_changed_weights_have_effect(change: Callable[[Model], None]) -> None:
 
 
 def test_every_changed_weight_has_effect() -> None:
-    """Also the table of MPNet's distances, which is read through a view of overlapping windows."""
+    """The weights include MPNet's table of distances, which is read through a view of overlapping windows."""
     model = tiny.model("mpnet")
     model.weights = copy.deepcopy(model.weights)
     weights = npformer.checkpoint.flatten(model.weights)
@@ -162,7 +162,7 @@ def test_every_changed_weight_has_effect() -> None:
 
 @pytest.mark.parametrize("warm", [PASSES + 1, PASSES + 3])
 def test_read_only_weights_that_become_writable(warm: int) -> None:
-    """Products read copies of read-only weights, which do not follow a change."""
+    """Products read copies of read-only weights, so the copies must not outlive a change."""
     model = tiny.model(d_model=128, d_ffn=640)
     model.weights = copy.deepcopy(model.weights)
     weights = npformer.checkpoint.flatten(model.weights).values()
@@ -194,7 +194,7 @@ def test_weights_that_become_read_only_before_the_recorded_pass() -> None:
 
 
 def test_an_underflow_is_no_error() -> None:
-    """As in the engine, whose softmax ignores it."""
+    """The engine's softmax ignores underflows, and replays must do the same."""
     model = tiny.model()
     model.weights = copy.deepcopy(model.weights)
     for layer in model.weights["layers"]:
@@ -237,7 +237,7 @@ def test_an_interrupted_pass_leaves_nothing_behind(monkeypatch: pytest.MonkeyPat
 
 
 def test_threads_that_use_one_model_at_once() -> None:
-    """A program has one memory, so only one thread replays it at a time."""
+    """A program has only one set of buffers, so only one thread replays it at a time."""
     model = warmed(tiny.model())
     inputs = [texts(model, [7], seed) for seed in range(8)]
     expected = [Model(model.config, model.weights).run(each) for each in inputs]
@@ -273,7 +273,7 @@ def test_copies_of_a_model_have_replays_of_their_own(copied: Callable[[Model], M
 
 
 def test_programs_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that finds no room is not made, and gives no other program's room away while that runs."""
+    """A program is not made if there is no room for it, and a program in use keeps its room."""
     model = warmed(tiny.model())
     [first] = model.replays._shapes.values()
     monkeypatch.setattr(replays, "ROOM", 3 * first.program.nbytes)
@@ -307,7 +307,7 @@ def test_shapes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_program_with_other_bits_is_never_used() -> None:
-    """A work that hides an operation from the recorder: the program would repeat the first answer."""
+    """The work hides an operation from the recorder, so its program would repeat the first answer."""
 
     def work(weights: Any, inputs: Any, caches: Any) -> dict[str, np.ndarray]:
         return {"y": np.asarray(inputs[0]) * 2}
@@ -341,7 +341,7 @@ def test_a_program_that_depends_on_trials_is_made_again(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("ends", "before"), [(False, 8 * PASSES), (True, 2 * PASSES)])
 def test_a_program_waits_for_trials_of_the_same_work(ends: bool, before: int) -> None:
-    """A trial needs passes of the engine; one that does not end is not waited for without limit."""
+    """A trial needs passes of the engine, but the program does not wait forever for a trial."""
     trial = Trial((1, 2), 1)
 
     def work(weights: Any, inputs: Any, caches: Any) -> dict[str, np.ndarray]:

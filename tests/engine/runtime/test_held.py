@@ -1,5 +1,5 @@
-"""A service's use of a model: many threads, pipelines and processes at once, cancelled and interrupted tasks. Each
-caller gets its own answers, to the bit, and nothing is left behind.
+"""A service's use of a model: many threads, pipelines and processes at once, with cancelled and interrupted tasks. Each
+caller gets the correct answers, to the bit, and nothing is left behind.
 
 By default the suite makes few interrupts and calls. It was also run once with NPFORMER_TEST_INTERRUPTS=1000 and
 NPFORMER_TEST_CALLS=20000.
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.numbers
 
 TEXTS = ["ice cream", "i love it", "paris is good " * 9, "no", "hot music movie", "she was not right there"]
 MANY = 24
-PATIENCE = 300  # seconds allowed for work that takes one or two, on a busy machine
+PATIENCE = 300  # seconds: work that takes one or two may take longer on a busy machine
 
 
 def made(head: str = "sequence-classification", threads: int = 2) -> Task:
@@ -52,7 +52,7 @@ def expected(classify: Task) -> list[Any]:
 
 
 def in_threads(work: Any) -> list[Any]:
-    """Runs work(0), ... work(MANY - 1) at the same time. Returns their results, or the errors that they raise."""
+    """Runs work(0), ... work(MANY - 1) at the same time; returns their results, or the errors that they raise."""
     barrier, results = threading.Barrier(MANY), [None] * MANY
 
     def run(number: int) -> None:
@@ -149,8 +149,8 @@ def test_in_a_loop_of_events(classify: Task, expected: list[Any]) -> None:
 
 @pytest.mark.slow
 def test_abandoned_generators(classify: Task, expected: list[Any]) -> None:
-    """Generators that are abandoned after one answer, closed, or never begun keep nothing alive and affect no other
-    call."""
+    """Generators that are abandoned after one answer, closed, or never started keep nothing alive and do not affect
+    other calls."""
     before = threading.active_count()
     for number in range(12):
         answers = classify(itertools.cycle(TEXTS))
@@ -189,7 +189,7 @@ def test_interrupts_at_any_moment(classify: Task, expected: list[Any]) -> None:
                 seconds *= 1.05  # the next interrupt comes later in the call
             else:
                 assert found == expected
-                first = first / 2 if seconds == first else first  # this machine is too fast for it
+                first = first / 2 if seconds == first else first  # this machine is too fast
                 seconds = first
             assert classify(TEXTS) == expected
     finally:
@@ -210,7 +210,7 @@ def answers_with(task: Task, texts: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("method", slow_after(1, ["forkserver", "spawn"]))
-def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> None:
+def test_separate_processes(method: str, tmp_path: Path, classify: Task) -> None:
     """A new process loads a model, or receives a pickled pipeline with its tokenizer."""
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system has no {method}")
@@ -247,7 +247,7 @@ def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
 def test_calls_in_constant_memory() -> None:
-    """After some calls to warm up, the process grows by at most a few hundred kilobytes in any number of calls."""
+    """After some calls to warm up, the process grows by a few hundred kilobytes at most, however many calls follow."""
     calls = int(os.environ.get("NPFORMER_TEST_CALLS", "500"))
     root = Path(__file__).parents[3]
     code = (

@@ -1,4 +1,4 @@
-"""Weights kept in fewer bytes: exact widening, rounding to the nearest number, and conversion by NumPy."""
+"""Weights stored in fewer bytes: exact widening, rounding to the nearest number, and conversion by NumPy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.numbers
 
 
 def rounded(array: np.ndarray, stored: str) -> np.ndarray:
-    """The array, rounded to the nearest numbers of the dtype, in float32."""
+    """Returns the array in float32, rounded to the nearest numbers of the dtype `stored`."""
     if stored == "float16":
         return array.astype(np.float16).astype(np.float32)
     if stored == "int8":
@@ -53,7 +53,7 @@ def test_every_half_number_widens_exactly() -> None:
         assert not around[:, 276:].any()
 
 
-def test_float16_widens_exactly_where_a_thread_takes_small_numbers_for_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float16_widens_exactly_in_a_thread_that_flushes_small_numbers_to_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """If another library sets the processor to flush small numbers to 0, NumPy converts the numbers instead."""
     assert narrow._has_subnormals()
     halves, out = np.array([1e-5, -3e-6, 6e-8, 0.5], np.float16), np.empty(4, np.float32)
@@ -70,7 +70,7 @@ def test_int8_has_a_scale_for_each_output() -> None:
     assert weight.scale.shape == (1, 3)
     assert np.array_equal(np.asarray(weight), np.asarray(table).T)
     assert np.array_equal(np.asarray(weight.T), np.asarray(weight).T)
-    assert np.asarray(weight.T).flags.f_contiguous  # the layout of a float32 weight: AVX-512 products depend on it
+    assert np.asarray(weight.T).flags.f_contiguous  # AVX-512 products depend on this layout of float32 weights
     assert (np.abs(np.asarray(weight) - array) <= weight.scale / 2 * 1.001).all()
     assert not np.asarray(weight)[:, 2].any()
 

@@ -1,4 +1,4 @@
-"""Products of narrow weights have the bits of products of float32 weights, for any rows, threads and tiles."""
+"""Products of narrow weights have the same bits as products of float32 weights, for any rows, threads and tiles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = ((384, 384), (100, 70), (1100, 912), (64, 2), (321, 700))
 
 
 def transposed(weight: NarrowWeight) -> NarrowWeight:
-    """The same numbers, stored as a transposed view, like a projection tied to a table."""
+    """Returns the same numbers stored as a transposed view, like a projection tied to a table."""
     return NarrowWeight(np.ascontiguousarray(weight.values.T).T, weight.scale)
 
 
@@ -31,9 +31,9 @@ def test_products_have_the_bits_of_float32_weights(inner: int, outer: int, store
     x, weight = normal(140, inner), narrowed(normal(inner, outer), stored)
     plain = np.asarray(weight)
     (whole,) = weight_products(x, plain)
-    if stored == "int8":  # its scale is applied to the product
+    if stored == "int8":  # the scale is applied to the product
         (exact,) = weight_products(x, weight)
-        # Roundings of `inner` terms add up to about sqrt(inner) units in the last place of the sum of their magnitudes.
+        # Rounding errors of `inner` terms add up to about sqrt(inner) ulps of the sum of the terms' magnitudes.
         assert (np.abs(exact - whole) <= 2**-22 * inner**0.5 * (np.abs(x) @ np.abs(plain))).all()
         whole = exact
     for each, threads in product((weight, transposed(weight)), (1, 3)):
@@ -72,7 +72,7 @@ def test_rows_in_float64_are_multiplied_by_the_widened_weight() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_columns_around_a_tile_are_zeros(ordered: bool) -> None:
-    """The memory of an earlier tile may have NaN there, of which matmul would warn."""
+    """In these columns, an earlier tile may have left NaN in memory, which would cause a warning from matmul."""
     narrow_products._memory.floats = np.full(300, np.nan, np.float32)
     tile = narrow_products._tile(np.ones((4, 5), np.int8).T, 3, 16, ordered)
     np.testing.assert_array_equal(tile, np.tile(np.repeat([0, 1, 0], [3, 4, 9]), (5, 1)))

@@ -1,4 +1,4 @@
-"""Packing and shards."""
+"""Packing texts into rows, and dividing the rows into shards."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_shards_hold_every_text_once(lengths: list[int], threads: int) -> None:
 
 
 @given(lengths=LENGTHS, threads=st.integers(1, 5))
-def test_shards_are_of_about_one_size(lengths: list[int], threads: int) -> None:
-    """No shard exceeds its share by much, so that no core waits long for another, and memory stays small."""
+def test_shards_have_similar_sizes(lengths: list[int], threads: int) -> None:
+    """No shard is much larger than an equal share, so no core waits long for another, and memory stays small."""
     sizes = [sum(lengths[index] for index in group) for group in shards(lengths, threads)]
     share = min(SHARD, max(sum(lengths) / threads, SMALL_SHARD * threads))
     assert max(sizes) <= share + max(lengths)
@@ -101,8 +101,8 @@ def test_every_thread_has_a_shard(threads: int) -> None:
     assert len(shards([100] * 30, threads)) % threads == 0
 
 
-def test_a_batch_that_is_filled_up_has_the_same_texts() -> None:
-    """Every array of the batch has extra rows after the texts' rows. The lengths do not count them."""
+def test_a_padded_batch_has_the_same_texts() -> None:
+    """Every array of the batch has extra rows at its end, which the lengths do not count."""
     batch = pack([Text(np.array([5, 6, 7]), np.array([0, 1, 1])), Text(np.array([8]))])
     filled = batch.filled(12)
     assert filled.ids.tolist() == [5, 6, 7, 8] + [0] * 8

@@ -1,4 +1,4 @@
-"""Every form of token ids that a caller may pass, and the way back from texts to padded arrays."""
+"""Every form of token ids that a caller may pass, and the conversion from texts back to padded arrays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Processes: a forked child has its own threads and BLAS settings, even after a fork in the middle of a call.
+"""Processes: a forked child has separate threads and BLAS settings, even after a fork in the middle of a call.
 
-Processes end cleanly. NPFORMER_TEST_FORKS=320 makes more forks than the suite does by default, and takes minutes.
+Processes end cleanly. By default, the suite makes few forks; NPFORMER_TEST_FORKS=320 makes more, and takes minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.numbers
 
 
 def run_python(code: str) -> tuple[int, str]:
-    """Runs a program with a model in its own process; returns exit code and output."""
+    """Runs a program with a model in a separate process; returns its exit code and output."""
     root = Path(__file__).parents[3]
     path = f"import sys; sys.path[:0] = [{str(root)!r}]\n"
     command = [sys.executable, "-c", path + PRELUDE + code]
@@ -119,7 +119,7 @@ def compute(work):
 
 
 def run_beside_a_fork(code: str, patience: float = 600) -> tuple[int, str]:
-    """Runs the code in a process in which forks wait for `patience` seconds, by default longer than the suite runs."""
+    """Runs the code in a process whose forks wait for `patience` seconds, by default longer than the suite runs."""
     return run_python(SHARED_WORK.replace("SECONDS", str(patience)) + code)
 
 
@@ -160,8 +160,8 @@ print(*log)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_lets_the_workers_of_a_thread_in_blas_in() -> None:
-    """The thread's call to BLAS waits for its workers, and the fork waits for the thread."""
+def test_a_fork_waits_for_a_thread_in_blas_and_its_workers() -> None:
+    """The thread's call to BLAS waits for BLAS's workers, and the fork waits for the thread."""
     code = """
 def work():
     until_a_fork_waits()

@@ -1,4 +1,4 @@
-"""The trial finds correct settings for the BLAS, on every kernel that this CPU can run."""
+"""The trial finds correct settings for BLAS, with every kernel that this CPU can run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def found(environment: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", kernels.working())
-def test_a_way_to_the_same_bits_is_found_on_every_kernel(name: str) -> None:
+def test_a_method_for_the_same_bits_is_found_on_every_kernel(name: str) -> None:
     """Each kernel runs in its own process, because a BLAS chooses its kernels when it is loaded.
 
     A NumPy with a different BLAS ignores the kernel's environment variable; the test then checks only that trials end.
@@ -61,9 +61,10 @@ def test_a_way_to_the_same_bits_is_found_as_this_process_runs() -> None:
 @settings(max_examples=60)
 @given(inner=st.integers(1, 3000), dtype=st.sampled_from(DTYPES))
 def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
-    """The parts cover the inner axis once. Their products, added in order, have the bits of the whole product.
+    """The parts cover the inner axis once. Their products, added in order, have the same bits as the whole product.
 
-    A last part too short for the trial to notice, as in BLIS, is allowed only if npformer never has to split products.
+    The last part may be too short for the trial to notice, as in BLIS, but only if npformer never has to split
+    products.
     """
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(inner)
     parts = k.k_blocks(inner)
@@ -85,7 +86,7 @@ def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
-    """Zeros anywhere between the terms, such as those of beams that share a cache, do not change a sum."""
+    """Zeros between the terms, such as the zeros of beams that share a cache, do not change a sum."""
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(0)
     dense, b = random.random((k.usable(2), 16)).astype(dtype), random.random((16, 64)).astype(dtype)
     with single_blas_thread():
@@ -132,7 +133,7 @@ def test_a_model_is_right_with_the_same_bits_and_without(wanted: bool) -> None:
         assert not wanted or np.array_equal(alone["logits"], answer["logits"])
 
 
-def test_without_the_same_bits_nothing_is_filled_up_on_any_thread() -> None:
+def test_without_the_same_bits_no_thread_pads_rows() -> None:
     """With same_bits=False, a single row uses BLAS's matrix-vector routine, which reads the weight without a copy."""
 
     def counts() -> list[int]:

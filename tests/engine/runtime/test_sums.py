@@ -24,7 +24,7 @@ def normal(*shape: int, dtype: str = "float64") -> np.ndarray:
 
 
 def edges(count: int, terms: int, front: int) -> list[int]:
-    """The boundaries of groups by definition: groups of TERMS terms up to `front`, and of `terms` terms after it."""
+    """Returns the boundaries of groups by definition: TERMS terms per group up to `front`, then `terms` terms."""
     front = min(front, count)
     return [*range(0, front, TERMS), *range(front, count, terms), count]
 
@@ -70,7 +70,7 @@ def test_a_product_adds_its_groups_in_order(
     finally:
         sums.TOGETHER = before
     scratch = Scratch(a)
-    for x in (-a, a):  # the second result contains no values that the first one left in `scratch`
+    for x in (-a, a):  # the second result must not contain values left in `scratch`
         result = matmul_in_order(x, b, terms, front, scratch)
     assert alike(result, expected)
 

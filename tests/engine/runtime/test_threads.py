@@ -1,4 +1,4 @@
-"""Threads: dividing and joining work, errors in any thread, restoring BLAS's own threads, forks, many callers."""
+"""Threads: dividing and joining work, errors in any thread, restoring BLAS's own threads, forks, and many callers."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from tests.support.bits import alike
 
 pytestmark = pytest.mark.numbers
 
-LONG = 10**9  # nanoseconds: work that is worth sharing
-PATIENCE = 300  # seconds allowed for work of milliseconds, on a busy machine
+LONG = 10**9  # nanoseconds: an amount of work that is worth sharing
+PATIENCE = 300  # seconds: work of milliseconds may take longer on a busy machine
 
 
 def blas_threads() -> set[int]:
-    """Numbers of threads of NumPy's own BLAS, without libraries that another test may have loaded."""
+    """Returns the numbers of threads of NumPy's BLAS, ignoring libraries that another test may have loaded."""
     return {each["num_threads"] for each in blas_libraries()}
 
 
 @pytest.fixture
 def two_blas_threads(settable_blas: None) -> Iterator[None]:
-    """Settings of the host program, which must be restored."""
+    """Sets BLAS to two threads, as a host program might; npformer must restore this setting."""
     with threadpool_limits(2, user_api="blas"):
         assert blas_threads() == {2}
         yield
@@ -162,7 +162,7 @@ def test_an_error_in_a_worker_comes_up_in_the_caller() -> None:
     caller, barrier = threading.current_thread(), threading.Barrier(2)
 
     def task() -> None:
-        barrier.wait(PATIENCE)  # so that each thread takes one of the two tasks
+        barrier.wait(PATIENCE)  # each thread then takes one of the two tasks
         if threading.current_thread() is not caller:
             raise ValueError("in a worker")
 
@@ -190,7 +190,7 @@ class Interrupt(BaseException):
 
 
 def test_an_interrupt_at_the_hand_over_leaves_no_worker_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that waits at the barrier for a caller that never comes is released, and the next call uses it."""
+    """A worker that waits at the barrier for an interrupted caller is released, and the next call uses it."""
     waiting = threading.Event()
 
     def interrupted(job: threads_module._Job) -> None:
@@ -212,8 +212,8 @@ def test_an_interrupt_at_the_hand_over_leaves_no_worker_waiting(monkeypatch: pyt
     assert [each[0].shape for each in found] == [(4, 3), (4, 3)]
 
 
-def test_a_system_without_threads_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller does all work itself, even for one long text. Later, new threads may be available again."""
+def test_a_system_without_free_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller does all the work, even for one long text. Later, new threads may be available again."""
 
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -270,7 +270,7 @@ def test_blas_is_held_to_one_thread_and_put_back() -> None:
 
 @pytest.mark.usefixtures("two_blas_threads")
 def test_a_worker_does_not_search_for_blas() -> None:
-    """The search could deadlock with an import in the calling thread, such as that of tokenizers after the weights."""
+    """The search could deadlock with an import in the calling thread, for example an import of tokenizers."""
     code = """
 import threading
 import threadpoolctl
@@ -337,7 +337,7 @@ def test_the_blas_is_described() -> None:
 
 @pytest.mark.slow
 def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
-    """The answers of several threads, and of a later run, differ only by rounding; the process warns only once."""
+    """Answers of several threads, and of a later run, differ only by rounding, and the process warns only once."""
     root = Path(__file__).parents[3]
     code = (
         f"import sys; sys.path[:0] = [{str(root)!r}]\n"
@@ -363,7 +363,7 @@ def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
 
 
 def test_many_threads_call_many_models() -> None:
-    """Each thread gets its own answers, to the bit, while other threads fail; nothing is left behind."""
+    """Each thread gets its own answers, to the bit, while other threads fail, and nothing is left behind."""
     kinds = [("distilbert", "sequence-classification"), ("bert", "base"), ("bert", "token-classification")]
     models = [tiny.model(*kind, threads=threads) for kind in kinds for threads in (1, 2, 3)]
     texts = [Text(np.arange(length)) for length in (1, 2, 9, 9, 30, 64) * 12]
@@ -408,7 +408,7 @@ def test_a_model_made_in_a_thread_that_ended_still_runs() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_an_interrupt_at_any_moment_leaves_blas_free_for_other_threads() -> None:
-    """Ctrl-C arrives at 2,000 different moments, as a thread enters or leaves BLAS. Other threads can then enter."""
+    """Ctrl-C arrives at 2,000 different moments when a thread enters or leaves BLAS. Other threads can then enter."""
     moments, free, came = random.Random(0), list[bool](), list[int]()
 
     def interrupt(number: int, _: object) -> None:

@@ -1,4 +1,4 @@
-"""Trials: the fastest way is found during use, under any load, and no bit depends on the choice."""
+"""Trials: the fastest way is found during use, under any load, and the bits do not depend on the choice."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_quickest_way_is_found(clock: Clock, quickest: int, first: int) -> N
 
 @pytest.mark.parametrize("interrupted", [1, 2])
 def test_interruptions_of_a_trial_change_nothing(clock: Clock, interrupted: int) -> None:
-    """Two of the five runs of one way take a hundred times as long."""
+    """Two of the five runs of one option take a hundred times as long."""
     trial, runs = Trial((1, 2), first=1), {1: 0, 2: 0}
     while trial._times is None:
         trial.run(clock.work(lambda way: 0.001))
@@ -85,7 +85,7 @@ def test_a_small_gain_does_not_change_the_way(clock: Clock) -> None:
 
 
 def test_a_core_that_was_busy_in_one_trial_may_be_free_in_the_next(clock: Clock) -> None:
-    """While the second core is busy, two threads take 5 ms; later they take half of one thread's millisecond."""
+    """While the second core is busy, two threads take 5 ms. Later, they take half of one thread's millisecond."""
     trial = Trial((1, 2), first=2)
     for _ in range(1000):
         trial.run(clock.work(lambda way: 0.001 if way == 1 else 0.005))
@@ -123,7 +123,7 @@ def test_the_memory_decides_how_many_threads_read_a_weight(
 
 
 def test_runs_of_different_sizes_are_compared_by_their_amount(clock: Clock) -> None:
-    """Texts have 60 or 40 tokens in turn, so in a trial the faster way gets long ones and the slower short ones."""
+    """Texts have 60 or 40 tokens in turn. In a trial, the faster way runs long texts and the slower way short ones."""
     trial = Trial((1, 2), first=1)
     for i in range(200):
         amount = 60 if len(clock.ways) % 2 else 40
@@ -202,7 +202,7 @@ def test_every_way_of_a_product_has_the_same_bits(rows: int, panels: bool, monke
 
 
 def test_work_returns_to_one_thread_where_the_other_core_is_busy(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every hand-over waits two milliseconds for a core. On one thread, the work takes a twentieth of that."""
+    """Every hand-over waits two milliseconds for a core. On one thread, the work takes a twentieth of this time."""
     run_tasks = threads.run_tasks
 
     def busy(tasks: list[Callable[[], None]], n: int) -> None:

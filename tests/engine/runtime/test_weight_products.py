@@ -1,4 +1,4 @@
-"""Products of weights: correct, with the same bits for any number of rows, threads and panels, and no stale copies."""
+"""Products of weights are correct, have the same bits for any rows, threads and panels, and use no stale copies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES = ("float32", "float64")
 
 @pytest.fixture(params=["plain", "panels"] if weight_products.few_rows() else ["plain"])
 def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chooses panels or plain products if this BLAS has small products; otherwise a timing trial would choose."""
+    """Chooses panels or plain products if this BLAS has small products. Otherwise a timing trial would choose."""
     monkeypatch.setattr(weight_products, "panels_pay", lambda rows: request.param == "panels")
 
 
@@ -46,10 +46,10 @@ def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None
 @pytest.mark.parametrize("threads", [1, 2, 20])
 @pytest.mark.parametrize(("inner", "outer"), [(32, 262), (64, 64), (384, 1000), (256, 6000), (1100, 912)])
 def test_a_table_transposed_has_the_same_bits_too(inner: int, outer: int, threads: int, dtype: str) -> None:
-    """A projection tied to its token table is a transposed view of it.
+    """A projection tied to its token table is a transposed view of the table.
 
-    Kernels for small products would add its terms in a different order. Parts of a large product may be small: columns
-    that do not fill a panel, and the shares of many threads.
+    Kernels for small products would add the terms in a different order. Some parts of a large product may be small: the
+    columns that do not fill a panel, and the shares of many threads.
     """
     x, weight = normal(140, inner, dtype=dtype), normal(outer, inner, dtype=dtype).T
     weight.base.flags.writeable = weight.flags.writeable = False
@@ -82,7 +82,7 @@ def test_products_of_other_types_and_of_nothing_are_numpys() -> None:
     [(768, 768), (768, 3072), (3072, 768), (384, 1536), (1536, 384), (384, 1000), (768, 2)],
 )
 def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str) -> None:
-    """A read-only weight, like those of a loaded model, is used repeatedly with various numbers of rows."""
+    """A read-only weight, like a loaded model's, is used repeatedly with various numbers of rows."""
     x, weight = normal(140, inner, dtype=dtype), normal(inner, outer, dtype=dtype)
     weight.flags.writeable = False
     (whole,) = weight_products.weight_products(x, weight)
@@ -123,7 +123,7 @@ def test_inputs_are_never_written_to() -> None:
 
 
 def layouts() -> list[str]:
-    """The variants that this kernel uses: panels, whole products, or a weight's edge columns."""
+    """Returns the variants that this kernel uses: panels, whole products, or a weight's edge columns."""
     if weight_products.few_rows():
         return ["panels", "neither"]
     return ["edges" if products.kernel(np.dtype("f")).has_edges(12) else "neither"]
@@ -213,7 +213,7 @@ def test_a_mapped_weight_with_panels_takes_no_memory_of_its_own(
 
 
 def resident(path: Path) -> int:
-    """The kilobytes of a mapped file in this process's memory."""
+    """Returns the kilobytes of a mapped file in this process's memory."""
     _, _, after = Path("/proc/self/smaps").read_text().partition(str(path))
     return int(after.partition("Rss:")[2].split()[0])
 
