@@ -286,6 +286,7 @@ def test_a_layer_is_chosen_and_the_chosen_token_is_marked(live: Live, model: Any
     live.explore({"m": model}, TEXT, at="view=neurons&layer=1&from=3")
     live.click(live.one(".tabs [data-view=step]"))
     live.until(lambda: live.all(".code .on"))
+    live.choose("Layer", 0)
     live.choose("Layer", 1)
     assert live.text(".path").startswith("layer 1 ")
     live.until(lambda: live.texts(".numbers .on th") == ["3 good"])

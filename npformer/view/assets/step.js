@@ -223,13 +223,15 @@ return {
     ["l", "next layer"],
     ["e", "change the line; Enter applies, Escape leaves"],
   ],
-  read: () => ({ step: at || null, head: shownHead || null, token: chosenToken() }),
+  read: () => ({ step: at || null, head: shownHead, token: chosenToken() }),
+  where: () => ({ ...layerOf(at), head: shownHead, from: chosenToken() }),
   async apply(choices) {
     takeToken(choices.token, meta.tokens.length);
-    if (/^\d+$/.test(choices.head ?? "")) shownHead = Number(choices.head);
+    shownHead = /^\d+$/.test(choices.head ?? "") ? Number(choices.head) : null;
     const refused = Object.keys(meta.refused)[0];
     if (/^\d+$/.test(choices.step ?? "")) at = Math.min(Number(choices.step), steps().length - 1);
     else at = (refused && nearest(Number(refused))) ?? stepAt(live.place) ?? 0;
+    if (choices.layer != null && !refused) at = inLayer(choices) ?? at;
     draw();
   },
   explained: drawHeads,

@@ -2,7 +2,7 @@
 
 const arrayHere = el("div", { class: "array" });
 let asked = 0; // of the array that is shown, so that a slower one does not replace it
-let shownHead = 0;
+let shownHead = null; // the chosen head
 
 async function fetchValue(index) {
   const name = `value:${index}`;
@@ -67,7 +67,7 @@ function extent(part) {
 
 const rangeOf = ({ range: [least, most, mean] }) => `From ${fixed(least)} to ${fixed(most)}, mean ${fixed(mean)}.`;
 // The chosen head, or the first one of an array that has no such head.
-const headOf = ({ picked: [heads] }) => (shownHead < heads.length ? shownHead : 0);
+const headOf = ({ picked: [heads] }) => (shownHead !== null && shownHead < heads.length ? shownHead : 0);
 const numberAt = (part, r, c) => part.numbers.values[(headOf(part) * part.picked[1].length + r) * part.picked[2].length + c];
 
 function drawPicture(part) {
