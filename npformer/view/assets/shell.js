@@ -118,7 +118,7 @@ function share() {
 // The token that is chosen in all views, and a choice of it by a click on its row or chip.
 const isChosenToken = (at) => String(at) === place.token;
 function chooseToken(at) {
-  place.token = String(at);
+  place.token = at === null ? null : String(at);
   place.version += 1;
   shownView().version = place.version;
 }

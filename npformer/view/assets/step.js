@@ -180,6 +180,7 @@ const buttons = el(
   button("out", "\u2190 Out", "Out of this function (o)"),
   button("layer", "Next layer", "The next layer (l)"),
   el("label", { class: "field" }, el("span", {}, "Layer"), layerHere),
+  el("label", { class: "field" }, el("span", {}, "Token"), tokenHere),
   headsHere,
   back,
   change,
@@ -197,6 +198,8 @@ function draw() {
   say("");
   drawHeads();
   drawLayers();
+  drawTokens();
+  drawNote();
   drawCode();
   drawPath();
   drawMade();
@@ -216,7 +219,7 @@ code.tabIndex = 0;
 
 return {
   controls: [el("div", { class: "controls-row" }, buttons, el("label", { class: "field" }, el("span", {}, "Step"), slider, counter))],
-  body: [el("div", { class: "split" }, code, el("div", { class: "side" }, path, said, outcomesHere, made_, arrayHere))],
+  body: [el("div", { class: "split" }, code, el("div", { class: "side" }, path, noteHere, said, outcomesHere, made_, arrayHere))],
   keys: [
     ["n ↓, p ↑", "next, previous line"],
     ["s →, o ←", "into a function, out of it"],
@@ -234,7 +237,10 @@ return {
     if (choices.layer != null && !refused) at = inLayer(choices) ?? at;
     draw();
   },
-  explained: drawHeads,
+  explained() {
+    drawHeads();
+    drawNote();
+  },
   renew(next) {
     if (takeRefused(next)) return; // the next run is without it
     meta = next;

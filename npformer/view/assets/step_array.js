@@ -31,6 +31,8 @@ function drawArray(name, part) {
   const chooseHead = (h) => {
     shownHead = Number(h);
     page.changed();
+    drawHeads();
+    drawNote();
     again();
   };
   const choice = heads.length > 1 ? select("Head", heads.map((h, i) => [i, String(h)]), headOf(part), chooseHead) : null; // prettier-ignore
@@ -111,6 +113,8 @@ function numbersOf(part, again) {
     hasTokens(part) ? [el("button", { type: "button", class: "row", "aria-pressed": isPlace(part, r), title: "Choose this token on all tabs" }, ...rowName(part, r))] : rowName(part, r);
   const choose = (r) => {
     chooseToken(part.picked[1][r]);
+    drawTokens();
+    drawNote();
     again();
     page.changed();
   };

@@ -26,7 +26,7 @@ class LiveView(NamedTuple):
 VIEWS: tuple[Any, ...] = (
     HeadView, ModelView, NeuronView, StageView, AttributionView, LogitView, LensView, AblationView,
     LiveView("change", ("change_words", "change_rows", "change")),
-    LiveView("step", ("step_array", "step_place", "step_edit", "step")),
+    LiveView("step", ("step_array", "step_place", "step_layer", "step_edit", "step")),
     LiveView("write", ("write_beams", "write")),
     LiveView("compare", ("compare",)),
 )  # fmt: skip

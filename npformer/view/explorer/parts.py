@@ -26,6 +26,7 @@ from npformer.view.attribution_view import attribution
 from npformer.view.document import View, described_view
 from npformer.view.explorer.change_part import change_view
 from npformer.view.explorer.compare_part import compare_view, comparison
+from npformer.view.explorer.layer_part import layer_at, without_blocks
 from npformer.view.explorer.program import program
 from npformer.view.explorer.reading import cut_note, read_given
 from npformer.view.explorer.state import State
@@ -65,9 +66,9 @@ class Parts:
         """Returns a part, or {"error": message} for a state that the model cannot read or that lacks this part."""
         key = state, name
         if key not in self._kept:
-            kind, _, index = name.partition(":")
+            kind, *numbers = name.split(":")
             try:
-                found = PARTS[kind](self, state, check, *([int(index)] if index else []))
+                found = PARTS[kind](self, state, check, *map(int, numbers))
             except NpformerError as error:
                 found = {"error": str(error)}
             self._kept[key] = found
@@ -208,6 +209,16 @@ class Parts:
             self._stepped = state, stepped(model, inputs, state.lines)
         return self._stepped[1]
 
+    def layer(self, state: State, check: Callable[[], None], layer: int = 0, token: int = 0) -> Part:
+        """What a layer does at a token."""
+        model, seen = self.models[state.model], self.seen(state)
+        stages = frozenset(stage for change in state.changes if (stage := getattr(change, "stage", "")))
+        found = layer_at(seen.trace, seen.answer, layer, token, stages)
+        with _checking(check):
+            return without_blocks(
+                model, read_inputs(model, seen.text).inputs[0], found, token, lambda: self.changed(state)
+            )
+
     def write(self, state: State, check: Callable[[], None]) -> Part:
         """The tab on which a model writes."""
         seen = self.seen(state)
@@ -300,6 +311,7 @@ PARTS: Mapping[str, Callable[..., Part]] = {
     "change": Parts.change,
     "step": Parts.step,
     "value": Parts.value,
+    "layer": Parts.layer,
     "write": Parts.write,
     "compare": Parts.compare,
     "python": Parts.python,
