@@ -332,14 +332,32 @@ def test_other_models_are_stepped_through_to_their_answer(live: Live, name: str,
     assert names == [each.rpartition(" ")[0] for each in expected(made, text)]
 
 
-def test_a_table_has_evenly_spaced_columns_and_all_where_few_are_left_out(live: Live, model: Any) -> None:
-    live.explore({"m": model}, "I love good ice", at="view=step")
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_a_table_has_all_columns_up_to_16_and_says_how_many_it_hides(
+    live: Live, model: Any, width: int, dark: bool
+) -> None:
+    live.explore({"m": model}, "I love good ice", at="view=step", width=width, dark=dark)
     live.until(lambda: live.all(".numbers td"))
     columns = [int(each) for each in live.texts(".numbers thead th")[1:]]
-    assert (columns[0], columns[-1], len(columns)) == (0, model.config.d_model - 1, 8)
+    assert (columns[0], columns[-1], len(columns)) == (0, model.config.d_model - 1, 16)
     gaps = np.diff(columns)
     assert gaps.max() - gaps.min() <= 1
-    live.type("I love good ice cream I love news")
+    assert live.text(".extent") == f"The table hides {model.config.d_model - 16} of {model.config.d_model} columns."
+    live.type("I love good ice cream I love good news you love")
     to_scores(live, 0)
-    live.until(lambda: shown_name(live).startswith("scores (4, 10, 10)"))
-    assert len(live.texts(".numbers thead th")) == 11
+    live.until(lambda: shown_name(live).startswith("scores (4, 13, 13)"))
+    assert len(live.texts(".numbers thead th")) == 14
+    assert live.text(".extent") == ""
+    assert live.fits()
+    scrolls = live.js("const { scrollWidth, clientWidth } = document.querySelector('.array .scroller'); "
+                      "return [scrollWidth > clientWidth, !!document.querySelector('.array .frame.has-after')]")  # fmt: skip
+    assert scrolls[0] == scrolls[1]
+    if width == 390:
+        assert scrolls[0]
+    live.type(" ".join(["I love good ice cream"] * 4))
+    live.until(lambda: shown_name(live).startswith("scores (4, 22, 22)"))
+    assert live.text(".extent") == "The table hides 6 of 22 columns."
+    live.choose("Token", "2 love")
+    live.until(lambda: live.text(".numbers .on th") == "2 love")
+    assert len(live.texts(".numbers thead th")) in (17, 18)
+    assert "love" in live.texts(".numbers thead th")

@@ -41,30 +41,31 @@ function drawArray(name, part) {
     el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite."),
     ...(choice ? [choice] : []),
     ...(part.shape.length ? [drawPicture(part)] : []),
+    el("p", { class: "about extent" }, extent(part)),
     scroller(numbersOf(part, again)),
-    el("p", { class: "about" }, extent(part)),
   );
 }
 
-// How much of an array the picture and the table have, if that is not all.
-const TABLE = [24, 8]; // rows and columns
-// The indices of a table's rows or columns: all if they fit, else `most` evenly spaced ones and the chosen one.
-function spaced(count, most, chosen = -1) {
-  const all = count <= 1.5 * most;
+// The indices of a table's rows or columns: all up to `fits`, else `most` evenly spaced ones and the chosen one.
+function spaced(count, { fits, most }, chosen) {
+  const all = count <= fits;
   const found = Array.from({ length: all ? count : most }, (_, i) => (all ? i : Math.round((i * (count - 1)) / (most - 1))));
   if (chosen >= 0 && !found.includes(chosen)) found.push(chosen);
   return found.sort((a, b) => a - b);
 }
+const TABLE = { rows: { fits: 36, most: 24 }, columns: { fits: 16, most: 16 } };
 const shownOf = (part) => {
   const [, rows, columns] = part.picked;
-  return [spaced(rows.length, TABLE[0], rows.findIndex((_, r) => isPlace(part, r))), spaced(columns.length, TABLE[1])];
+  const chosen = columnTokens(part) === meta.tokens ? columns.findIndex(isChosenToken) : -1;
+  return [spaced(rows.length, TABLE.rows, rows.findIndex((_, r) => isPlace(part, r))), spaced(columns.length, TABLE.columns, chosen)];
 };
+// How much of an array the picture has, and how much the table leaves out.
 function extent(part) {
   const { picked: [, rows, columns], counts } = part; // prettier-ignore
-  const some = (r, c) => [[r, counts[1], "rows"], [c, counts[2], "columns"]].filter(([n, all]) => n < all).map(([n, all, what]) => `${n} of ${all} ${what}`).join(" and "); // prettier-ignore
-  const picture = some(rows.length, columns.length);
-  const table = some(...shownOf(part).map((each) => each.length));
-  return [picture && `The picture has ${picture}. `, table && `The table has ${table}.`].join("");
+  const some = (r, c, number) => [[r, counts[1], "rows"], [c, counts[2], "columns"]].filter(([n, all]) => n < all).map(([n, all, what]) => `${number(n, all)} of ${all} ${what}`).join(" and "); // prettier-ignore
+  const picture = some(rows.length, columns.length, (n) => n);
+  const table = some(...shownOf(part).map((each) => each.length), (n, all) => all - n);
+  return [picture && `The picture has ${picture}. `, table && `The table hides ${table}.`].join("");
 }
 
 const rangeOf = ({ range: [least, most, mean] }) => `From ${fixed(least)} to ${fixed(most)}, mean ${fixed(mean)}.`;
@@ -86,7 +87,7 @@ function drawPicture(part) {
     const at = (place, size, count) => Math.max(0, Math.min(count - 1, Math.floor((place / size) * count)));
     const y = at(event.clientY - box.top, box.height, rows.length);
     const x = at(event.clientX - box.left, box.width, columns.length);
-    showTip(event, el("div", { class: "where" }, ...rowName(part, y), ` \u00b7 ${columnText(part, x)}`), el("output", {}, fixed(numberAt(part, y, x))));
+    showTip(event, el("div", { class: "where" }, ...rowName(part, y), ` \u00b7 `, columnName(part, x)), el("output", {}, fixed(numberAt(part, y, x))));
   });
   canvas.addEventListener("pointerleave", hideTip);
   return canvas;
@@ -98,9 +99,10 @@ function rowName({ counts, picked }, r) {
   const tokens = tokensFor(counts[1]);
   return tokens ? [`${picked[1][r]} `, token(tokens[picked[1][r]])] : [String(picked[1][r])];
 }
-function columnText({ counts, picked }, c) {
-  const tokens = counts[1] > 1 && tokensFor(counts[2]);
-  return tokens ? shown(tokens[picked[2][c]]) : String(picked[2][c]);
+const columnTokens = ({ counts }) => (counts[1] > 1 ? tokensFor(counts[2]) : null);
+function columnName(part, c) {
+  const [tokens, at_] = [columnTokens(part), part.picked[2][c]];
+  return tokens ? token(tokens[at_]) : String(at_);
 }
 
 // Whether the rows are the text's tokens, and whether a row is of the token that is chosen on all tabs.
@@ -121,7 +123,7 @@ function numbersOf(part, again) {
   return el(
     "table",
     { class: "numbers" },
-    el("thead", {}, el("tr", {}, el("th", {}), ...some.map((c) => el("th", { scope: "col" }, columnText(part, c))))),
+    el("thead", {}, el("tr", {}, el("th", {}), ...some.map((c) => el("th", { scope: "col" }, columnName(part, c))))),
     el(
       "tbody",
       {},
