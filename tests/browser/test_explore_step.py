@@ -126,6 +126,41 @@ def test_a_line_is_changed_by_keys_and_the_page_s_answer_follows(page: Live, mod
     assert page.all(".code .changed") == []
 
 
+def test_an_array_has_the_numbers_before_a_changed_line(page: Live, model: Any) -> None:
+    stage = npformer.trace(model, TEXT)["layers.1.attention.scores"]
+    to_scores(page, 1)
+    page.choose("Token", "3 good")
+    page.choose("Head", 2)
+    assert not page.all(".numbers .before")
+    change_line(page, "scores = q @ k.mT / q.shape[-1]")
+    page.until(lambda: page.all(".numbers .before"))
+    row = "return [...document.querySelectorAll(arguments[0])].map((each) => Number(each.textContent))"
+    with edit({"*.scores": lambda scores: scores / math.sqrt(8)}):
+        after = npformer.trace(model, TEXT)["layers.1.attention.scores"]
+    np.testing.assert_allclose(page.js(row, ".numbers .before td"), stage[2, 3], atol=6e-5)
+    np.testing.assert_allclose(page.js(row, ".numbers .on td"), after[2, 3], atol=6e-5)
+    assert page.text(".was").startswith(f"Before the changes: from {stage.min():.4f} to {stage.max():.4f}, mean")
+    assert page.fits()
+    press(page, "ppppp")  # the arguments of this call and the layers before it
+    page.act(lambda: page.click(page.one(".change")))
+    page.until(lambda: not page.all(".numbers .before, .array .was"))
+
+
+def test_an_array_has_the_numbers_before_a_changed_word(live: Live, model: Any) -> None:
+    word = {"kind": "word", "at": 2, "word": "good", "to": "news"}
+    live.explore({"m": model}, TEXT, state(TEXT, edits=[word]), "view=step&token=3")
+    live.until(lambda: live.all(".numbers .before"))
+    x = npformer.trace(model, TEXT)["embeddings.norm"][3]
+    columns = [int(each) for each in live.texts(".numbers thead th")[1:]]
+    found = [float(each) for each in live.texts(".numbers .before td")]
+    np.testing.assert_allclose(found, x[columns], atol=6e-5)
+    live.open(state(TEXT, edits=[word | {"to": ""}]), "view=step&token=3")
+    live.until(lambda: live.text(".array .was") == f"Before the changes: shape (7, {model.config.d_model}).")
+    live.open(state(TEXT, edits=[{"kind": "head", "attention": "layers.1.attention", "head": 2}]), "view=step")
+    live.until(lambda: live.all(".numbers td"))
+    assert not live.all(".array .was")  # the page does not read this change
+
+
 def change_line(page: Live, to: str) -> None:
     """Changes the current line by keys alone."""
     press(page, "e")

@@ -156,7 +156,7 @@ function drawMade() {
     drawMade();
   };
   made_.replaceChildren(...(values.length > 1 ? [segmented("Made", values.map(([each]) => [each, each]), name, choose)] : [])); // prettier-ignore
-  drawValue(name, value);
+  drawValue(name, value, isPageChanged() ? `was:${at}:${values.findIndex(([each]) => each === name)}` : null);
 }
 
 function drawOutcomes() {

@@ -4,13 +4,19 @@ const arrayHere = el("div", { class: "array" });
 let asked = 0; // of the array that is shown, so that a slower one does not replace it
 let shownHead = null; // the chosen head
 
-async function fetchValue(index) {
-  const name = `value:${index}`;
+// A part with an array, and its numbers.
+async function fetchValue(name) {
   if (!(await load(name))) return null;
-  return live.parts.get(name);
+  const part = live.parts.get(name);
+  if (!part.error) part.numbers ??= await read({ ...part.head, text: part.data });
+  return part;
 }
 
-async function drawValue(name, value) {
+// Whether the page reads changed words, or has changed lines; other changes are not of the page.
+const isPageChanged = () => live.state.edits.some(({ kind }) => kind === "word" || kind === "line");
+
+// Draws a value, and then the array that was there before the changes, if the part `was` is named.
+async function drawValue(name, value, was = null) {
   asked += 1;
   const mine = asked;
   if (typeof value !== "number") {
@@ -18,12 +24,25 @@ async function drawValue(name, value) {
     arrayHere.replaceChildren(el("h3", {}, name ?? ""), el("p", { class: "about" }, text));
     return;
   }
-  const part = await fetchValue(value);
+  const part = await fetchValue(`value:${value}`);
   if (mine !== asked || !part) return;
   if (part.error) return arrayHere.replaceChildren(el("p", { class: "about" }, part.error));
-  part.numbers ??= await read({ ...part.head, text: part.data });
-  if (mine === asked) drawArray(name, part);
+  drawArray(name, part);
+  const before = was && (await fetchValue(was));
+  if (mine !== asked || !before) return;
+  part.before = before;
+  drawArray(name, part);
 }
+
+// The sentence about the array before the changes.
+function beforeText({ before, shape, numbers }) {
+  if (!before || before.error) return before?.error ?? "";
+  if (!sameShape(before, { shape })) return `Before the changes: shape (${before.shape.join(", ")}).`;
+  const same = numbers.values.every((number, i) => Object.is(number, before.numbers.values[i]));
+  return same ? "The changes leave the numbers shown here as they were." : `Before the changes: ${rangeOf(before).replace("From", "from")}`;
+}
+const sameShape = (a, b) => String(a.shape) === String(b.shape);
+const isCompared = ({ before, shape }) => Boolean(before?.numbers) && sameShape(before, { shape });
 
 function drawArray(name, part) {
   const [heads, rows, columns] = part.picked;
@@ -39,6 +58,7 @@ function drawArray(name, part) {
   arrayHere.replaceChildren(
     el("h3", {}, name, " ", el("code", {}, `(${part.shape.join(", ")}${part.shape.length === 1 ? "," : ""})`), " ", el("small", {}, part.dtype)),
     el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite."),
+    ...(part.before ? [el("p", { class: "about was" }, beforeText(part))] : []),
     ...(choice ? [choice] : []),
     ...(part.shape.length ? [drawPicture(part)] : []),
     el("p", { class: "about extent" }, extent(part)),
@@ -71,7 +91,8 @@ function extent(part) {
 const rangeOf = ({ range: [least, most, mean] }) => `From ${fixed(least)} to ${fixed(most)}, mean ${fixed(mean)}.`;
 // The chosen head, or the first one of an array that has no such head.
 const headOf = ({ picked: [heads] }) => (shownHead !== null && shownHead < heads.length ? shownHead : 0);
-const numberAt = (part, r, c) => part.numbers.values[(headOf(part) * part.picked[1].length + r) * part.picked[2].length + c];
+const numberAt = (part, r, c, numbers = part.numbers) => numbers.values[(headOf(part) * part.picked[1].length + r) * part.picked[2].length + c];
+const numberBefore = (part, r, c) => numberAt(part, r, c, part.before.numbers);
 
 function drawPicture(part) {
   const [, rows, columns] = part.picked;
@@ -87,7 +108,7 @@ function drawPicture(part) {
     const at = (place, size, count) => Math.max(0, Math.min(count - 1, Math.floor((place / size) * count)));
     const y = at(event.clientY - box.top, box.height, rows.length);
     const x = at(event.clientX - box.left, box.width, columns.length);
-    showTip(event, el("div", { class: "where" }, ...rowName(part, y), ` \u00b7 `, columnName(part, x)), el("output", {}, fixed(numberAt(part, y, x))));
+    showTip(event, el("div", { class: "where" }, ...rowName(part, y), ` \u00b7 `, columnName(part, x)), el("output", {}, `${isCompared(part) ? `${fixed(numberBefore(part, y, x))} \u2192 ` : ""}${fixed(numberAt(part, y, x))}`));
   });
   canvas.addEventListener("pointerleave", hideTip);
   return canvas;
@@ -120,6 +141,8 @@ function numbersOf(part, again) {
     again();
     page.changed();
   };
+  // The row before the changes, above the chosen one.
+  const earlier = (r) => el("tr", { class: "before" }, el("th", { scope: "row" }, "before"), ...some.map((c) => el("td", {}, fixed(numberBefore(part, r, c)))));
   return el(
     "table",
     { class: "numbers" },
@@ -127,9 +150,10 @@ function numbersOf(part, again) {
     el(
       "tbody",
       {},
-      ...rows.map((r) =>
+      ...rows.flatMap((r) => [
+        ...(isCompared(part) && (isPlace(part, r) || rows.length === 1) ? [earlier(r)] : []),
         el("tr", { class: isPlace(part, r) ? "on" : null, onclick: () => hasTokens(part) && choose(r) }, el("th", { scope: "row" }, ...named(r)), ...some.map((c) => el("td", {}, fixed(numberAt(part, r, c))))),
-      ),
+      ]),
     ),
   );
 }

@@ -30,7 +30,7 @@ from npformer.view.explorer.layer_part import layer_at, without_blocks
 from npformer.view.explorer.program import program
 from npformer.view.explorer.reading import cut_note, read_given
 from npformer.view.explorer.state import State
-from npformer.view.explorer.step_part import Stepped, names_of, step_view, stepped, value_of
+from npformer.view.explorer.step_part import Stepped, names_of, step_view, stepped, value_before, value_of
 from npformer.view.explorer.write_part import write_view
 from npformer.view.head_view import heads
 from npformer.view.lens_view import lens
@@ -42,6 +42,7 @@ from npformer.view.stage_view import shown_texts, stages
 
 KEPT = 24  # number of cached parts, so that a tab reopens at once
 SEEN = 4  # number of states with cached traces
+RUNS = 2  # number of states with cached runs of the page: a changed one, and the unchanged one
 Part = dict[str, Any]
 
 
@@ -59,7 +60,7 @@ class Parts:
     def __init__(self, models: Mapping[str, BaseModel]) -> None:
         self.names, self.models = list(models), list(models.values())
         self._kept: OrderedDict[tuple[State, str], Part] = OrderedDict()
-        self._stepped: tuple[State, Stepped] | None = None
+        self._stepped: OrderedDict[State, Stepped] = OrderedDict()
         self._seen: OrderedDict[State, Seen] = OrderedDict()
 
     def part(self, state: State, name: str, check: Callable[[], None] = lambda: None) -> Part:
@@ -201,13 +202,20 @@ class Parts:
         """An array of the page."""
         return value_of(self.stepped(state), index)
 
+    def was(self, state: State, check: Callable[[], None], step: int = 0, made: int = 0) -> Part:
+        """An array that a step made, as the same step made it for the unchanged text and page."""
+        return value_before(self.stepped(state), self.stepped(state.without_changes()), step, made)
+
     def stepped(self, state: State) -> Stepped:
         """The run of the page for the first text, with changed words and lines."""
-        if not self._stepped or self._stepped[0] != state:
+        if state not in self._stepped:
             model, given = self.models[state.model], self.seen(state.without_stages()).text
             inputs = read_inputs(model, given).inputs[0]
-            self._stepped = state, stepped(model, inputs, state.lines)
-        return self._stepped[1]
+            self._stepped[state] = stepped(model, inputs, state.lines)
+            while len(self._stepped) > RUNS:
+                self._stepped.popitem(last=False)
+        self._stepped.move_to_end(state)
+        return self._stepped[state]
 
     def layer(self, state: State, check: Callable[[], None], layer: int = 0, token: int = 0) -> Part:
         """What a layer does at a token."""
@@ -311,6 +319,7 @@ PARTS: Mapping[str, Callable[..., Part]] = {
     "change": Parts.change,
     "step": Parts.step,
     "value": Parts.value,
+    "was": Parts.was,
     "layer": Parts.layer,
     "write": Parts.write,
     "compare": Parts.compare,

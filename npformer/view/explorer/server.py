@@ -29,7 +29,7 @@ from npformer.view.explorer.state import read_state
 HOST = "127.0.0.1"
 BODY = 200_000  # maximum bytes of a request
 CONNECTIONS = 32  # maximum open connections; a browser opens at most 6
-NUMBERED = r"value:\d{1,6}|layer:\d{1,4}:\d{1,4}"  # names of parts with numbers
+NUMBERED = r"value:\d{1,6}|was:\d{1,6}:\d{1,3}|layer:\d{1,4}:\d{1,4}"  # names of parts with numbers
 SECONDS = 30  # idle time after which a connection is closed
 HEADERS = {
     "Cache-Control": "no-store",
