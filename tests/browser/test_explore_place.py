@@ -11,6 +11,7 @@ import npformer
 from tests.browser.live import Live
 from tests.browser.test_explore import SIZES, TEXT
 from tests.browser.test_explore_step import SCORES, line, numbers, press, shown_name
+from tests.support.explorer_client import state
 
 ENTER, SPACE, RIGHT = "\ue007", " ", "\ue014"
 WEIGHTS = "layers.1.attention.weights"
@@ -138,3 +139,23 @@ def test_a_closed_head_of_the_model_stays_chosen(live: Live, model: Any) -> None
     assert live.text(".path").startswith("layer 0 ")
     live.until(lambda: shown_name(live).startswith("weights"))
     assert chosen_option(live, "Head") == "1"
+
+
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_words_that_occur_twice_have_their_number(live: Live, model: Any, width: int, dark: bool) -> None:
+    text = "the film is not the best"
+    word = {"kind": "word", "at": 4, "word": "the", "to": "a"}
+    live.explore({"m": model}, text, at="view=stages&token=5", width=width, dark=dark)
+    assert [each[:4] for each in live.texts(".chips button")][1:6] == ["the1", "film", "is20", "not2", "the5"]
+    assert live.texts(".chips [aria-pressed=true] sub") == ["5"]
+    to(live, "step")
+    press(live, "l" + "ssnns")
+    live.until(lambda: shown_name(live).startswith("scores"))
+    assert live.texts(".numbers thead th") == ["", "[CLS]", "the1", "film", "is", "not", "the5", "best", "[SEP]"]
+    live.until(lambda: live.text(".layer-note strong") == "Layer 0 at the5")
+    to(live, "change")
+    live.until(lambda: live.all(".word"))
+    assert live.texts(".word sub") == ["1", "5"]
+    live.open(state(text, edits=[word]), "view=change")
+    assert live.texts(".applied bdi") == ["\u201cthe\u201d \u2192 \u201ca\u201d (word 5)"]
+    assert live.fits()

@@ -212,7 +212,7 @@ function cell(value, decimals, colour) {
 
 const ids = meta.sides.every((name) => meta.ids[name]?.length);
 const chip = (name) => (text, i) => {
-  const inside = [token(text), el("small", {}, String(ids ? meta.ids[name][i] : i))];
+  const inside = [placed(meta.tokens[name], i), el("small", {}, String(ids ? meta.ids[name][i] : i))];
   const choice = { type: "button", "data-token": i, "aria-pressed": false, title: "Select this token in all tabs" };
   return el("li", { "data-segment": meta.tokenTypes[i] }, ...(name === meta.sides.at(-1) ? [el("button", choice, ...inside)] : inside));
 };

@@ -123,7 +123,7 @@ function rowName({ counts, picked }, r) {
 const columnTokens = ({ counts }) => (counts[1] > 1 ? tokensFor(counts[2]) : null);
 function columnName(part, c) {
   const [tokens, at_] = [columnTokens(part), part.picked[2][c]];
-  return tokens ? token(tokens[at_]) : String(at_);
+  return tokens ? placed(tokens, at_) : String(at_);
 }
 
 // Whether the rows are the text's tokens, and whether a row is of the token that is chosen on all tabs.

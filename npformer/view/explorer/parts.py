@@ -117,7 +117,7 @@ class Parts:
 
     def answer(self, state: State, check: Callable[[], None]) -> Part:
         """The answer, the answer before the changes, and the names of the changes."""
-        labels = [change.label for change in state.changes]
+        labels = [state.label(change) for change in state.changes]
         try:
             return self._answer(state) | {"changes": labels}
         except NpformerError as error:  # the changes stay on the page, where they can be undone

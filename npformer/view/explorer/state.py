@@ -36,6 +36,13 @@ class State:
         ]
         return Pair(*parts) if parts[1:] and parts[1].strip() else parts[0]
 
+    def label(self, change: StateChange) -> str:
+        """The name of a change on the page; a word that occurs more than once has its number."""
+        if isinstance(change, ChangeWord) and change.part < len(self.texts[0]):
+            same = self.texts[0][change.part].split().count(change.word)
+            return f"{change.label} (word {change.at + 1})" if same > 1 else change.label
+        return change.label
+
     @property
     def words(self) -> tuple[ChangeWord, ...]:
         """The changes to words of the first text."""
