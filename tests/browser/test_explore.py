@@ -177,6 +177,28 @@ def test_the_address_keeps_the_state_and_reopens_it(live: Live, models: dict[str
     assert live.driver.get_log("browser")  # the browser notes the status 400
 
 
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_a_link_is_copied_that_reopens_the_page(live: Live, models: dict[str, Any], width: int, dark: bool) -> None:
+    live.explore({"m": models["distilbert"]}, TEXT, state(TEXT, edits=[HEAD]), "view=lens", width=width, dark=dark)
+    live.js("navigator.clipboard.writeText = async (text) => { window.link = text }")
+    button = next(each for each in live.all(".tools button") if each.text == "Copy link")
+    assert "while this server runs" in button.get_attribute("title")
+    live.focus(button)  # by keyboard
+    live.press("\ue007")
+    live.until(lambda: live.text(".tools .copied") == "Copied.")
+    link = live.js("return window.link")
+    live.driver.get("about:blank")
+    live.driver.get(link)
+    live.until_ready()
+    live.settle()
+    assert live.js("return document.body.dataset.view") == "lens"
+    assert live.texts(".applied bdi") == ["without layer 1, head 2"]
+    live.js("navigator.clipboard.writeText = () => Promise.reject(new Error())")
+    live.click(next(each for each in live.all(".tools button") if each.text == "Copy link"))
+    live.until(lambda: live.text(".tools .copied") == "The browser does not let this page copy.")
+    assert live.fits()
+
+
 def test_a_page_is_saved_as_the_offline_file(live: Live, models: dict[str, Any]) -> None:
     live.explore({"m": models["distilbert"]}, TEXT, state(TEXT, edits=[HEAD]))
     live.js(

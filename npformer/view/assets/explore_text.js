@@ -135,11 +135,15 @@ async function savePage() {
 }
 
 const code = el("pre", { tabindex: 0 });
+// Copies a text, and says so for some seconds. A notebook may not let the page in its cell copy.
+async function copyText(text, said) {
+  const works = await navigator.clipboard.writeText(text).then(() => true, () => false); // prettier-ignore
+  said.textContent = works ? "Copied." : "The browser does not let this page copy.";
+  setTimeout(() => said.replaceChildren(), 4000);
+}
+
 const copied = el("span", { role: "status" });
-const copy = quiet("Copy", "Copy the program", async () => {
-  await navigator.clipboard.writeText(code.textContent);
-  copied.textContent = "Copied.";
-});
+const copy = quiet("Copy", "Copy the program", () => copyText(code.textContent, copied));
 const programHere = el(
   "dialog",
   { class: "program", "aria-label": "As Python" },
@@ -155,7 +159,13 @@ async function showProgram() {
   programHere.showModal();
 }
 
+// The address has the state, and the token without which this server answers nothing.
+const linkCopied = el("span", { class: "copied", role: "status" });
+const copyLink = quiet("Copy link", "Copy the address of what is shown; it opens on this computer while this server runs", () => copyText(location.href, linkCopied));
+
 tools.prepend(
+  linkCopied,
+  copyLink,
   quiet("As Python", "The lines of npformer that compute this page", showProgram),
   quiet("Save page", "Save the page as one file that needs no network", savePage),
 );
