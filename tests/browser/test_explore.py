@@ -12,6 +12,7 @@ from npformer import Pair, view
 from npformer.interpret.answer import outcome_of
 from npformer.interpret.edits import edit, without_head, zero
 from npformer.interpret.study_inputs import read_inputs
+from npformer.view.explorer.parts import SLOW
 from tests.browser.live import Live
 from tests.support import tiny
 from tests.support.explorer_client import state
@@ -107,6 +108,17 @@ def test_typing_quickly_computes_little_and_shows_the_last(live: Live, models: d
     live.settle()
     assert live.explorer.computed - before <= 2 * 3  # each forward is followed by the words and heads that count
     assert after(live) == expected(models["distilbert"], "I" + letters)
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_the_answer_does_not_wait_for_a_view_that_runs_the_model_many_times(
+    live: Live, models: dict[str, Any], kind: str
+) -> None:
+    live.explore({"m": models["distilbert"]}, TEXT, at=f"view={kind}")
+    live.js("window.asked = []; const own = fetch; window.fetch = (route, sent) => "
+            "(asked.push(JSON.parse(sent.body).parts.join()), own(route, sent))")  # fmt: skip
+    live.act(lambda: live.one("textarea").send_keys(" now"))
+    assert live.js("return asked.slice(-3)") == ["answer", kind, "reasons"]
 
 
 def test_the_first_letter_after_a_pause_is_computed_at_once_and_the_next_ones_together(

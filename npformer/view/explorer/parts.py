@@ -306,6 +306,8 @@ OF_MODEL: Mapping[str, Callable[[Any, Seen], View]] = {
     "lens": lambda model, seen: lens(model, seen.text),
     "ablation": _ablation,
 }
+#: Views for which the model runs many times: the page shows the answer before them.
+SLOW = ("attribution", "ablation")
 
 
 def _part_of_view(kind: str) -> Callable[..., Part]:
