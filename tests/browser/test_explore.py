@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import npformer
@@ -108,6 +109,44 @@ def test_typing_quickly_computes_little_and_shows_the_last(live: Live, models: d
     live.settle()
     assert live.explorer.computed - before <= 2 * 3  # each forward is followed by the words and heads that count
     assert after(live) == expected(models["distilbert"], "I" + letters)
+
+
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+@pytest.mark.parametrize("name", ["distilbert", "gpt2"])
+def test_an_outcome_is_explained_by_a_click_until_its_chip_is_removed(
+    live: Live, models: dict[str, Any], name: str, width: int, dark: bool
+) -> None:
+    model = models[name]
+    live.explore({"m": model}, TEXT, width=width, dark=dark)
+    before = live.texts(".answer .reason li")
+    number = int(np.atleast_2d(npformer.trace(model, TEXT)["probabilities"])[-1].argsort()[-2])
+    outcome = live.all(".outcome")[1]
+    label = outcome.text
+    live.focus(outcome)  # by keyboard
+    live.act(lambda: live.press("\ue007"))
+    assert live.state()["options"] == {"explained": number}
+    assert live.texts(".answer .reason p")[0] in (f"Words for {label}", f"Words against {label}")
+    assert f"the log-odds of {label}" in live.text(".units") or f"the log-odds of '{label}'" in live.text(".units")
+    scores = view.attribution(model, TEXT, label=number, methods="leave-one-out", progress=False).methods[0].scores
+    found = [float(each.rsplit(" ", 1)[1]) for each in live.texts(".answer .reasons:nth-of-type(1) li")]
+    assert max(found) == pytest.approx(scores.max(), abs=0.006) or min(found) == pytest.approx(scores.min(), abs=0.006)
+    assert live.outcomes()[0] == expected(model, TEXT)[0]  # the answer is the same
+    live.click(live.one(".tabs [data-view=attribution]"))
+    live.until(lambda: label in live.text("main .about"))
+    live.driver.refresh()
+    live.until_ready()
+    live.settle()
+    assert live.text(".change.explained bdi") == label
+    assert live.fits()
+    live.click(next(each for each in live.all(".tools button") if each.text == "As Python"))
+    live.until(lambda: f"label={number}" in live.text(".program pre"))
+    live.press("\ue00c")
+    live.act(lambda: live.click(live.one(".change.explained")))
+    assert live.texts(".answer .reason li") == before
+    assert live.state()["options"] == {}
+    live.act(lambda: live.click(live.all(".outcome")[1]))
+    live.act(lambda: live.click(live.all(".outcome")[1]))  # a second click is the way back
+    assert not live.all(".change.explained")
 
 
 @pytest.mark.parametrize("kind", SLOW)

@@ -92,7 +92,7 @@ function take(name, part) {
   }
   if (name === "answer" && part.error) doc.answers[0] = null; // not that of another text
   if ((name === "answer" || name === "reasons") && !part.error)
-    doc.answers[0] = part.answer && { ...part.answer, before: live.parts.get("answer").before };
+    doc.answers[0] = part.answer && { ...part.answer, before: live.parts.get("answer").before, explained: live.parts.get("answer").explained };
 }
 
 // ---- The state ---------------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.common.progress import before_each
 from npformer.engine.taps import listen
-from npformer.interpret.answer import ModelAnswer, answer_of, outcome_of
+from npformer.interpret.answer import ModelAnswer, answer_of, most_probable, outcome_of, probabilities_of
 from npformer.interpret.edits import edit
+from npformer.interpret.metric import asked_label
+from npformer.interpret.next_words import MOST as MOST_WORDS
 from npformer.interpret.next_words import next_words
 from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace, trace_and_answers
@@ -47,11 +49,15 @@ Part = dict[str, Any]
 
 
 class Seen(NamedTuple):
-    """A model's reading of a state: the text that views take, its trace, and the answer without effects of heads."""
+    """A model's reading of a state: the text that views take, its trace, and the answer without effects of heads.
+
+    outputs: the number of labels or tokens, and of the most probable ones their numbers; 0 without a single answer.
+    """
 
     text: Any
     trace: Trace
     answer: ModelAnswer | None
+    outputs: tuple[int, list[int]]
 
 
 class Parts:
@@ -82,6 +88,7 @@ class Parts:
 
     def seen(self, state: State) -> Seen:
         """Returns the model's reading of the first text, with all changes."""
+        state = state.of_trace()
         if state not in self._seen:
             with self.changed(state):
                 self._seen[state] = self._read(state)
@@ -96,7 +103,9 @@ class Parts:
         inputs = read_given(model, given)
         text = inputs if model.config.head == "translation" else given
         recorded, (answers,) = trace_and_answers(model, text)
-        return Seen(text, recorded, outcome_of(model, inputs, answers))
+        shares = probabilities_of(model, inputs, answers)
+        outputs = (0, []) if shares is None else (len(shares), most_probable(shares, MOST_WORDS))
+        return Seen(text, recorded, outcome_of(model, inputs, answers), outputs)
 
     def original(self, state: State, index: int) -> Trace:
         """The trace of a text in the unchanged model, from which rows and directions are taken."""
@@ -131,8 +140,13 @@ class Parts:
         if seen.answer and seen.answer.about == NEXT:
             with self.changed(state):
                 words = next_words(model, seen.text)
+        explained = None
+        if state.explained is not None and seen.answer:
+            _, explained = asked_label(model, state.explained, seen.outputs[0], "explained")
         return {
             "answer": seen.answer and answer_meta(seen.answer, [heads(seen.trace)], words),
+            "explained": explained,
+            "numbers": seen.outputs[1],
             "before": before and before.outcomes,
             "notes": [each for each in self._cuts(state) if each],
             "tokens": piece_names(seen.trace.tokens),
@@ -146,19 +160,19 @@ class Parts:
 
     def reasons(self, state: State, check: Callable[[], None]) -> Part:
         """The answer with the words and heads that count most for and against it."""
-        model, seen = self.models[state.model], self.seen(state)
+        model, seen, label = self.models[state.model], self.seen(state), state.explained
         if not seen.answer:
             return {"answer": None}
         views: list[View] = [heads(seen.trace)]
         with self.changed(state), _checking(check):
             words = next_words(model, seen.text) if seen.answer.about == NEXT else None
             with suppress(NpformerError):  # the model has no label or word to explain
-                views.append(attribution(model, seen.text, methods=["leave-one-out"], progress=False))
-            answer = answer_of(model, seen.text)
+                views.append(attribution(model, seen.text, label=label, methods=["leave-one-out"], progress=False))
+            answer = answer_of(model, seen.text, label)
             assert answer is not None
             with suppress(NpformerError):  # the model has no single answer
                 chosen = heads_to_ablate(model, answer, heads(seen.trace))
-                views.append(ablation(model, seen.text, heads=chosen, progress=False))
+                views.append(ablation(model, seen.text, label=label, heads=chosen, progress=False))
                 answer = with_measured(answer, views[-1].found)  # type: ignore[attr-defined]
         return {"answer": answer_meta(answer, views, words)}
 
@@ -170,7 +184,7 @@ class Parts:
             found = OF_TRACE[kind](seen)
         else:
             with self.changed(state), before_each(check), _checking(check if kind == "ablation" else None):
-                found = OF_MODEL[kind](model, seen)
+                found = OF_MODEL[kind](model, seen, state.explained if seen.answer else None)
 
         def stored(data: str) -> str:
             key = hashlib.blake2b(data.encode("ascii"), digest_size=9).hexdigest()
@@ -208,6 +222,7 @@ class Parts:
 
     def stepped(self, state: State) -> Stepped:
         """The run of the page for the first text, with changed words and lines."""
+        state = state.of_trace()
         if state not in self._stepped:
             model, given = self.models[state.model], self.seen(state.without_stages()).text
             inputs = read_inputs(model, given).inputs[0]
@@ -287,9 +302,9 @@ def _stages(seen: Seen) -> View:
     return replace(walk, texts=shown_texts(seen.text if isinstance(seen.text, str | Pair) else None, walk.sides))
 
 
-def _ablation(model: Any, seen: Seen) -> View:
-    chosen = heads_to_ablate(model, answer_of(model, seen.text), heads(seen.trace))
-    return ablation(model, seen.text, heads=chosen, progress=False)
+def _ablation(model: Any, seen: Seen, label: int | None) -> View:
+    chosen = heads_to_ablate(model, answer_of(model, seen.text, label), heads(seen.trace))
+    return ablation(model, seen.text, label=label, heads=chosen, progress=False)
 
 
 #: Views of the trace of a state.
@@ -299,11 +314,13 @@ OF_TRACE: Mapping[str, Callable[[Seen], View]] = {
     "neurons": lambda seen: neurons(seen.trace),
     "stages": _stages,
 }
-#: Views for which the model is run again.
-OF_MODEL: Mapping[str, Callable[[Any, Seen], View]] = {
-    "attribution": lambda model, seen: attribution(model, seen.text, progress=False),
-    "logit": lambda model, seen: logit(model, seen.text),
-    "lens": lambda model, seen: lens(model, seen.text),
+#: Views for which the model is run again, for the explained label or token, or None for the model's own answer.
+OF_MODEL: Mapping[str, Callable[[Any, Seen, int | None], View]] = {
+    "attribution": lambda model, seen, label: attribution(
+        model, seen.text, label=None if model.config.head == "masked-lm" else label, progress=False
+    ),  # of a masked word there is only the roll-out, which depends on no label
+    "logit": lambda model, seen, label: logit(model, seen.text, label=label),
+    "lens": lambda model, seen, label: lens(model, seen.text),
     "ablation": _ablation,
 }
 #: Views for which the model runs many times: the page shows the answer before them.
