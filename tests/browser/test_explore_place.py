@@ -115,6 +115,16 @@ def test_a_stage_and_its_head_open_in_the_others_and_after_a_reload(live: Live, 
     live.until(lambda: "stage=layers.2.attention.weights" in live.js("return location.hash"))
 
 
+def test_a_layer_without_a_head_is_opened_in_stages(live: Live, model: Any) -> None:
+    live.explore({"m": model}, TEXT, at="view=step&step=122")  # in layer 3
+    to(live, "stages")
+    at = "const block = document.getElementById('layer-3'); return [block.open, Math.round(block.getBoundingClientRect().top)]"
+    live.until(lambda: live.js(at)[0] and abs(live.js(at)[1]) < 40)
+    assert live.all("#layer-3 .card[data-filled]")
+    to(live, "neurons")
+    assert chosen_option(live, "Layer") == "3"
+
+
 def test_a_translator_s_cross_attention_is_shared(live: Live) -> None:
     model = npformer.load("en-de-multi30k")
     live.explore({"m": model}, "A man is riding a bike.", at="view=neurons&attention=2&layer=1&head=3")

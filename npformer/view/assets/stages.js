@@ -414,16 +414,18 @@ return {
     const i = meta.steps.findIndex(({ name }) => name === stage);
     const known = i >= 0 || links.some(([id]) => id === stage);
     stop = known ? stage : null;
+    const before = stopHead;
     stopHead = known && /^\d+$/.test(head ?? "") && meta.steps.some(({ heads }) => heads > Number(head)) ? Number(head) : null;
-    ofHeads().forEach((article) => article.redraw());
-    if (i >= 0) {
-      const block = blocks.find(({ steps }) => steps.includes(i));
+    if (stopHead !== before) ofHeads().forEach((article) => article.redraw());
+    const block = blocks.find(({ id, steps }) => id === stage || steps.includes(i));
+    if (block) {
       block.open = true;
       build(block);
-      const article = cards().find((each) => Number(each.dataset.step) === i);
-      await Promise.all(cards().filter((each) => Number(each.dataset.step) < i).map(once)); // else they move it later
+      const first = i >= 0 ? i : block.steps[0];
+      await Promise.all(cards().filter((each) => Number(each.dataset.step) < first).map(once)); // else they move it later
+      const article = cards().find((each) => Number(each.dataset.step) === first);
       await (article.filled = fill(article));
-      article.scrollIntoView({ block: "start" });
+      (i >= 0 ? article : block).scrollIntoView({ block: "start" });
     } else if (known) walkway.querySelector(`[id="${stage}"]`).scrollIntoView({ block: "start" });
     if (cards().length) await once(cards()[0]);
   },

@@ -57,8 +57,7 @@ function drawArray(name, part) {
   const choice = heads.length > 1 ? select("Head", heads.map((h, i) => [i, String(h)]), headOf(part), chooseHead) : null; // prettier-ignore
   arrayHere.replaceChildren(
     el("h3", {}, name, " ", el("code", {}, `(${part.shape.join(", ")}${part.shape.length === 1 ? "," : ""})`), " ", el("small", {}, part.dtype)),
-    el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite."),
-    ...(part.before ? [el("p", { class: "about was" }, beforeText(part))] : []),
+    el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite.", ...(part.before ? [" ", el("span", { class: "was" }, beforeText(part))] : [])),
     ...(choice ? [choice] : []),
     ...(part.shape.length ? [drawPicture(part)] : []),
     el("p", { class: "about extent" }, extent(part)),
@@ -73,7 +72,7 @@ function spaced(count, { fits, most }, chosen) {
   if (chosen >= 0 && !found.includes(chosen)) found.push(chosen);
   return found.sort((a, b) => a - b);
 }
-const TABLE = { rows: { fits: 36, most: 24 }, columns: { fits: 16, most: 16 } };
+const TABLE = { rows: { fits: 36, most: 24 }, columns: { fits: 24, most: 16 } };
 const shownOf = (part) => {
   const [, rows, columns] = part.picked;
   const chosen = columnTokens(part) === meta.tokens ? columns.findIndex(isChosenToken) : -1;

@@ -30,7 +30,11 @@ function stepAt(place) {
 // ---- The scores of a head ----------------------------------------------------------------------------------------
 
 // The steps at which layers begin; an encoder's come before a decoder's.
-const layerSteps = () => [...steps().keys()].filter((i) => meta.loops.includes(steps()[i][LINE]));
+let begun = { of: null, at: [] };
+function layerSteps() {
+  if (begun.of !== steps()) begun = { of: steps(), at: [...steps().keys()].filter((i) => meta.loops.includes(steps()[i][LINE])) };
+  return begun.at;
+}
 
 // A choice of the layer, each by the function that runs it and its number.
 const layerHere = el("select", { "aria-label": "Layer", onchange: () => go(Number(layerHere.value)) });
