@@ -32,9 +32,9 @@ def note(page: Live, start: str) -> str:
 @pytest.mark.parametrize(("width", "dark"), SIZES)
 def test_sentences_say_what_a_layer_does_at_a_token(live: Live, model: Any, width: int, dark: bool) -> None:
     live.explore({"m": model}, TEXT, at="view=step", width=width, dark=dark)
-    assert not live.one(".layer-note").is_displayed()  # no layer has begun
+    note(live, "Choose a layer and a token to read here")
     press(live, "llll")
-    assert note(live, "Choose a token")
+    note(live, "Choose a token to read here")
     live.choose("Token", "4 not")
     said = note(live, "Layer 3 at not")
     stages = npformer.trace(model, TEXT)

@@ -1,9 +1,10 @@
 // Step view, the layer at the chosen token in sentences: what its heads read, how far its blocks move the row, and the
 // answer without them. The server computes it after the answer's reasons, when the page rests.
 
-const noteHere = el("div", { class: "layer-note", role: "status", hidden: true });
+const noteHere = el("div", { class: "layer-note", role: "status" });
 const REST = 120; // milliseconds without a step until it is asked for
-let noted = null; // the part that is shown or asked for, and the state it is of
+let noted = null; // the part that is shown, the state it is of, and the head
+let wanted = null; // those of the current place
 let noting = 0;
 
 const tokenHere = el("select", { "aria-label": "Token", onchange: () => (chooseToken(tokenHere.value || null), draw(), page.changed()) });
@@ -17,15 +18,16 @@ function drawNote() {
   const at_ = chosenToken();
   const name = number < 0 || at_ === null ? null : `layer:${number}:${at_}`;
   const key = `${live.number} ${name} ${shownHead}`;
+  wanted = key;
   if (noted === key) return;
   noted = null;
   clearTimeout(noting);
-  noteHere.hidden = number < 0;
-  if (!name) return noteHere.replaceChildren("Choose a token to read here what this layer does with it.");
+  noteHere.classList.toggle("old", name !== null && !live.parts.has(name));
+  const missing_ = [...(number < 0 ? ["a layer"] : []), ...(at_ === null ? ["a token"] : [])].join(" and ");
+  if (!name) return noteHere.replaceChildren(`Choose ${missing_} to read here what the layer does with the token.`);
   if (live.parts.has(name)) return tellLayer(name, key);
-  noteHere.classList.add("old");
   if (!live.parts.has("reasons")) return; // `explained` calls again
-  noting = setTimeout(async () => (await load(name)) && tellLayer(name, key), REST);
+  noting = setTimeout(async () => (await load(name)) && wanted === key && tellLayer(name, key), REST);
 }
 
 function tellLayer(name, key) {
