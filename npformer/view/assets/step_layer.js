@@ -49,7 +49,7 @@ function sentencesOf({ layer, answer, blocks }, token_) {
   const changed = live.state.edits.some(({ kind }) => kind === "line");
   return [
     el("p", {}, el("strong", {}, capital(layer), " at ", here), ": ", ...readsOf(blocks), ". ", ...chosenReads(blocks)),
-    el("p", {}, ...sizesOf(blocks), ...answerOf(answer, blocks), changed ? "This is the unchanged model: the changed lines are left out." : ""),
+    el("p", {}, ...sizesOf(blocks), ...answerOf(answer, blocks), changed ? "These sentences leave out the changed lines." : ""),
   ];
 }
 
