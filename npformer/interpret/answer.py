@@ -51,8 +51,10 @@ class ModelAnswer:
     effects: tuple[Effect, ...] = ()
 
 
-def answer_of(model: Any, given: Any) -> ModelAnswer | None:
-    """Returns a model's answer and the effects of its heads, or None if the text has no single answer.
+def answer_of(model: Any, given: Any, label: str | int | None = None) -> ModelAnswer | None:
+    """Returns a model's answer and the effects of its heads on the logit of it, or of the label that is given.
+
+    Returns None if the text has no single answer.
 
     The effect of a head is -sum(context * d metric / d context), the first-order estimate of the change in the metric
     when the head's output is zeroed. Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than
@@ -64,7 +66,7 @@ def answer_of(model: Any, given: Any) -> ModelAnswer | None:
     if found is None:
         return None
     with suppress(UnknownDerivative, NpformerError):  # raised if an edit has no derivative, or the answer has no metric
-        metric = metric_of(model, None, None, answers, text)
+        metric = metric_of(model, label, None, answers, text)
         return replace(found, metric=metric.what, effects=tuple(_effects(model, text, metric)))
     return found
 
@@ -83,8 +85,15 @@ def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, fl
     config = model.config
     if config.head == "translation":
         return [(model.tokenizer.decode(text[1].ids[1:].tolist()), float(shares[0]))]
-    numbers = np.argsort(-shares, kind="stable")[:MOST].tolist()
-    return [(label_name(model, number, len(shares)), float(shares[number])) for number in numbers]
+    return [(label_name(model, number, len(shares)), float(shares[number])) for number in most_probable(shares, MOST)]
+
+
+def most_probable(shares: np.ndarray, most: int) -> list[int]:
+    """Returns the numbers of at most `most` outputs, the most probable first, without sorting a whole vocabulary."""
+    shares = np.nan_to_num(shares, nan=-1.0)  # last
+    least = np.partition(shares, -most)[-most] if most < len(shares) else shares.min()
+    numbers = np.flatnonzero(shares >= least)
+    return numbers[np.argsort(-shares[numbers], kind="stable")][:most].tolist()
 
 
 def probabilities_of(model: Any, text: Any, answers: dict[str, np.ndarray]) -> np.ndarray | None:

@@ -233,7 +233,8 @@ def left_out(
     if explained.is_odds and len(explained.labels) == 1:
         probabilities = 0.5 + 0.5 * np.tanh(odds / 2)  # the sigmoid, without overflow
         about += f" Probability on the whole text: {probabilities[0]:.4f}."
-        beside = (f"probability without {'it' if size == 1 else 'them'}", probabilities[1:])
+        outcome = explained.what.removeprefix(ODDS).strip().partition(" as the next ")[0].partition(" after token ")[0]
+        beside = (f"probability of {outcome} without the {part}", probabilities[1:])
     name = "Leave one word out" if size == 1 else f"Leave {size} words out"
     verb = "fall" if explained.what.startswith(ODDS) else "falls"
     unit = f"how far {explained.what} {verb} without the {part}"

@@ -11,6 +11,7 @@ import numpy as np
 from npformer.base_model import BaseModel, check_model
 from npformer.common.errors import NpformerError
 from npformer.interpret.answer import CONTEXT, outcomes_of, probabilities_of
+from npformer.interpret.metric import asked_label, label_name
 from npformer.interpret.patching import contexts, without_each_head
 from npformer.interpret.study_inputs import read_inputs
 
@@ -19,10 +20,11 @@ from npformer.interpret.study_inputs import read_inputs
 class HeadEffects:
     """The result of `head_effects`: the change in an answer's probability without each head.
 
-    `before` is the answer's probability. `changes` (attention blocks, heads) is the change in that probability without
-    each head, or NaN if the head does not exist or was not ablated. `outcomes` has the answers without each head and
-    their probabilities, the most probable first, or () where `changes` is NaN. `whole` has the answers with all heads.
-    The words of a translation stay the same, and its probability is the geometric mean over the words.
+    `answer` is the model's own, or the label that was asked for, and `before` its probability. `changes` (attention
+    blocks, heads) is the change in that probability without each head, or NaN if the head does not exist or was not
+    ablated. `outcomes` has the answers without each head and their probabilities, the most probable first, or () where
+    `changes` is NaN. `whole` has the answers with all heads. The words of a translation stay the same, and its
+    probability is the geometric mean over the words.
     """
 
     answer: str
@@ -38,6 +40,7 @@ def head_effects(
     text: Any,
     progress: bool | None = None,
     heads: Sequence[tuple[str, int]] | None = None,
+    label: str | int | None = None,
 ) -> HeadEffects | None:
     """Ablates one head at a time, and measures the change in the probability of the model's answer.
 
@@ -49,6 +52,8 @@ def head_effects(
         Show a progress bar on stderr; by default only if stderr is a terminal and the work takes over two seconds.
     heads : pairs of an attention and a head, such as ("layers.3.attention", 9), optional
         The heads to ablate; by default all of them.
+    label : str or int, optional
+        The label, or the next or masked word, whose probability is measured; by default the model's own answer.
 
     Returns
     -------
@@ -57,7 +62,7 @@ def head_effects(
     Raises
     ------
     NpformerError
-        If the model cannot read the text, or lacks one of `heads`.
+        If the model cannot read the text, or lacks one of `heads` or `label`.
 
     References
     ----------
@@ -76,6 +81,8 @@ def head_effects(
         return None
     counts = {stage.removesuffix(CONTEXT): count for stage, (_, count) in contexts(model).items()}
     names, best = tuple(counts), int(before.argmax())
+    if label is not None:
+        best, _ = asked_label(model, label, len(before), "head_effects")
     for name, head in heads or ():
         if not 0 <= head < counts.get(name, 0):
             raise NpformerError(
@@ -90,4 +97,5 @@ def head_effects(
         changes[row, head] = shares[best] - before[best]
         outcomes[row][head] = tuple(outcomes_of(model, given, shares))
     whole = tuple(outcomes_of(model, given, before))
-    return HeadEffects(*whole[0], names, changes, tuple(map(tuple, outcomes)), whole)
+    answer = whole[0] if label is None else (label_name(model, best, len(before)), float(before[best]))
+    return HeadEffects(*answer, names, changes, tuple(map(tuple, outcomes)), whole)

@@ -23,7 +23,12 @@ BLOCKS = {"attention": "", "cross_attention": ", source"}
 
 
 def ablation(
-    source: Any, text: Any = None, *, heads: Sequence[tuple[str, int]] | None = None, progress: bool | None = None
+    source: Any,
+    text: Any = None,
+    *,
+    label: str | int | None = None,
+    heads: Sequence[tuple[str, int]] | None = None,
+    progress: bool | None = None,
 ) -> AblationView:
     """Draws how the answer and its probability change without each attention head.
 
@@ -31,7 +36,7 @@ def ablation(
     ----------
     source : Model with an answer for a text, or HeadEffects
     text : str, Pair or token ids, for a model
-    heads, progress : as in `npformer.interpret.head_effects.head_effects`
+    label, heads, progress : as in `npformer.interpret.head_effects.head_effects`
 
     Returns
     -------
@@ -41,7 +46,7 @@ def ablation(
     Raises
     ------
     NpformerError
-        If the model has no single answer for the text, or lacks one of the heads.
+        If the model has no single answer for the text, or lacks the label or one of the heads.
 
     Examples
     --------
@@ -52,7 +57,7 @@ def ablation(
     if isinstance(source, HeadEffects):
         return AblationView(source, (source.answer,))
     read = read_inputs(source, text)
-    found = head_effects(source, read.inputs[0] if read.sources else text, progress, heads)
+    found = head_effects(source, read.inputs[0] if read.sources else text, progress, heads, label)
     if found is None:
         raise NpformerError(f"ablation: expected a model with one answer for a text, got a {source.config.head} model")
     return AblationView(found, tuple(read.tokens[0]))

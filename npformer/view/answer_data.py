@@ -35,7 +35,7 @@ def with_measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
     mean, what = answer.about == TRANSLATION, _named(answer, found.answer)
     estimated = {effect.attention for effect in answer.effects} or set(found.attentions)
     after = found.before + found.changes
-    changes = 100 * found.changes if mean else _log_odds(after) - _log_odds(np.array(found.before))
+    changes = 100 * found.changes if mean else log_odds(after) - log_odds(np.array(found.before))
     effects = [
         Effect(found.attentions[row], head, float(changes[row, head]))
         for row, head in np.argwhere(np.isfinite(changes)).tolist()
@@ -50,7 +50,7 @@ def _named(answer: ModelAnswer, outcome: str) -> str:
     return f"'{outcome}' as the {answer.about}" if answer.about in ("next token", "masked word") else outcome
 
 
-def _log_odds(shares: np.ndarray) -> np.ndarray:
+def log_odds(shares: np.ndarray) -> np.ndarray:
     """Returns log p - log(1 - p), which is finite here even for probabilities of 0 and 1."""
     shares = np.clip(shares, 1e-16, 1 - 1e-16)
     return np.log(shares) - np.log1p(-shares)

@@ -29,6 +29,9 @@ def test_words_numbers_and_every_measure(page: Page, model: Any) -> None:
     assert page.texts(".word") == ["I", "love", "good", "ice", "cream", ",", "not", "hot", "."]
     assert page.texts(".list output") == [f"{score:z.4f}" for score in left_out.scores]
     assert page.texts(".list td:last-child") == [f"{share:.4f}" for share in left_out.beside[1]]
+    heading = page.texts(".list thead th")[-1]
+    assert heading.startswith("probability of ")
+    assert heading.endswith(" without the word")
     for method in (times_input, integrated):
         page.click(page.segment(method.name))
         assert page.texts(".list output") == [f"{score:z.4f}" for score in method.scores]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import npformer
@@ -12,6 +13,7 @@ from npformer import Pair, view
 from npformer.interpret.answer import outcome_of
 from npformer.interpret.edits import edit, without_head, zero
 from npformer.interpret.study_inputs import read_inputs
+from npformer.view.explorer.parts import SLOW
 from tests.browser.live import Live
 from tests.support import tiny
 from tests.support.explorer_client import state
@@ -109,6 +111,55 @@ def test_typing_quickly_computes_little_and_shows_the_last(live: Live, models: d
     assert after(live) == expected(models["distilbert"], "I" + letters)
 
 
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+@pytest.mark.parametrize("name", ["distilbert", "gpt2"])
+def test_an_outcome_is_explained_by_a_click_until_its_chip_is_removed(
+    live: Live, models: dict[str, Any], name: str, width: int, dark: bool
+) -> None:
+    model = models[name]
+    live.explore({"m": model}, TEXT, width=width, dark=dark)
+    before = live.texts(".answer .reason li")
+    number = int(np.atleast_2d(npformer.trace(model, TEXT)["probabilities"])[-1].argsort()[-2])
+    outcome = live.all(".outcome")[1]
+    label = outcome.text
+    live.focus(outcome)  # by keyboard
+    live.act(lambda: live.press("\ue007"))
+    assert live.state()["options"] == {"explained": number}
+    assert live.texts(".answer .reason p")[0] in (f"Words for {label}", f"Words against {label}")
+    assert f"the log-odds of {label}" in live.text(".units") or f"the log-odds of '{label}'" in live.text(".units")
+    scores = view.attribution(model, TEXT, label=number, methods="leave-one-out", progress=False).methods[0].scores
+    found = [float(each.rsplit(" ", 1)[1]) for each in live.texts(".answer .reasons:nth-of-type(1) li")]
+    assert max(found) == pytest.approx(scores.max(), abs=0.006) or min(found) == pytest.approx(scores.min(), abs=0.006)
+    assert live.outcomes()[0] == expected(model, TEXT)[0]  # the answer is the same
+    live.click(live.one(".tabs [data-view=attribution]"))
+    live.until(lambda: label in live.text("main .about"))
+    live.driver.refresh()
+    live.until_ready()
+    live.settle()
+    assert live.text(".change.explained bdi") == label
+    assert live.fits()
+    live.click(next(each for each in live.all(".tools button") if each.text == "As Python"))
+    live.until(lambda: f"label={number}" in live.text(".program pre"))
+    live.press("\ue00c")
+    live.act(lambda: live.click(live.one(".change.explained")))
+    assert live.texts(".answer .reason li") == before
+    assert live.state()["options"] == {}
+    live.act(lambda: live.click(live.all(".outcome")[1]))
+    live.act(lambda: live.click(live.all(".outcome")[1]))  # a second click is the way back
+    assert not live.all(".change.explained")
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_the_answer_does_not_wait_for_a_view_that_runs_the_model_many_times(
+    live: Live, models: dict[str, Any], kind: str
+) -> None:
+    live.explore({"m": models["distilbert"]}, TEXT, at=f"view={kind}")
+    live.js("window.asked = []; const own = fetch; window.fetch = (route, sent) => "
+            "(asked.push(JSON.parse(sent.body).parts.join()), own(route, sent))")  # fmt: skip
+    live.act(lambda: live.one("textarea").send_keys(" now"))
+    assert live.js("return asked.slice(-3)") == ["answer", kind, "reasons"]
+
+
 def test_the_first_letter_after_a_pause_is_computed_at_once_and_the_next_ones_together(
     live: Live, models: dict[str, Any]
 ) -> None:
@@ -175,6 +226,28 @@ def test_the_address_keeps_the_state_and_reopens_it(live: Live, models: dict[str
     live.act(lambda: live.click(live.one(".change")))
     assert live.outcomes() == expected(models["distilbert"], TEXT)
     assert live.driver.get_log("browser")  # the browser notes the status 400
+
+
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_a_link_is_copied_that_reopens_the_page(live: Live, models: dict[str, Any], width: int, dark: bool) -> None:
+    live.explore({"m": models["distilbert"]}, TEXT, state(TEXT, edits=[HEAD]), "view=lens", width=width, dark=dark)
+    live.js("navigator.clipboard.writeText = async (text) => { window.link = text }")
+    button = next(each for each in live.all(".tools button") if each.text == "Copy link")
+    assert "while this server runs" in button.get_attribute("title")
+    live.focus(button)  # by keyboard
+    live.press("\ue007")
+    live.until(lambda: live.text(".tools .copied") == "Copied.")
+    link = live.js("return window.link")
+    live.driver.get("about:blank")
+    live.driver.get(link)
+    live.until_ready()
+    live.settle()
+    assert live.js("return document.body.dataset.view") == "lens"
+    assert live.texts(".applied bdi") == ["without layer 1, head 2"]
+    live.js("navigator.clipboard.writeText = () => Promise.reject(new Error())")
+    live.click(next(each for each in live.all(".tools button") if each.text == "Copy link"))
+    live.until(lambda: live.text(".tools .copied") == "The browser does not let this page copy.")
+    assert live.fits()
 
 
 def test_a_page_is_saved_as_the_offline_file(live: Live, models: dict[str, Any]) -> None:

@@ -126,6 +126,41 @@ def test_a_line_is_changed_by_keys_and_the_page_s_answer_follows(page: Live, mod
     assert page.all(".code .changed") == []
 
 
+def test_an_array_has_the_numbers_before_a_changed_line(page: Live, model: Any) -> None:
+    stage = npformer.trace(model, TEXT)["layers.1.attention.scores"]
+    to_scores(page, 1)
+    page.choose("Token", "3 good")
+    page.choose("Head", 2)
+    assert not page.all(".numbers .before")
+    change_line(page, "scores = q @ k.mT / q.shape[-1]")
+    page.until(lambda: page.all(".numbers .before"))
+    row = "return [...document.querySelectorAll(arguments[0])].map((each) => Number(each.textContent))"
+    with edit({"*.scores": lambda scores: scores / math.sqrt(8)}):
+        after = npformer.trace(model, TEXT)["layers.1.attention.scores"]
+    np.testing.assert_allclose(page.js(row, ".numbers .before td"), stage[2, 3], atol=6e-5)
+    np.testing.assert_allclose(page.js(row, ".numbers .on td"), after[2, 3], atol=6e-5)
+    assert page.text(".was").startswith(f"Before the changes: from {stage.min():.4f} to {stage.max():.4f}, mean")
+    assert page.fits()
+    press(page, "ppppp")  # the arguments of this call and the layers before it
+    page.act(lambda: page.click(page.one(".change")))
+    page.until(lambda: not page.all(".numbers .before, .array .was"))
+
+
+def test_an_array_has_the_numbers_before_a_changed_word(live: Live, model: Any) -> None:
+    word = {"kind": "word", "at": 2, "word": "good", "to": "news"}
+    live.explore({"m": model}, TEXT, state(TEXT, edits=[word]), "view=step&token=3")
+    live.until(lambda: live.all(".numbers .before"))
+    x = npformer.trace(model, TEXT)["embeddings.norm"][3]
+    columns = [int(each) for each in live.texts(".numbers thead th")[1:]]
+    found = [float(each) for each in live.texts(".numbers .before td")]
+    np.testing.assert_allclose(found, x[columns], atol=6e-5)
+    live.open(state(TEXT, edits=[word | {"to": ""}]), "view=step&token=3")
+    live.until(lambda: live.text(".array .was") == f"Before the changes: shape (7, {model.config.d_model}).")
+    live.open(state(TEXT, edits=[{"kind": "head", "attention": "layers.1.attention", "head": 2}]), "view=step")
+    live.until(lambda: live.all(".numbers td"))
+    assert not live.all(".array .was")  # the page does not read this change
+
+
 def change_line(page: Live, to: str) -> None:
     """Changes the current line by keys alone."""
     press(page, "e")
@@ -286,6 +321,7 @@ def test_a_layer_is_chosen_and_the_chosen_token_is_marked(live: Live, model: Any
     live.explore({"m": model}, TEXT, at="view=neurons&layer=1&from=3")
     live.click(live.one(".tabs [data-view=step]"))
     live.until(lambda: live.all(".code .on"))
+    live.choose("Layer", 0)
     live.choose("Layer", 1)
     assert live.text(".path").startswith("layer 1 ")
     live.until(lambda: live.texts(".numbers .on th") == ["3 good"])
@@ -331,14 +367,32 @@ def test_other_models_are_stepped_through_to_their_answer(live: Live, name: str,
     assert names == [each.rpartition(" ")[0] for each in expected(made, text)]
 
 
-def test_a_table_has_evenly_spaced_columns_and_all_where_few_are_left_out(live: Live, model: Any) -> None:
-    live.explore({"m": model}, "I love good ice", at="view=step")
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_a_table_has_all_columns_of_a_short_text_and_says_how_many_it_hides(
+    live: Live, model: Any, width: int, dark: bool
+) -> None:
+    live.explore({"m": model}, "I love good ice", at="view=step", width=width, dark=dark)
     live.until(lambda: live.all(".numbers td"))
     columns = [int(each) for each in live.texts(".numbers thead th")[1:]]
-    assert (columns[0], columns[-1], len(columns)) == (0, model.config.d_model - 1, 8)
+    assert (columns[0], columns[-1], len(columns)) == (0, model.config.d_model - 1, 16)
     gaps = np.diff(columns)
     assert gaps.max() - gaps.min() <= 1
-    live.type("I love good ice cream I love news")
+    assert live.text(".extent") == f"The table hides {model.config.d_model - 16} of {model.config.d_model} columns."
+    live.type("I love good ice cream I love good news you love")
     to_scores(live, 0)
-    live.until(lambda: shown_name(live).startswith("scores (4, 10, 10)"))
-    assert len(live.texts(".numbers thead th")) == 11
+    live.until(lambda: shown_name(live).startswith("scores (4, 13, 13)"))
+    assert len(live.texts(".numbers thead th")) == 14
+    assert live.text(".extent") == ""
+    assert live.fits()
+    scrolls = live.js("const { scrollWidth, clientWidth } = document.querySelector('.array .scroller'); "
+                      "return [scrollWidth > clientWidth, !!document.querySelector('.array .frame.has-after')]")  # fmt: skip
+    assert scrolls[0] == scrolls[1]
+    if width == 390:
+        assert scrolls[0]
+    live.type(" ".join(["I love good ice cream"] * 5))
+    live.until(lambda: shown_name(live).startswith("scores (4, 27, 27)"))
+    assert live.text(".extent") == "The table hides 11 of 27 columns."
+    live.choose("Token", "2 love")
+    live.until(lambda: live.text(".numbers .on th") == "2 love")
+    assert len(live.texts(".numbers thead th")) in (17, 18)
+    assert "love2" in live.texts(".numbers thead th")

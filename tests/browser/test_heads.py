@@ -118,6 +118,32 @@ def test_tokens_kept_by_a_click_stay_and_a_pair_shows_every_head(page: Page) -> 
     assert numbers(page) == [""] * len(WORDS)
 
 
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_chosen_tokens_are_named_and_released_by_buttons(page: Page, width: int, dark: bool) -> None:
+    page.show(view.heads(WEIGHTS, tokens=WORDS), width=width, dark=dark)
+    place = page.js("return document.querySelector('.from').getBoundingClientRect().top")
+    assert page.text(".kept") == "Lines ofall tokens. Click a token to choose it."
+    page.click(queries(page)[5])
+    page.click(keys(page)[1])
+    page.rest()
+    assert page.texts(".kept button") == [f"from {WORDS[5]} \u00d7", f"to {WORDS[1]} \u00d7", "All tokens"]
+    assert page.js("return document.querySelector('.from').getBoundingClientRect().top") == place
+    page.click(queries(page)[5])  # a second click releases it, and the words say so
+    page.rest()
+    assert page.texts(".kept button") == [f"to {WORDS[1]} \u00d7", "All tokens"]
+    page.focus(page.one(".kept button"))  # by keyboard
+    page.press("\ue007")
+    assert page.text(".kept") == "Lines ofall tokens. Click a token to choose it."
+    assert page.js("return document.activeElement.dataset.index") == "1"  # from which it can be chosen again
+    page.press(" ")
+    assert page.texts(".kept button") == [f"to {WORDS[1]} \u00d7", "All tokens"]
+    page.focus(page.all(".kept button")[1])
+    page.press("\ue007")
+    page.rest()
+    assert page.all(".tokens [aria-selected=true]") == []
+    assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_the_panel_lists_the_strongest_links(page: Page) -> None:
     page.show(view.heads(WEIGHTS, tokens=WORDS, layer=1, heads=[0, 2]))
     best = np.sort(WEIGHTS[1, [0, 2]].max(axis=0), axis=None)[::-1][:12]

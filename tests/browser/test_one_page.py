@@ -125,7 +125,7 @@ def test_choices_are_written_into_the_address_as_they_are_made(page: Page, shown
     assert address(page) == "#view=logit&parts=words"
     page.click(tab(page, "stages"))
     page.click(page.one(".card h3"))
-    assert address(page) == "#view=stages&stage=embeddings.token"
+    assert address(page) == "#view=stages&stage=embeddings.token&head=3"
 
 
 def test_the_browsers_back_leads_to_the_view_before(page: Page, shown: view.PageView) -> None:

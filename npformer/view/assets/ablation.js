@@ -38,7 +38,8 @@ function draw() {
 }
 
 // The heads without which the answer is different.
-const turns = ({ y, head }) => meta.outcomes[y][head][0][0] !== meta.answer;
+const own = (meta.whole[0] ?? [meta.answer])[0]; // the model's answer, which need not be the explained outcome
+const turns = ({ y, head }) => meta.outcomes[y][head][0][0] !== own;
 function turning() {
   const found = cells.filter(turns);
   const several = () => el("button", { type: "button", class: "part-name", onclick: () => page.open("change", {}) }, "Remove several");
@@ -82,7 +83,7 @@ function comparison() {
   const after = new Map(meta.outcomes[off.y][off.head]);
   const names = [...new Set([...after.keys(), ...before.keys()])];
   const first = meta.outcomes[off.y][off.head][0][0];
-  const verdict = first === meta.answer ? "The answer stays" : "The answer changes to";
+  const verdict = first === own ? "The answer stays" : "The answer changes to";
   const go = () => {
     const { layer, attention } = meta.rows[off.y];
     page.open("heads", { attention: attention || null, layer, head: String(off.head) });

@@ -3,12 +3,15 @@
 
 const answerHere = el("section", { class: "answer", "aria-label": "Answer" });
 
-// `before`: the probability before the model was changed, if it was.
-const outcomeOf = ([outcome, share, number, note], before) =>
+// On a page that computes, a button for outcome `i`, which words and heads then explain; else null.
+let explaining = () => null;
+
+// `before`: the probability before the model was changed, if it was. `i`: the rank of an outcome that may be explained.
+const outcomeOf = ([outcome, share, number, note], before, i = null) =>
   el(
     "li",
     {},
-    el("bdi", {}, shown(outcome)),
+    (i !== null && explaining(i, outcome)) || el("bdi", {}, shown(outcome)),
     " ",
     el("span", { class: "number" }, before === undefined ? number : `${fixed(100 * before, 2)}% → ${number}`),
     note ? el("small", {}, note) : null,
@@ -19,15 +22,15 @@ function fillAnswer(answer) {
   answerHere.hidden = !answer;
   if (!answer) return;
   const before = new Map(answer.before ?? []);
-  const listed = answer.outcomes.map((each) => outcomeOf(each, before.get(each[0])));
+  const listed = answer.outcomes.map((each, i) => outcomeOf(each, before.get(each[0]), i));
   const outcomes = el("ol", { class: "outcomes" }, ...listed);
   answerHere.replaceChildren(
     el("h2", {}, answer.about),
     outcomes,
     ...(answer.before ? [beforeOf(answer)] : []),
     ...(answer.next ? [temperature(answer.next, outcomes, before)] : []),
-    ...reasons("Words", answer.words, wordOf),
-    ...reasons("Heads", answer.heads, headOf),
+    ...reasons("Words", answer, wordOf),
+    ...reasons("Heads", answer, headOf),
     el("p", { class: "units" }, answer.units.join(" ")),
   );
 }
@@ -41,13 +44,14 @@ function beforeOf({ before, outcomes }) {
 }
 
 // The words or heads for the answer and those against it; nothing if there are none.
-function reasons(title, sides, link) {
+function reasons(title, { [title.toLowerCase()]: sides, explained = null }, link) {
+  const it = explained === null ? "it" : el("bdi", {}, shown(explained));
   const lists = ["for", "against"].map((side, i) =>
     sides[i].length
       ? el(
           "div",
           { class: "reason" },
-          el("p", {}, `${title} ${side} it`),
+          el("p", {}, `${title} ${side} `, it.cloneNode?.(true) ?? it),
           el("ul", { class: side }, ...sides[i].map(([item, number]) => el("li", {}, link(item), ` ${number}`))),
         )
       : null,
@@ -112,7 +116,7 @@ function temperature(next, outcomes, before) {
     chosenStep = step;
     const was = (name) => (t === 1 ? before.get(name) : undefined);
     outcomes.replaceChildren(
-      ...names.map((name, i) => outcomeOf([name, shares[i], `${fixed(100 * shares[i], 2)}%`], was(name))),
+      ...names.map((name, i) => outcomeOf([name, shares[i], `${fixed(100 * shares[i], 2)}%`], was(name), i)),
     );
     outcomes.lastChild.classList.add("others");
   };

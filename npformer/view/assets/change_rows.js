@@ -23,7 +23,7 @@ function patchCell({ stage, title }, position, at) {
 
 function drawPatches() {
   const count = Math.min(meta.tokens.length, meta.others.length);
-  const names = (tokens) => Array.from({ length: count }, (_, i) => el("th", { scope: "col" }, token(tokens[i])));
+  const names = (tokens) => Array.from({ length: count }, (_, i) => el("th", { scope: "col" }, placed(tokens, i)));
   patches.replaceChildren(
     el("thead", {}, el("tr", {}, el("th", {}, "A"), ...names(meta.tokens)), el("tr", {}, el("th", {}, "B"), ...names(meta.others))),
     el(

@@ -14,10 +14,13 @@ function wordButton(word, at, part) {
     draw();
     if (opened) wordTools.querySelector("input")?.focus();
   };
+  const all = live.state.texts[0][part].match(/\S+/g);
+  const number = all.indexOf(word) === all.lastIndexOf(word) ? null : el("sub", {}, String(at + 1));
   return el(
     "button",
     { type: "button", class: "word", "data-at": `word ${part} ${at}`, "aria-expanded": Boolean(opened && same(opened, edit)), "aria-pressed": Boolean(now), onclick: open },
     el("bdi", { class: now ? "old" : "" }, shown(word)),
+    number,
     now ? el("em", {}, shown(to)) : null,
   );
 }

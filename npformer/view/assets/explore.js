@@ -12,7 +12,6 @@ const live = {
 const TYPING = 80; // milliseconds after the last letter until the page follows
 const PAUSE = 300; // milliseconds without a letter, after which the page follows the next one at once
 const SLOW = 300; // milliseconds until the page says that it computes
-const RERUN = ["attribution", "ablation"]; // views for which the model runs many times: the answer does not wait for them
 
 // ---- Asking ------------------------------------------------------------------------------------------------------
 
@@ -93,7 +92,7 @@ function take(name, part) {
   }
   if (name === "answer" && part.error) doc.answers[0] = null; // not that of another text
   if ((name === "answer" || name === "reasons") && !part.error)
-    doc.answers[0] = part.answer && { ...part.answer, before: live.parts.get("answer").before };
+    doc.answers[0] = part.answer && { ...part.answer, before: live.parts.get("answer").before, explained: live.parts.get("answer").explained };
 }
 
 // ---- The state ---------------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ async function renew() {
   const { number } = live;
   const shownNow = made.get(`0 ${now.view}`);
   const choices = shownNow ? strings(chosen()) : {};
-  if (RERUN.includes(now.view)) {
+  if (doc.live.slow.includes(now.view)) {
     if (!(await load("answer"))) return;
     fillAnswer(doc.answers[0]);
     busy("view");

@@ -91,6 +91,19 @@ const pageOnly = el(
   el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "Step's answer"),
 );
 
+// A click on an outcome makes it the one that words and heads explain; a second one, or its chip, the model's own answer.
+function explain_(number) {
+  const { explained, ...options } = live.state.options ?? {};
+  update({ options: number === null || number === explained ? options : { ...options, explained: number } });
+}
+explaining = (i, name) => {
+  const { numbers = [], answer } = live.parts.get("answer") ?? {};
+  if (numbers.length < 2 || numbers[i] === undefined || answer?.about === "translation") return null;
+  const isOn = live.state.options?.explained === numbers[i];
+  const title = isOn ? "The words and heads explain this outcome; click for the model's own answer" : "Show the words and heads for and against this outcome";
+  return el("button", { type: "button", class: "outcome", "aria-pressed": isOn, title, onclick: () => explain_(numbers[i]) }, el("bdi", {}, shown(name)));
+};
+
 // The chips of the changes of this state. A line that Step refuses is marked; `names` are those of new changes.
 const labels = new WeakMap(); // change -> its name
 function drawChips(names = []) {
@@ -98,7 +111,8 @@ function drawChips(names = []) {
   names.forEach((name, i) => labels.set(edits[i], name));
   const listed = edits.filter((edit) => labels.has(edit));
   const refused = live.parts.get("step")?.view?.refused ?? {};
-  chips.hidden = !listed.length;
+  const explained = live.parts.get("answer")?.explained ?? null;
+  chips.hidden = !listed.length && explained === null;
   const undo = (edit) => update({ edits: live.state.edits.filter((each) => each !== edit) });
   const isLine = ({ kind }) => kind === "line";
   const isRefused = (edit) => isLine(edit) && refused[edit.line]?.to === edit.to;
@@ -117,9 +131,19 @@ function drawChips(names = []) {
         ),
       ),
     ),
+    ...(explained === null ? [] : [el("li", {}, explainedChip(explained))]),
     ...(listed.length > 1 ? [el("li", {}, quiet("Undo all", "Undo every change", () => update({ edits: [] })))] : []),
   );
 }
+
+const explainedChip = (name) =>
+  el(
+    "button",
+    { type: "button", class: "change explained", title: "Explain the model's own answer again", "aria-label": `Explained: ${name}. Explain the model's own answer again`, onclick: () => explain_(null) },
+    "Explained: ",
+    el("bdi", {}, shown(name)),
+    el("span", { "aria-hidden": true }, "\u00d7"),
+  );
 
 // ---- Tools -------------------------------------------------------------------------------------------------------
 
@@ -135,11 +159,15 @@ async function savePage() {
 }
 
 const code = el("pre", { tabindex: 0 });
+// Copies a text, and says so for some seconds. A notebook may not let the page in its cell copy.
+async function copyText(text, said) {
+  const works = await navigator.clipboard.writeText(text).then(() => true, () => false); // prettier-ignore
+  said.textContent = works ? "Copied." : "The browser does not let this page copy.";
+  setTimeout(() => said.replaceChildren(), 4000);
+}
+
 const copied = el("span", { role: "status" });
-const copy = quiet("Copy", "Copy the program", async () => {
-  await navigator.clipboard.writeText(code.textContent);
-  copied.textContent = "Copied.";
-});
+const copy = quiet("Copy", "Copy the program", () => copyText(code.textContent, copied));
 const programHere = el(
   "dialog",
   { class: "program", "aria-label": "As Python" },
@@ -155,7 +183,13 @@ async function showProgram() {
   programHere.showModal();
 }
 
+// The address has the state, and the token without which this server answers nothing.
+const linkCopied = el("span", { class: "copied", role: "status" });
+const copyLink = quiet("Copy link", "Copy the address of what is shown; it opens on this computer while this server runs", () => copyText(location.href, linkCopied));
+
 tools.prepend(
+  linkCopied,
+  copyLink,
   quiet("As Python", "The lines of npformer that compute this page", showProgram),
   quiet("Save page", "Save the page as one file that needs no network", savePage),
 );
@@ -163,7 +197,7 @@ const models = select(
   "Model",
   doc.live.models.map((name, i) => [i, name]),
   live.state.options?.model ?? 0,
-  (i) => update({ options: { ...live.state.options, model: Number(i) } }),
+  (i) => update({ options: { model: Number(i) } }), // an explained outcome is one of the model before
 );
 models.hidden = doc.live.models.length < 2;
 models.classList.add("texts-field");

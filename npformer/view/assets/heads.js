@@ -245,6 +245,7 @@ function buildControls() {
       el("button", { type: "button", class: "quiet", onclick: () => setHeads(everyHead()) }, "All"),
       el("button", { type: "button", class: "quiet", onclick: () => setHeads([]) }, "None"),
     ),
+    kept,
   );
 }
 

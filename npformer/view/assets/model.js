@@ -50,6 +50,16 @@ const thumbs = () => grid.querySelectorAll(".thumb");
 const thumbAt = (layer, head) => grid.querySelector(`.thumb[data-layer="${layer}"][data-head="${head}"]`);
 const placeOf = (thumb) => [Number(thumb.dataset.layer), Number(thumb.dataset.head)];
 
+// Marks the head that is chosen in all views, and makes it the tab stop.
+function markChosen() {
+  const layer = Number(place.attention) === state.stack && place.layer !== null ? stack().numbers.indexOf(Number(place.layer)) : -1;
+  const chosen = place.head === null ? null : thumbAt(layer, place.head);
+  for (const thumb of thumbs()) {
+    thumb.setAttribute("aria-current", thumb === chosen);
+    if (chosen) thumb.tabIndex = thumb === chosen ? 0 : -1;
+  }
+}
+
 // A thumbnail is drawn when it comes near the window, or when idle; its layer is inflated with the first of its heads.
 const observer = whenNear(drawThumb);
 
@@ -297,6 +307,7 @@ detail.addEventListener("keydown", (event) => {
 detail.addEventListener("close", () => {
   const thumb = thumbAt(current.layer, current.head);
   current = null;
+  markChosen();
   thumb?.focus();
   page.changed();
 });
@@ -333,6 +344,7 @@ return {
     ["Esc", "close the large map"],
   ],
   read: () => ({ ...readStack(), layer: null, ...(current ? chosen() : {}) }),
+  where: () => (current ? { ...readStack(), ...chosen() } : { ...place, from: place.token }), // also when it is closed
   async apply(choices) {
     applyStack(choices);
     controls.replaceChildren(...stackControls(change), legend);
@@ -340,6 +352,7 @@ return {
     const head = whole(choices.head, stack().heads);
     if (head === null || choices.layer === undefined) {
       if (detail.open) detail.close();
+      markChosen();
       return drawThumb(thumbAt(0, 0));
     }
     await open(state.layer, head);

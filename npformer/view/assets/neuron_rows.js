@@ -100,7 +100,7 @@ function build() {
           "th",
           { scope: "row" },
           el("span", { class: "place" }, String(state.token)),
-          token(queries.tokens[state.token]),
+          placed(queries.tokens, state.token),
         ),
         strip("query"),
         el("td", { class: "caption" }, "attends to"),

@@ -30,8 +30,8 @@ function chain(key, d, kind) {
 }
 
 const pair = (key) => [
-  token(part().queries.tokens[state.token]),
-  ...(key === "" ? [] : [el("span", { class: "arrow" }, "→"), token(part().keys.tokens[key])]),
+  placed(part().queries.tokens, state.token),
+  ...(key === "" ? [] : [el("span", { class: "arrow" }, "→"), placed(part().keys.tokens, key)]),
 ];
 
 function point(at, key, d, kind) {

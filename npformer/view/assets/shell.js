@@ -98,11 +98,13 @@ const placeIn = ({ attention, layer, head, from, at }) => ({
 });
 
 // Takes over what has changed in the view that is shown; a head is chosen with its layer.
-const SHARES = ["heads", "model", "neurons", "lens", "ablation", "change"];
+const SHARES = ["heads", "model", "neurons", "stages", "lens", "ablation", "change", "step"];
+// A view whose address names a line or a stage says in `where` which layer and head that is.
+const whereIn = (inside) => placeIn(inside.where?.() ?? inside.read());
 function share() {
   const inside = shownView();
   if (!SHARES.includes(now.view)) return;
-  const [before, after] = [inside.place ?? {}, placeIn(inside.read())];
+  const [before, after] = [inside.place ?? {}, whereIn(inside)];
   const differs = (...names) => names.some((name) => (before[name] ?? null) !== after[name]);
   const [isHead, isToken] = [differs("attention", "layer", "head"), differs("token")];
   inside.place = after;
@@ -116,7 +118,7 @@ function share() {
 // The token that is chosen in all views, and a choice of it by a click on its row or chip.
 const isChosenToken = (at) => String(at) === place.token;
 function chooseToken(at) {
-  place.token = String(at);
+  place.token = at === null ? null : String(at);
   place.version += 1;
   shownView().version = place.version;
 }
@@ -130,14 +132,16 @@ function takeToken(text, count) {
 // The selections with which a view shows what was chosen in another one; null for none.
 const ofHead = ({ attention, layer, head }) => (head === null ? {} : { attention: attention ?? undefined, layer, head });
 const ofLayer = ({ layer }) => (layer === null ? {} : { layer });
+const ofPlace = ({ attention, layer, head }) => ({ attention, layer, head });
 const TAKES = {
   heads: (at) => ({ ...ofLayer(at), ...ofHead(at), ...(at.token === null ? {} : { from: at.token }) }),
+  model: ({ attention }) => ({ attention: attention ?? undefined }), // marks the head
   neurons: (at) => TAKES.heads(at),
   lens: (at) => ({ ...ofLayer(at), ...(at.token === null ? {} : { at: at.token }) }),
   ablation: ofHead,
   change: ofHead,
-  stages: () => ({}), // draws its tables again
-  step: () => ({}),
+  stages: ofPlace,
+  step: ofPlace,
 };
 function taken(view, inside, fresh) {
   if (!TAKES[view] || !place.version || inside.version === place.version) return null;
@@ -183,8 +187,8 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   keys.replaceChildren(...inside.keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]));
   const wanted = choices ?? taken(view, inside, fresh);
   if (wanted || fresh) await inside.apply(wanted ?? {});
-  if (choices && Object.values(placeIn(choices)).some(Boolean)) share();
-  inside.place = placeIn(inside.read());
+  if (choices && Object.values(placeIn(inside.where?.() ?? choices)).some(Boolean)) share();
+  inside.place = whereIn(inside);
   note(step);
 }
 

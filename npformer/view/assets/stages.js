@@ -94,9 +94,12 @@ async function fill(article) {
   const body = article.lastElementChild;
   const draw = (head) => {
     body.querySelector(".plot").replaceWith(plot(step, array, heads ? [head] : []));
-    article.redraw = () => draw(head);
   };
-  const first = heads && stop === step.name ? Number(stopHead) : 0;
+  const headHere = () => (stopHead !== null && stopHead < heads ? stopHead : 0);
+  article.redraw = () => {
+    if (heads) body.querySelector("select").value = headHere();
+    draw(headHere());
+  };
   const spread = el(
     "dl",
     { class: "spread" },
@@ -108,10 +111,10 @@ async function fill(article) {
           select(
             "Head",
             Array.from({ length: heads }, (_, h) => [h, String(h)]),
-            first,
+            headHere(),
             (h) => {
-              draw(Number(h));
-              stand(article, Number(h) || null);
+              stand(article, Number(h));
+              ofHeads().forEach((each) => each.redraw());
             },
           ),
         ]
@@ -119,7 +122,7 @@ async function fill(article) {
     el("div", { class: "plot" }),
     el("div", { class: "below" }, spread, el("p", {}, step.elsewhere)),
   );
-  draw(first);
+  draw(headHere());
   article.dataset.filled = "yes";
 }
 
@@ -209,7 +212,7 @@ function cell(value, decimals, colour) {
 
 const ids = meta.sides.every((name) => meta.ids[name]?.length);
 const chip = (name) => (text, i) => {
-  const inside = [token(text), el("small", {}, String(ids ? meta.ids[name][i] : i))];
+  const inside = [placed(meta.tokens[name], i), el("small", {}, String(ids ? meta.ids[name][i] : i))];
   const choice = { type: "button", "data-token": i, "aria-pressed": false, title: "Select this token in all tabs" };
   return el("li", { "data-segment": meta.tokenTypes[i] }, ...(name === meta.sides.at(-1) ? [el("button", choice, ...inside)] : inside));
 };
@@ -309,7 +312,7 @@ function go(target) {
 }
 
 // Records the current position.
-function stand(target, head = null) {
+function stand(target, head = stopHead) {
   stop = meta.steps[target.dataset.step]?.name ?? target.id;
   stopHead = head;
   page.changed();
@@ -350,6 +353,7 @@ const watch = new IntersectionObserver(
 
 const walkway = el("div", { class: "walk" }, words, ...blocks, outcome);
 const cards = (selector = ".card") => [...walkway.querySelectorAll(selector)];
+const ofHeads = () => cards("[data-filled]").filter((article) => meta.steps[article.dataset.step].heads);
 themed.push(() => cards("[data-filled]").forEach(fill));
 const choose = (at) => (chooseToken(at), markToken(), page.changed());
 function markToken() {
@@ -360,10 +364,37 @@ walkway.addEventListener("click", (event) => {
   const chosen = event.target.closest("[data-token]");
   if (chosen) choose(chosen.dataset.token);
   const article = event.target.closest(".card");
-  if (article && !event.target.closest("select"))
-    stand(article, Number(article.querySelector("select")?.value) || null);
+  if (article && !event.target.closest("select")) stand(article);
 });
 [words, ...blocks, ...(outcome ? [outcome] : [])].forEach((block) => watch.observe(block));
+
+// ---- Layers ------------------------------------------------------------------------------------------------------
+
+// Kinds of attention in order of computation, such as `decoder.cross_attention`, and the parts of a stage's name.
+const inBlock = (name) => /^(.*)layers\.(\d+)\.(?:(\w*attention)\.)?/.exec(name)?.slice(1);
+const attentionOf = ([before, , block]) => block && before + block;
+const kinds = [...new Set(meta.steps.flatMap(({ name }) => (inBlock(name) && attentionOf(inBlock(name))) || []))];
+
+// The attention and layer of the current position; outside of the layers, those that were chosen last.
+function layerHere() {
+  const first = blocks.find(({ id }) => id === stop)?.steps[0];
+  const found = inBlock(first === undefined ? (stop ?? "") : meta.steps[first].name);
+  if (!found) return { attention: place.attention, layer: place.layer };
+  const kind = kinds.indexOf(attentionOf(found));
+  return { attention: (kind < 0 ? kinds.findIndex((each) => each.startsWith(found[0])) : kind) || null, layer: found[1] };
+}
+
+// The current stage in another layer; else the weights of the head, or the section of the layer.
+function inLayer({ attention, layer, head }) {
+  const here = layerHere();
+  if (here.layer === layer && Number(here.attention) === Number(attention)) return stop;
+  const [, before, block] = /^(.*?)(\w+)$/.exec(kinds[Number(attention)] ?? "") ?? [];
+  const has = (name) => meta.steps.some((step) => step.name === name);
+  const same = inBlock(stop ?? "") && stop.replace(/^.*layers\.\d+/, `${before}layers.${layer}`);
+  const weights = `${before}layers.${layer}.${block}.weights`;
+  const section = blocks.find(({ steps }) => meta.steps[steps[0]].name.startsWith(`${before}layers.${layer}.`));
+  return same && has(same) ? same : head != null && has(weights) ? weights : section?.id;
+}
 
 return {
   controls: [],
@@ -374,21 +405,27 @@ return {
     ["Enter", "open or close a section"],
   ],
   read: () => ({ stage: stop, head: stopHead, token: chosenToken() }),
-  async apply({ stage, head, token }) {
+  where: () => ({ ...layerHere(), head: stopHead, from: chosenToken() }),
+  async apply({ stage: last, attention, layer, head, token }) {
     takeToken(token, meta.tokens[meta.sides.at(-1)].length);
     markToken();
+    stop = last ?? null;
+    const stage = layer == null ? last : inLayer({ attention, layer: String(layer), head });
     const i = meta.steps.findIndex(({ name }) => name === stage);
     const known = i >= 0 || links.some(([id]) => id === stage);
     stop = known ? stage : null;
-    stopHead = i >= 0 && /^\d+$/.test(head ?? "") && Number(head) < meta.steps[i].heads ? Number(head) : null;
-    if (i >= 0) {
-      const block = blocks.find(({ steps }) => steps.includes(i));
+    const before = stopHead;
+    stopHead = known && /^\d+$/.test(head ?? "") && meta.steps.some(({ heads }) => heads > Number(head)) ? Number(head) : null;
+    if (stopHead !== before) ofHeads().forEach((article) => article.redraw());
+    const block = blocks.find(({ id, steps }) => id === stage || steps.includes(i));
+    if (block) {
       block.open = true;
       build(block);
-      const article = cards().find((each) => Number(each.dataset.step) === i);
-      await Promise.all(cards().filter((each) => Number(each.dataset.step) < i).map(once)); // else they move it later
+      const first = i >= 0 ? i : block.steps[0];
+      await Promise.all(cards().filter((each) => Number(each.dataset.step) < first).map(once)); // else they move it later
+      const article = cards().find((each) => Number(each.dataset.step) === first);
       await (article.filled = fill(article));
-      article.scrollIntoView({ block: "start" });
+      (i >= 0 ? article : block).scrollIntoView({ block: "start" });
     } else if (known) walkway.querySelector(`[id="${stage}"]`).scrollIntoView({ block: "start" });
     if (cards().length) await once(cards()[0]);
   },

@@ -156,7 +156,7 @@ function drawMade() {
     drawMade();
   };
   made_.replaceChildren(...(values.length > 1 ? [segmented("Made", values.map(([each]) => [each, each]), name, choose)] : [])); // prettier-ignore
-  drawValue(name, value);
+  drawValue(name, value, isPageChanged() ? `was:${at}:${values.findIndex(([each]) => each === name)}` : null);
 }
 
 function drawOutcomes() {
@@ -180,6 +180,7 @@ const buttons = el(
   button("out", "\u2190 Out", "Out of this function (o)"),
   button("layer", "Next layer", "The next layer (l)"),
   el("label", { class: "field" }, el("span", {}, "Layer"), layerHere),
+  el("label", { class: "field" }, el("span", {}, "Token"), tokenHere),
   headsHere,
   back,
   change,
@@ -197,6 +198,8 @@ function draw() {
   say("");
   drawHeads();
   drawLayers();
+  drawTokens();
+  drawNote();
   drawCode();
   drawPath();
   drawMade();
@@ -216,23 +219,28 @@ code.tabIndex = 0;
 
 return {
   controls: [el("div", { class: "controls-row" }, buttons, el("label", { class: "field" }, el("span", {}, "Step"), slider, counter))],
-  body: [el("div", { class: "split" }, code, el("div", { class: "side" }, path, said, outcomesHere, made_, arrayHere))],
+  body: [el("div", { class: "split" }, code, el("div", { class: "side" }, path, noteHere, said, outcomesHere, made_, arrayHere))],
   keys: [
     ["n ↓, p ↑", "next, previous line"],
     ["s →, o ←", "into a function, out of it"],
     ["l", "next layer"],
     ["e", "change the line; Enter applies, Escape leaves"],
   ],
-  read: () => ({ step: at || null, head: shownHead || null, token: chosenToken() }),
+  read: () => ({ step: at || null, head: shownHead, token: chosenToken() }),
+  where: () => ({ ...layerOf(at), head: shownHead, from: chosenToken() }),
   async apply(choices) {
     takeToken(choices.token, meta.tokens.length);
-    if (/^\d+$/.test(choices.head ?? "")) shownHead = Number(choices.head);
+    shownHead = /^\d+$/.test(choices.head ?? "") ? Number(choices.head) : null;
     const refused = Object.keys(meta.refused)[0];
     if (/^\d+$/.test(choices.step ?? "")) at = Math.min(Number(choices.step), steps().length - 1);
     else at = (refused && nearest(Number(refused))) ?? stepAt(live.place) ?? 0;
+    if (choices.layer != null && !refused) at = inLayer(choices) ?? at;
     draw();
   },
-  explained: drawHeads,
+  explained() {
+    drawHeads();
+    drawNote();
+  },
   renew(next) {
     if (takeRefused(next)) return; // the next run is without it
     meta = next;

@@ -2,15 +2,21 @@
 
 const arrayHere = el("div", { class: "array" });
 let asked = 0; // of the array that is shown, so that a slower one does not replace it
-let shownHead = 0;
+let shownHead = null; // the chosen head
 
-async function fetchValue(index) {
-  const name = `value:${index}`;
+// A part with an array, and its numbers.
+async function fetchValue(name) {
   if (!(await load(name))) return null;
-  return live.parts.get(name);
+  const part = live.parts.get(name);
+  if (!part.error) part.numbers ??= await read({ ...part.head, text: part.data });
+  return part;
 }
 
-async function drawValue(name, value) {
+// Whether the page reads changed words, or has changed lines; other changes are not of the page.
+const isPageChanged = () => live.state.edits.some(({ kind }) => kind === "word" || kind === "line");
+
+// Draws a value, and then the array that was there before the changes, if the part `was` is named.
+async function drawValue(name, value, was = null) {
   asked += 1;
   const mine = asked;
   if (typeof value !== "number") {
@@ -18,12 +24,25 @@ async function drawValue(name, value) {
     arrayHere.replaceChildren(el("h3", {}, name ?? ""), el("p", { class: "about" }, text));
     return;
   }
-  const part = await fetchValue(value);
+  const part = await fetchValue(`value:${value}`);
   if (mine !== asked || !part) return;
   if (part.error) return arrayHere.replaceChildren(el("p", { class: "about" }, part.error));
-  part.numbers ??= await read({ ...part.head, text: part.data });
-  if (mine === asked) drawArray(name, part);
+  drawArray(name, part);
+  const before = was && (await fetchValue(was));
+  if (mine !== asked || !before) return;
+  part.before = before;
+  drawArray(name, part);
 }
+
+// The sentence about the array before the changes.
+function beforeText({ before, shape, numbers }) {
+  if (!before || before.error) return before?.error ?? "";
+  if (!sameShape(before, { shape })) return `Before the changes: shape (${before.shape.join(", ")}).`;
+  const same = numbers.values.every((number, i) => Object.is(number, before.numbers.values[i]));
+  return same ? "The changes leave the numbers shown here as they were." : `Before the changes: ${rangeOf(before).replace("From", "from")}`;
+}
+const sameShape = (a, b) => String(a.shape) === String(b.shape);
+const isCompared = ({ before, shape }) => Boolean(before?.numbers) && sameShape(before, { shape });
 
 function drawArray(name, part) {
   const [heads, rows, columns] = part.picked;
@@ -31,44 +50,48 @@ function drawArray(name, part) {
   const chooseHead = (h) => {
     shownHead = Number(h);
     page.changed();
+    drawHeads();
+    drawNote();
     again();
   };
   const choice = heads.length > 1 ? select("Head", heads.map((h, i) => [i, String(h)]), headOf(part), chooseHead) : null; // prettier-ignore
   arrayHere.replaceChildren(
     el("h3", {}, name, " ", el("code", {}, `(${part.shape.join(", ")}${part.shape.length === 1 ? "," : ""})`), " ", el("small", {}, part.dtype)),
-    el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite."),
+    el("p", { class: "about" }, part.finite ? rangeOf(part) : "Not all of its numbers are finite.", ...(part.before ? [" ", el("span", { class: "was" }, beforeText(part))] : [])),
     ...(choice ? [choice] : []),
     ...(part.shape.length ? [drawPicture(part)] : []),
+    el("p", { class: "about extent" }, extent(part)),
     scroller(numbersOf(part, again)),
-    el("p", { class: "about" }, extent(part)),
   );
 }
 
-// How much of an array the picture and the table have, if that is not all.
-const TABLE = [24, 8]; // rows and columns
-// The indices of a table's rows or columns: all if they fit, else `most` evenly spaced ones and the chosen one.
-function spaced(count, most, chosen = -1) {
-  const all = count <= 1.5 * most;
+// The indices of a table's rows or columns: all up to `fits`, else `most` evenly spaced ones and the chosen one.
+function spaced(count, { fits, most }, chosen) {
+  const all = count <= fits;
   const found = Array.from({ length: all ? count : most }, (_, i) => (all ? i : Math.round((i * (count - 1)) / (most - 1))));
   if (chosen >= 0 && !found.includes(chosen)) found.push(chosen);
   return found.sort((a, b) => a - b);
 }
+const TABLE = { rows: { fits: 36, most: 24 }, columns: { fits: 24, most: 16 } };
 const shownOf = (part) => {
   const [, rows, columns] = part.picked;
-  return [spaced(rows.length, TABLE[0], rows.findIndex((_, r) => isPlace(part, r))), spaced(columns.length, TABLE[1])];
+  const chosen = columnTokens(part) === meta.tokens ? columns.findIndex(isChosenToken) : -1;
+  return [spaced(rows.length, TABLE.rows, rows.findIndex((_, r) => isPlace(part, r))), spaced(columns.length, TABLE.columns, chosen)];
 };
+// How much of an array the picture has, and how much the table leaves out.
 function extent(part) {
   const { picked: [, rows, columns], counts } = part; // prettier-ignore
-  const some = (r, c) => [[r, counts[1], "rows"], [c, counts[2], "columns"]].filter(([n, all]) => n < all).map(([n, all, what]) => `${n} of ${all} ${what}`).join(" and "); // prettier-ignore
-  const picture = some(rows.length, columns.length);
-  const table = some(...shownOf(part).map((each) => each.length));
-  return [picture && `The picture has ${picture}. `, table && `The table has ${table}.`].join("");
+  const some = (r, c, number) => [[r, counts[1], "rows"], [c, counts[2], "columns"]].filter(([n, all]) => n < all).map(([n, all, what]) => `${number(n, all)} of ${all} ${what}`).join(" and "); // prettier-ignore
+  const picture = some(rows.length, columns.length, (n) => n);
+  const table = some(...shownOf(part).map((each) => each.length), (n, all) => all - n);
+  return [picture && `The picture has ${picture}. `, table && `The table hides ${table}.`].join("");
 }
 
 const rangeOf = ({ range: [least, most, mean] }) => `From ${fixed(least)} to ${fixed(most)}, mean ${fixed(mean)}.`;
 // The chosen head, or the first one of an array that has no such head.
-const headOf = ({ picked: [heads] }) => (shownHead < heads.length ? shownHead : 0);
-const numberAt = (part, r, c) => part.numbers.values[(headOf(part) * part.picked[1].length + r) * part.picked[2].length + c];
+const headOf = ({ picked: [heads] }) => (shownHead !== null && shownHead < heads.length ? shownHead : 0);
+const numberAt = (part, r, c, numbers = part.numbers) => numbers.values[(headOf(part) * part.picked[1].length + r) * part.picked[2].length + c];
+const numberBefore = (part, r, c) => numberAt(part, r, c, part.before.numbers);
 
 function drawPicture(part) {
   const [, rows, columns] = part.picked;
@@ -84,7 +107,7 @@ function drawPicture(part) {
     const at = (place, size, count) => Math.max(0, Math.min(count - 1, Math.floor((place / size) * count)));
     const y = at(event.clientY - box.top, box.height, rows.length);
     const x = at(event.clientX - box.left, box.width, columns.length);
-    showTip(event, el("div", { class: "where" }, ...rowName(part, y), ` \u00b7 ${columnText(part, x)}`), el("output", {}, fixed(numberAt(part, y, x))));
+    showTip(event, el("div", { class: "where" }, ...rowName(part, y), ` \u00b7 `, columnName(part, x)), el("output", {}, `${isCompared(part) ? `${fixed(numberBefore(part, y, x))} \u2192 ` : ""}${fixed(numberAt(part, y, x))}`));
   });
   canvas.addEventListener("pointerleave", hideTip);
   return canvas;
@@ -96,9 +119,10 @@ function rowName({ counts, picked }, r) {
   const tokens = tokensFor(counts[1]);
   return tokens ? [`${picked[1][r]} `, token(tokens[picked[1][r]])] : [String(picked[1][r])];
 }
-function columnText({ counts, picked }, c) {
-  const tokens = counts[1] > 1 && tokensFor(counts[2]);
-  return tokens ? shown(tokens[picked[2][c]]) : String(picked[2][c]);
+const columnTokens = ({ counts }) => (counts[1] > 1 ? tokensFor(counts[2]) : null);
+function columnName(part, c) {
+  const [tokens, at_] = [columnTokens(part), part.picked[2][c]];
+  return tokens ? placed(tokens, at_) : String(at_);
 }
 
 // Whether the rows are the text's tokens, and whether a row is of the token that is chosen on all tabs.
@@ -111,19 +135,24 @@ function numbersOf(part, again) {
     hasTokens(part) ? [el("button", { type: "button", class: "row", "aria-pressed": isPlace(part, r), title: "Choose this token on all tabs" }, ...rowName(part, r))] : rowName(part, r);
   const choose = (r) => {
     chooseToken(part.picked[1][r]);
+    drawTokens();
+    drawNote();
     again();
     page.changed();
   };
+  // The row before the changes, above the chosen one.
+  const earlier = (r) => el("tr", { class: "before" }, el("th", { scope: "row" }, "before"), ...some.map((c) => el("td", {}, fixed(numberBefore(part, r, c)))));
   return el(
     "table",
     { class: "numbers" },
-    el("thead", {}, el("tr", {}, el("th", {}), ...some.map((c) => el("th", { scope: "col" }, columnText(part, c))))),
+    el("thead", {}, el("tr", {}, el("th", {}), ...some.map((c) => el("th", { scope: "col" }, columnName(part, c))))),
     el(
       "tbody",
       {},
-      ...rows.map((r) =>
+      ...rows.flatMap((r) => [
+        ...(isCompared(part) && (isPlace(part, r) || rows.length === 1) ? [earlier(r)] : []),
         el("tr", { class: isPlace(part, r) ? "on" : null, onclick: () => hasTokens(part) && choose(r) }, el("th", { scope: "row" }, ...named(r)), ...some.map((c) => el("td", {}, fixed(numberAt(part, r, c))))),
-      ),
+      ]),
     ),
   );
 }

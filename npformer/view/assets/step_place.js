@@ -30,7 +30,11 @@ function stepAt(place) {
 // ---- The scores of a head ----------------------------------------------------------------------------------------
 
 // The steps at which layers begin; an encoder's come before a decoder's.
-const layerSteps = () => [...steps().keys()].filter((i) => meta.loops.includes(steps()[i][LINE]));
+let begun = { of: null, at: [] };
+function layerSteps() {
+  if (begun.of !== steps()) begun = { of: steps(), at: [...steps().keys()].filter((i) => meta.loops.includes(steps()[i][LINE])) };
+  return begun.at;
+}
 
 // A choice of the layer, each by the function that runs it and its number.
 const layerHere = el("select", { "aria-label": "Layer", onchange: () => go(Number(layerHere.value)) });
@@ -47,17 +51,42 @@ function drawLayers() {
   layerHere.value = begins.filter((i) => i <= at).at(-1) ?? "";
 }
 
-// The first step that makes the weights of a layer's attention; `attention` is 1 for the second kind in a layer.
-function weightsOf({ attention, layer, head }) {
+// The begins of the layers of an attention: the first kind is that of the first loop over layers.
+function beginsOf(attention) {
   const begins = layerSteps();
   const loops = [...new Set(begins.map((i) => steps()[i][LINE]))];
-  const kind = Number(attention ?? 0);
-  const own = begins.filter((i) => steps()[i][LINE] === loops[Math.min(kind, loops.length - 1)]);
-  const from = own[Number(layer)];
+  const loop = loops[Math.min(Number(attention ?? 0), loops.length - 1)];
+  return begins.filter((i) => steps()[i][LINE] === loop);
+}
+const endOfLayer = (begin) => layerSteps().find((i) => i > begin) ?? steps().length;
+
+// The attention and layer of a step; before the first layer, those that were chosen last.
+function layerOf(i) {
+  const begin = layerSteps().filter((each) => each <= i).at(-1);
+  if (begin === undefined) return { attention: place.attention, layer: place.layer };
+  const kinds = [place.attention, 0, 1].filter((kind) => beginsOf(kind).includes(begin));
+  return { attention: Number(kinds[0]) || null, layer: beginsOf(kinds[0]).indexOf(begin) };
+}
+
+// The step of the current line in another layer; else that of the head's weights, or the first of the layer.
+function inLayer({ attention, layer, head }) {
+  const begin = beginsOf(attention)[Number(layer)];
+  if (begin === undefined) return null;
+  const isHere = (from, i) => i >= from && i < endOfLayer(from);
+  if (isHere(begin, at)) return at;
+  const own = layerSteps().filter((i) => i <= at).at(-1);
+  const same = [...steps().keys()].filter((i) => steps()[i][LINE] === step()[LINE]);
+  const nth = same.filter((i) => isHere(own, i)).indexOf(at); // -1 before the first layer
+  return same.filter((i) => isHere(begin, i))[nth] ?? (head == null ? null : weightsOf({ attention, layer, head })?.to) ?? begin;
+}
+
+// The first step that makes the weights of a layer's attention; `attention` is 1 for the second kind in a layer.
+function weightsOf({ attention, layer, head }) {
+  const from = beginsOf(attention)[Number(layer)];
   if (from === undefined) return null;
-  const end = begins.find((i) => i > from) ?? steps().length;
+  const end = endOfLayer(from);
   const found = [...steps().keys()].filter((i) => i >= from && i < end && "weights" in steps()[i][MADE] && typeof steps()[i][MADE].weights === "number");
-  const to = found[loops.length > 1 && kind === 2 ? 1 : 0] ?? null;
+  const to = found[Number(attention) === 2 ? 1 : 0] ?? null;
   return to === null ? null : { to, head: Number(head) };
 }
 
@@ -68,7 +97,7 @@ function drawHeads() {
   const chosen = place.layer !== null && place.head !== null ? place : null;
   const listed = [
     [decisive, "decides most", "The weights of the head whose removal changes the answer most"],
-    [chosen, "chosen", "The weights of the head that was chosen on another tab"],
+    [chosen, "chosen", "The weights of the chosen head"],
   ];
   const same = chosen && decisive && String(decisive.layer) === chosen.layer && String(decisive.head) === chosen.head;
   headsHere.replaceChildren(

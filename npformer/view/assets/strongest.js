@@ -107,8 +107,31 @@ function writesNote() {
 const named = (lead, indices, which) =>
   indices.flatMap((i, n) => [n ? ", " : lead, el("bdi", {}, shown(side(which).tokens[i])), ` (${i})`]);
 
+// The tokens that a click has chosen, each with a button that releases it; or that the lines are those of all tokens.
+const kept = el("div", { class: "field kept", role: "status" });
+function drawKept() {
+  const key = JSON.stringify([state.pins, state.stack, state.form]);
+  if (kept.dataset.pins === key) return;
+  kept.dataset.pins = key;
+  const name = ({ side: which, index }) => [which === "queries" ? "from " : "to ", placed(side(which).tokens, index)];
+  const release = (item) => () => {
+    pin(item);
+    const next = kept.querySelector("button");
+    if (next) next.focus();
+    else focusRow(item.side, places[item.side][item.index]);
+  };
+  const one = (item) => el("button", { type: "button", class: "quiet", title: "Release this token", onclick: release(item) }, ...name(item), el("span", { "aria-hidden": true }, " \u00d7"));
+  kept.replaceChildren(
+    el("span", {}, "Lines of"),
+    ...(state.pins.length
+      ? [...state.pins.map(one), el("button", { type: "button", class: "quiet", title: "Release every token (Esc)", onclick: () => (clear(), focusRow("queries", 0)) }, "All tokens")]
+      : [el("span", { class: "all" }, "all tokens. Click a token to choose it.")]),
+  );
+}
+
 function update() {
   if (!weights) return; // pointed at before the first layer is inflated
+  drawKept();
   mark();
   list();
   redraw();

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from npformer.view.ablation_view import AblationView
 from npformer.view.attribution_view import AttributionView
 from npformer.view.document import page_of_views
+from npformer.view.explorer.parts import SLOW
 from npformer.view.head_view import HeadView
 from npformer.view.lens_view import LensView
 from npformer.view.logit_view import LogitView
@@ -26,7 +27,7 @@ class LiveView(NamedTuple):
 VIEWS: tuple[Any, ...] = (
     HeadView, ModelView, NeuronView, StageView, AttributionView, LogitView, LensView, AblationView,
     LiveView("change", ("change_words", "change_rows", "change")),
-    LiveView("step", ("step_array", "step_place", "step_edit", "step")),
+    LiveView("step", ("step_array", "step_place", "step_layer", "step_edit", "step")),
     LiveView("write", ("write_beams", "write")),
     LiveView("compare", ("compare",)),
 )  # fmt: skip
@@ -47,7 +48,7 @@ def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], writes: boo
     meta = {
         "texts": [views],
         "answers": [None],
-        "live": {"models": models, "pairs": pairs, "state": {"texts": texts, "edits": [], "options": {}}},
+        "live": {"models": models, "pairs": pairs, "slow": SLOW, "state": {"texts": texts, "edits": [], "options": {}}},
     }
     return page_of_views(
         "npformer explore", meta, shown, more_styles=STYLES, more_scripts=SCRIPTS, policy="; connect-src 'self'"

@@ -13,8 +13,10 @@ from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.common.progress import before_each
 from npformer.engine.taps import listen
-from npformer.interpret.answer import ModelAnswer, answer_of, outcome_of
+from npformer.interpret.answer import ModelAnswer, answer_of, most_probable, outcome_of, probabilities_of
 from npformer.interpret.edits import edit
+from npformer.interpret.metric import asked_label
+from npformer.interpret.next_words import MOST as MOST_WORDS
 from npformer.interpret.next_words import next_words
 from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace, trace_and_answers
@@ -26,10 +28,11 @@ from npformer.view.attribution_view import attribution
 from npformer.view.document import View, described_view
 from npformer.view.explorer.change_part import change_view
 from npformer.view.explorer.compare_part import compare_view, comparison
+from npformer.view.explorer.layer_part import layer_at, without_blocks
 from npformer.view.explorer.program import program
 from npformer.view.explorer.reading import cut_note, read_given
 from npformer.view.explorer.state import State
-from npformer.view.explorer.step_part import Stepped, names_of, step_view, stepped, value_of
+from npformer.view.explorer.step_part import Stepped, names_of, step_view, stepped, value_before, value_of
 from npformer.view.explorer.write_part import write_view
 from npformer.view.head_view import heads
 from npformer.view.lens_view import lens
@@ -41,15 +44,20 @@ from npformer.view.stage_view import shown_texts, stages
 
 KEPT = 24  # number of cached parts, so that a tab reopens at once
 SEEN = 4  # number of states with cached traces
+RUNS = 2  # number of states with cached runs of the page: a changed one, and the unchanged one
 Part = dict[str, Any]
 
 
 class Seen(NamedTuple):
-    """A model's reading of a state: the text that views take, its trace, and the answer without effects of heads."""
+    """A model's reading of a state: the text that views take, its trace, and the answer without effects of heads.
+
+    outputs: the number of labels or tokens, and of the most probable ones their numbers; 0 without a single answer.
+    """
 
     text: Any
     trace: Trace
     answer: ModelAnswer | None
+    outputs: tuple[int, list[int]]
 
 
 class Parts:
@@ -58,16 +66,16 @@ class Parts:
     def __init__(self, models: Mapping[str, BaseModel]) -> None:
         self.names, self.models = list(models), list(models.values())
         self._kept: OrderedDict[tuple[State, str], Part] = OrderedDict()
-        self._stepped: tuple[State, Stepped] | None = None
+        self._stepped: OrderedDict[State, Stepped] = OrderedDict()
         self._seen: OrderedDict[State, Seen] = OrderedDict()
 
     def part(self, state: State, name: str, check: Callable[[], None] = lambda: None) -> Part:
         """Returns a part, or {"error": message} for a state that the model cannot read or that lacks this part."""
         key = state, name
         if key not in self._kept:
-            kind, _, index = name.partition(":")
+            kind, *numbers = name.split(":")
             try:
-                found = PARTS[kind](self, state, check, *([int(index)] if index else []))
+                found = PARTS[kind](self, state, check, *map(int, numbers))
             except NpformerError as error:
                 found = {"error": str(error)}
             self._kept[key] = found
@@ -80,6 +88,7 @@ class Parts:
 
     def seen(self, state: State) -> Seen:
         """Returns the model's reading of the first text, with all changes."""
+        state = state.of_trace()
         if state not in self._seen:
             with self.changed(state):
                 self._seen[state] = self._read(state)
@@ -94,7 +103,9 @@ class Parts:
         inputs = read_given(model, given)
         text = inputs if model.config.head == "translation" else given
         recorded, (answers,) = trace_and_answers(model, text)
-        return Seen(text, recorded, outcome_of(model, inputs, answers))
+        shares = probabilities_of(model, inputs, answers)
+        outputs = (0, []) if shares is None else (len(shares), most_probable(shares, MOST_WORDS))
+        return Seen(text, recorded, outcome_of(model, inputs, answers), outputs)
 
     def original(self, state: State, index: int) -> Trace:
         """The trace of a text in the unchanged model, from which rows and directions are taken."""
@@ -115,7 +126,7 @@ class Parts:
 
     def answer(self, state: State, check: Callable[[], None]) -> Part:
         """The answer, the answer before the changes, and the names of the changes."""
-        labels = [change.label for change in state.changes]
+        labels = [state.label(change) for change in state.changes]
         try:
             return self._answer(state) | {"changes": labels}
         except NpformerError as error:  # the changes stay on the page, where they can be undone
@@ -129,8 +140,13 @@ class Parts:
         if seen.answer and seen.answer.about == NEXT:
             with self.changed(state):
                 words = next_words(model, seen.text)
+        explained = None
+        if state.explained is not None and seen.answer:
+            _, explained = asked_label(model, state.explained, seen.outputs[0], "explained")
         return {
             "answer": seen.answer and answer_meta(seen.answer, [heads(seen.trace)], words),
+            "explained": explained,
+            "numbers": seen.outputs[1],
             "before": before and before.outcomes,
             "notes": [each for each in self._cuts(state) if each],
             "tokens": piece_names(seen.trace.tokens),
@@ -144,19 +160,19 @@ class Parts:
 
     def reasons(self, state: State, check: Callable[[], None]) -> Part:
         """The answer with the words and heads that count most for and against it."""
-        model, seen = self.models[state.model], self.seen(state)
+        model, seen, label = self.models[state.model], self.seen(state), state.explained
         if not seen.answer:
             return {"answer": None}
         views: list[View] = [heads(seen.trace)]
         with self.changed(state), _checking(check):
             words = next_words(model, seen.text) if seen.answer.about == NEXT else None
             with suppress(NpformerError):  # the model has no label or word to explain
-                views.append(attribution(model, seen.text, methods=["leave-one-out"], progress=False))
-            answer = answer_of(model, seen.text)
+                views.append(attribution(model, seen.text, label=label, methods=["leave-one-out"], progress=False))
+            answer = answer_of(model, seen.text, label)
             assert answer is not None
             with suppress(NpformerError):  # the model has no single answer
                 chosen = heads_to_ablate(model, answer, heads(seen.trace))
-                views.append(ablation(model, seen.text, heads=chosen, progress=False))
+                views.append(ablation(model, seen.text, label=label, heads=chosen, progress=False))
                 answer = with_measured(answer, views[-1].found)  # type: ignore[attr-defined]
         return {"answer": answer_meta(answer, views, words)}
 
@@ -168,7 +184,7 @@ class Parts:
             found = OF_TRACE[kind](seen)
         else:
             with self.changed(state), before_each(check), _checking(check if kind == "ablation" else None):
-                found = OF_MODEL[kind](model, seen)
+                found = OF_MODEL[kind](model, seen, state.explained if seen.answer else None)
 
         def stored(data: str) -> str:
             key = hashlib.blake2b(data.encode("ascii"), digest_size=9).hexdigest()
@@ -200,13 +216,31 @@ class Parts:
         """An array of the page."""
         return value_of(self.stepped(state), index)
 
+    def was(self, state: State, check: Callable[[], None], step: int = 0, made: int = 0) -> Part:
+        """An array that a step made, as the same step made it for the unchanged text and page."""
+        return value_before(self.stepped(state), self.stepped(state.without_changes()), step, made)
+
     def stepped(self, state: State) -> Stepped:
         """The run of the page for the first text, with changed words and lines."""
-        if not self._stepped or self._stepped[0] != state:
+        state = state.of_trace()
+        if state not in self._stepped:
             model, given = self.models[state.model], self.seen(state.without_stages()).text
             inputs = read_inputs(model, given).inputs[0]
-            self._stepped = state, stepped(model, inputs, state.lines)
-        return self._stepped[1]
+            self._stepped[state] = stepped(model, inputs, state.lines)
+            while len(self._stepped) > RUNS:
+                self._stepped.popitem(last=False)
+        self._stepped.move_to_end(state)
+        return self._stepped[state]
+
+    def layer(self, state: State, check: Callable[[], None], layer: int = 0, token: int = 0) -> Part:
+        """What a layer does at a token."""
+        model, seen = self.models[state.model], self.seen(state)
+        stages = frozenset(stage for change in state.changes if (stage := getattr(change, "stage", "")))
+        found = layer_at(seen.trace, seen.answer, layer, token, stages)
+        with _checking(check):
+            return without_blocks(
+                model, read_inputs(model, seen.text).inputs[0], found, token, lambda: self.changed(state)
+            )
 
     def write(self, state: State, check: Callable[[], None]) -> Part:
         """The tab on which a model writes."""
@@ -268,9 +302,9 @@ def _stages(seen: Seen) -> View:
     return replace(walk, texts=shown_texts(seen.text if isinstance(seen.text, str | Pair) else None, walk.sides))
 
 
-def _ablation(model: Any, seen: Seen) -> View:
-    chosen = heads_to_ablate(model, answer_of(model, seen.text), heads(seen.trace))
-    return ablation(model, seen.text, heads=chosen, progress=False)
+def _ablation(model: Any, seen: Seen, label: int | None) -> View:
+    chosen = heads_to_ablate(model, answer_of(model, seen.text, label), heads(seen.trace))
+    return ablation(model, seen.text, label=label, heads=chosen, progress=False)
 
 
 #: Views of the trace of a state.
@@ -280,13 +314,17 @@ OF_TRACE: Mapping[str, Callable[[Seen], View]] = {
     "neurons": lambda seen: neurons(seen.trace),
     "stages": _stages,
 }
-#: Views for which the model is run again.
-OF_MODEL: Mapping[str, Callable[[Any, Seen], View]] = {
-    "attribution": lambda model, seen: attribution(model, seen.text, progress=False),
-    "logit": lambda model, seen: logit(model, seen.text),
-    "lens": lambda model, seen: lens(model, seen.text),
+#: Views for which the model is run again, for the explained label or token, or None for the model's own answer.
+OF_MODEL: Mapping[str, Callable[[Any, Seen, int | None], View]] = {
+    "attribution": lambda model, seen, label: attribution(
+        model, seen.text, label=None if model.config.head == "masked-lm" else label, progress=False
+    ),  # of a masked word there is only the roll-out, which depends on no label
+    "logit": lambda model, seen, label: logit(model, seen.text, label=label),
+    "lens": lambda model, seen, label: lens(model, seen.text),
     "ablation": _ablation,
 }
+#: Views for which the model runs many times: the page shows the answer before them.
+SLOW = ("attribution", "ablation")
 
 
 def _part_of_view(kind: str) -> Callable[..., Part]:
@@ -300,6 +338,8 @@ PARTS: Mapping[str, Callable[..., Part]] = {
     "change": Parts.change,
     "step": Parts.step,
     "value": Parts.value,
+    "was": Parts.was,
+    "layer": Parts.layer,
     "write": Parts.write,
     "compare": Parts.compare,
     "python": Parts.python,

@@ -34,7 +34,23 @@ def program(state: State, name: str, model: Any) -> str:
         lines += ["edits = [", *(f"    {call}," for call in calls), "]", "with npformer.edit(*edits):", f"    {run}"]
     else:
         lines.append(run)
-    return "\n".join([*lines, _printed(model), *_page(state, _text(state.given(0, model))), ""])
+    given = _text(state.given(0, model))
+    return "\n".join(
+        [*lines, _printed(model), *_explained(state, given, model.config.head, bool(calls)), *_page(state, given), ""]
+    )
+
+
+def _explained(state: State, text: str, head: str, is_edited: bool) -> list[str]:
+    """The lines that print what counts for the explained outcome, if it is not the model's own answer."""
+    if state.explained is None:
+        return []
+    indent = "    " if is_edited else ""
+    kinds = ["ablation"] if head == "masked-lm" else ["attribution", "ablation"]
+    return [
+        "", "# The words and heads that count for an outcome, by its number.",
+        *(["with npformer.edit(*edits):"] if is_edited else []),
+        *(f"{indent}print(npformer.view.{kind}(model, {text}, label={state.explained}))" for kind in kinds),
+    ]  # fmt: skip
 
 
 def _page(state: State, text: str) -> list[str]:

@@ -29,6 +29,7 @@ from npformer.view.explorer.state import read_state
 HOST = "127.0.0.1"
 BODY = 200_000  # maximum bytes of a request
 CONNECTIONS = 32  # maximum open connections; a browser opens at most 6
+NUMBERED = r"value:\d{1,6}|was:\d{1,6}:\d{1,3}|layer:\d{1,4}:\d{1,4}"  # names of parts with numbers
 SECONDS = 30  # idle time after which a connection is closed
 HEADERS = {
     "Cache-Control": "no-store",
@@ -211,8 +212,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _is_part(name: Any) -> bool:
-    """Whether this is the name of a part, or of an array on the page, such as `value:12`."""
-    return isinstance(name, str) and (name in PARTS or re.fullmatch(r"value:\d{1,6}", name) is not None)
+    """Whether this is the name of a part, perhaps with numbers: `value:12`, or `layer:3:5` for layer 3 at token 5."""
+    return isinstance(name, str) and (name in PARTS or re.fullmatch(NUMBERED, name) is not None)
 
 
 def _no_number(name: str) -> float:

@@ -19,12 +19,14 @@ class State:
     """The state of a page. It shows the first text; a second one is for comparison, patching or a direction.
 
     texts: one or two texts, each a tuple of one text, or of two that a model reads together.
-    changes: in the order in which they were made. model: index of the model that is shown.
+    changes: in the order in which they were made. model: index of the model that is shown. explained: the number of the
+    label or token that words and heads explain, or None for the model's own answer.
     """
 
     texts: tuple[tuple[str, ...], ...]
     changes: tuple[StateChange, ...] = ()
     model: int = 0
+    explained: int | None = None
 
     def given(self, index: int, model: Any, changed: bool = True) -> Any:
         """A text as a model reads it, with its words changed; a Pair if there are two and the second is not empty."""
@@ -35,6 +37,17 @@ class State:
             for part, text in enumerate(self.texts[index])
         ]
         return Pair(*parts) if parts[1:] and parts[1].strip() else parts[0]
+
+    def label(self, change: StateChange) -> str:
+        """The name of a change on the page; a word that occurs more than once has its number."""
+        if isinstance(change, ChangeWord) and change.part < len(self.texts[0]):
+            same = self.texts[0][change.part].split().count(change.word)
+            return f"{change.label} (word {change.at + 1})" if same > 1 else change.label
+        return change.label
+
+    def of_trace(self) -> State:
+        """The state without what no trace depends on."""
+        return replace(self, explained=None)
 
     @property
     def words(self) -> tuple[ChangeWord, ...]:
@@ -56,7 +69,7 @@ class State:
 
     def of_model(self, model: int) -> State:
         """The same texts, with the same word changes, in another model without edits."""
-        return replace(self, changes=self.words, model=model)
+        return replace(self, changes=self.words, model=model, explained=None)
 
     def of_second(self) -> State:
         """The state of the second text in the unchanged model."""
@@ -75,12 +88,15 @@ def read_state(value: Any, models: int = 1) -> State:
         raise NpformerError(f"state.edits: expected a list of at most {CHANGES} changes, got {shown(edits)}")
     changes = tuple(read_change(each, f"state.edits[{i}]") for i, each in enumerate(edits))
     options = value.get("options", {})
-    if not isinstance(options, dict) or options.keys() - {"model"}:
-        raise NpformerError(f"state.options: expected a dict with the key model, got {shown(options)}")
+    if not isinstance(options, dict) or options.keys() - {"model", "explained"}:
+        raise NpformerError(f"state.options: expected a dict with the keys model and explained, got {shown(options)}")
     model = options.get("model", 0)
     if type(model) is not int or not 0 <= model < models:
         raise NpformerError(f"state.options.model: expected a model from 0 to {models - 1}, got {shown(model)}")
-    return State(texts, changes, model)
+    explained = options.get("explained")
+    if explained is not None and (type(explained) is not int or explained < 0):
+        raise NpformerError(f"state.options.explained: expected the number of an outcome, got {shown(explained)}")
+    return State(texts, changes, model, explained)
 
 
 def _texts(value: Any) -> tuple[tuple[str, ...], ...]:

@@ -125,6 +125,25 @@ def value_of(run: Stepped, index: int) -> dict[str, Any]:
     return {**{name: each for name, each in value.items() if name != "data"}, "head": block.head(), "data": block.text}
 
 
+def value_before(run: Stepped, before: Stepped, step: int, made: int) -> dict[str, Any]:
+    """Returns the array `made` of a step as the unchanged run made it, at the same line and the same time.
+
+    made: index among the names that the step assigned, and the value that it returned. A changed page has the same
+    line numbers.
+    """
+    steps, others = run.recording.steps, before.recording.steps
+    names = [*steps[step][3], "returned"] if step < len(steps) else []
+    if made >= len(names):
+        raise NpformerError("was: expected a step and one of its values")
+    line = steps[step][1]
+    nth = sum(each[1] == line for each in steps[:step])
+    same = [each for each in others if each[1] == line][nth : nth + 1]
+    value = {**same[0][3], "returned": same[0][4]}.get(names[made]) if same else None
+    if not isinstance(value, int):
+        raise NpformerError("Before the changes, this line did not make it.")
+    return value_of(before, value)
+
+
 def loops(text: str) -> list[int]:
     """The first lines of the bodies of loops over layers."""
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.For)]

@@ -1,0 +1,89 @@
+// Step view, the layer at the chosen token in sentences: what its heads read, how far its blocks move the row, and the
+// answer without them. The server computes it after the answer's reasons, when the page rests.
+
+const noteHere = el("div", { class: "layer-note", role: "status" });
+const REST = 120; // milliseconds without a step until it is asked for
+let noted = null; // the part that is shown, the state it is of, and the head
+let wanted = null; // those of the current place
+let noting = 0;
+
+const tokenHere = el("select", { "aria-label": "Token", onchange: () => (chooseToken(tokenHere.value || null), draw(), page.changed()) });
+function drawTokens() {
+  tokenHere.replaceChildren(el("option", { value: "" }, "\u2013"), ...meta.tokens.map((text, i) => el("option", { value: i }, `${i}  ${shown(text)}`)));
+  tokenHere.value = chosenToken() ?? "";
+}
+
+function drawNote() {
+  const number = layerSteps().filter((i) => i <= at).length - 1;
+  const at_ = chosenToken();
+  const name = number < 0 || at_ === null ? null : `layer:${number}:${at_}`;
+  const key = `${live.number} ${name} ${shownHead}`;
+  wanted = key;
+  if (noted === key) return;
+  noted = null;
+  clearTimeout(noting);
+  noteHere.classList.toggle("old", name !== null && !live.parts.has(name));
+  const missing_ = [...(number < 0 ? ["a layer"] : []), ...(at_ === null ? ["a token"] : [])].join(" and ");
+  if (!name) return noteHere.replaceChildren(`Choose ${missing_} to read here what the layer does with the token.`);
+  if (live.parts.has(name)) return tellLayer(name, key);
+  if (!live.parts.has("reasons")) return; // `explained` calls again
+  noting = setTimeout(async () => (await load(name)) && wanted === key && tellLayer(name, key), REST);
+}
+
+function tellLayer(name, key) {
+  noted = key;
+  const part = live.parts.get(name);
+  noteHere.classList.remove("old");
+  noteHere.replaceChildren(...(part.error ? [part.error] : sentencesOf(part, Number(name.split(":")[2]))));
+}
+
+// Nodes with "," or "and" between them.
+const listed = (items) => items.flatMap((nodes, i) => [i === 0 ? "" : i === items.length - 1 ? " and " : ", ", ...nodes]);
+const percent = (share, decimals = 0) => `${fixed(100 * share, decimals)}%`;
+
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+const blockName = (name) => (name === "FFN" ? "the FFN" : name);
+
+function sentencesOf({ layer, answer, blocks }, token_) {
+  const here = placed(meta.tokens, token_);
+  const changed = live.state.edits.some(({ kind }) => kind === "line");
+  return [
+    el("p", {}, el("strong", {}, capital(layer), " at ", here), ": ", ...readsOf(blocks), ". ", ...chosenReads(blocks)),
+    el("p", {}, ...sizesOf(blocks), ...answerOf(answer, blocks), changed ? "These sentences leave out the changed lines." : ""),
+  ];
+}
+
+const wordsOf = ({ of }, read) => listed(read.map(([i, share]) => [placed(meta[of], i), ` (${percent(share)})`]));
+const readsOf = (blocks) =>
+  blocks.filter(({ reads }) => reads).flatMap(({ name, reads }, i) => [
+    i ? "; those of its cross-attention read " : `on average, the ${reads.heads.length} heads of its ${name} read `,
+    ...wordsOf(reads, reads.mean),
+  ]); // prettier-ignore
+
+// The chosen head by itself.
+function chosenReads(blocks) {
+  const name = Number(layerOf(at).attention) === 2 ? "cross-attention" : "attention";
+  const { reads } = blocks.find((block) => block.name === name) ?? {};
+  return reads?.heads[shownHead] ? [`Head ${shownHead} reads `, ...wordsOf(reads, reads.heads[shownHead]), "."] : [];
+}
+
+function sizesOf(blocks) {
+  const known = blocks.filter(({ length }) => length !== null);
+  const one = ({ name, length }, i) => [`${blockName(name)} ${i ? "one" : "adds a vector"} ${fixed(length, 2)} times as long${i ? "" : " as the token's row"}`];
+  const [first, ...rest] = known.map(one);
+  return first ? [capital(first[0]), ...(rest.length ? [", ", ...listed(rest)] : []), ". "] : [];
+}
+
+// The answer's probability, and that without each block at this token.
+function answerOf(answer, blocks) {
+  const known = blocks.filter(({ without }) => without);
+  if (!known.length) return [];
+  const isTranslation = doc.answers[0]?.about === "translation";
+  const has = isTranslation ? ["The translation's words have a mean probability of "] : [el("bdi", {}, shown(answer[0])), " has "];
+  const odds = (change) => (isTranslation ? "" : ` (log-odds ${change > 0 ? "+" : ""}${fixed(change, 2)})`);
+  const less = known.map(({ name, without: [outcome, share, left, change] }) => [
+    `${percent(left, 2)}${odds(change)} without what ${blockName(name)} adds here`,
+    ...(outcome === answer[0] ? [] : [" (the answer would be ", el("bdi", {}, shown(outcome)), ` with ${percent(share, 2)})`]),
+  ]); // prettier-ignore
+  return [...has, percent(answer[1], 2), "; it would have ", ...listed(less), ". "];
+}
