@@ -1,0 +1,86 @@
+"""Measures the time from a key to the picture in `npformer explore`.
+
+    python -m tests.benchmarks.explorer MODEL TEXT [--tab NAME ...]
+
+The server is the command, in a process of its own. Keys are typed at the end of the text, half a second apart. The
+browser measures the time from the event of the key until the frame in which the answer and the open tab show the new
+text; the words and heads that explain the answer come later, and are not waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+from tests.browser.chromium import chromium
+
+KEYS = 24
+WARM = 4  # the first keys are not counted
+CLOCK = """
+globalThis.pictures = [];
+let typed = 0, isBusy = false;
+addEventListener("input", () => (typed = performance.now()), true);
+new MutationObserver(() => {
+  const since = typed, { busy } = document.documentElement.dataset;
+  if (isBusy && busy === undefined)
+    requestAnimationFrame(() => setTimeout(() => globalThis.pictures.push(performance.now() - since)));
+  isBusy = busy !== undefined;
+}).observe(document.documentElement, { attributes: true });
+const field = document.querySelector("textarea[data-text='0 0']");
+field.focus();
+field.setSelectionRange(field.value.length, field.value.length);
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Print the median time from a key to the picture, for each tab.")
+    parser.add_argument("model", help="a bundled model or a folder")
+    parser.add_argument("text", help="the text at first")
+    parser.add_argument("--tab", nargs="+", default=["heads", "stages"], help="tabs to measure (heads stages)")
+    args = parser.parse_args()
+    browser = chromium()
+    browser.set_window_size(1440, 900)
+    browser.get("about:blank")
+    try:
+        for tab in args.tab:
+            opened, times = measured(browser, args.model, args.text, tab)
+            print(f"{tab}: opens in {opened:.2f} s; median {statistics.median(times):.0f} ms, "
+                  f"{min(times):.0f} to {max(times):.0f} ms")  # fmt: skip
+    finally:
+        browser.quit()
+
+
+def measured(browser: object, model: str, text: str, tab: str) -> tuple[float, list[float]]:
+    """Returns the seconds from the command to an open page, and the milliseconds from each key to the picture."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "npformer", "explore", text, "-m", model, "--no-browser"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        address = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
+        js = browser.execute_script  # type: ignore[attr-defined]
+        browser.get(address)  # type: ignore[attr-defined]
+        shown = "return document.documentElement.dataset.busy === undefined && !!document.querySelector('.answer li')"
+        while not js(shown):
+            time.sleep(0.01)
+        opened = time.perf_counter() - start
+        js(f"document.querySelector('.tabs [data-view={tab}]').click()")
+        time.sleep(1)
+        js(CLOCK)
+        for i in range(KEYS):
+            browser.switch_to.active_element.send_keys(" " if i % 3 == 2 else "abcdefgh"[i % 8])  # type: ignore[attr-defined]
+            while js("return globalThis.pictures.length") <= i:
+                time.sleep(0.01)
+            time.sleep(0.5)
+        return opened, js("return globalThis.pictures")[WARM:]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()
