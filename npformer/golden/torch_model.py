@@ -6,7 +6,7 @@ npformer does not depend on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -189,18 +189,24 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
         def hear(register: Callable[..., Any], stages: list[str], tensor: Callable[[Any, Any], Any]) -> None:
             stack.callback(register(_hook(heard, iter(stages), tensor)).remove)
 
-        asked: dict[Any, list[str]] = {}
-        for path, stages in outputs.items():
-            if path in modules:
-                asked.setdefault(modules[path], []).extend(stages)
-        for module, stages in asked.items():
+        for module, stages in _by_module(outputs, modules).items():
             hear(module.register_forward_hook, stages, lambda args, output: _first(output))
-        for path in inputs.keys() & modules.keys():
-            hear(modules[path].register_forward_pre_hook, _asked(inputs[path], golden), lambda args, output: args[0])
+        given = {path: _asked(stages, golden) for path, stages in inputs.items()}
+        for module, stages in _by_module(given, modules).items():
+            hear(module.register_forward_pre_hook, stages, lambda args, output: args[0])
         if convolution in modules:  # its output has a column for each token
             hear(modules[convolution].register_forward_hook, ["convolution.hidden"], lambda args, output: output.mT)
         stack.enter_context(attention(model, golden, modules, heard))
         yield
+
+
+def _by_module(stages: Mapping[str, list[str]], modules: Mapping[str, Any]) -> dict[Any, list[str]]:
+    """Returns module -> the stages of its calls, in order. Layers may share a module."""
+    found: dict[Any, list[str]] = {}
+    for path, names in stages.items():
+        if path in modules:
+            found.setdefault(modules[path], []).extend(names)
+    return found
 
 
 def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:

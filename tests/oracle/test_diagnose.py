@@ -268,3 +268,15 @@ def test_a_different_model_is_an_error(torch_model: Any, recorded: golden.Golden
         golden.compare(recorded, torch.nn.Linear(3, 3))
     with pytest.raises(NpformerError, match="transformers cannot load it"):
         golden.load_torch(str(tmp_path / "nothing"), recorded)
+
+
+@pytest.mark.parametrize("family", ["bert"], indirect=True)
+def test_layers_that_share_a_module_have_their_own_stages(
+    torch_model: Any, recorded: golden.Golden, model: Model
+) -> None:
+    """Layer 1 uses the norm objects of layer 0, whose inputs and outputs are then those of two calls."""
+    first, second = torch_model.bert.encoder.layer[:2]
+    second.attention.output.LayerNorm = first.attention.output.LayerNorm
+    second.output.LayerNorm = first.output.LayerNorm
+    found = golden.diagnose(recorded, torch_model, model)
+    assert found.causes == ["weights of another layer"], found
