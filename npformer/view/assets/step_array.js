@@ -84,7 +84,7 @@ function extent(part) {
   const some = (r, c, number) => [[r, counts[1], "rows"], [c, counts[2], "columns"]].filter(([n, all]) => n < all).map(([n, all, what]) => `${number(n, all)} of ${all} ${what}`).join(" and "); // prettier-ignore
   const picture = some(rows.length, columns.length, (n) => n);
   const table = some(...shownOf(part).map((each) => each.length), (n, all) => all - n);
-  return [picture && `The picture has ${picture}. `, table && `The table hides ${table}.`].join("");
+  return [picture && `The picture shows ${picture}. `, table && `The table hides ${table}.`].join("");
 }
 
 const rangeOf = ({ range: [least, most, mean] }) => `From ${fixed(least)} to ${fixed(most)}, mean ${fixed(mean)}.`;
