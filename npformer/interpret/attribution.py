@@ -154,7 +154,9 @@ def leave_one_out(
         size = words_together(model, sum(map(len, words)), tokens, group)
     parts = [together(spans, size) for spans in words]
     without = [
-        [t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, spans in enumerate(parts) for a, b in spans
+        [without_words(text, *span) if i == j else text for j, text in enumerate(texts)]
+        for i, spans in enumerate(parts)
+        for span in spans
     ]
     inputs = texts_of(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)])[0]
     if not all(map(len, inputs)):
@@ -180,6 +182,16 @@ def _with_punctuation(text: str, spans: Sequence[Span]) -> list[Span]:
         else:
             joined.append((first, end))
     return joined
+
+
+def without_words(text: str, first: int, end: int) -> str:
+    """Returns a text without some words and without the space before them, or after them at the start of the text.
+
+    In most vocabularies, the space belongs to the word's token. If it stayed, the text would have two spaces in a row
+    or end with a space, and the model would read a token that nobody typed.
+    """
+    before, after = text[:first], text[end:]
+    return before.rstrip() + after if before.strip() else before + after.lstrip()
 
 
 def _first_tokens(model: Any, given: Any, parts: Sequence[Sequence[Span]]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ import pytest
 import npformer
 from npformer.common.errors import NpformerError
 from npformer.interpret import attribution
-from npformer.interpret.attribution import leave_one_out
+from npformer.interpret.attribution import leave_one_out, without_words
 from npformer.interpret.integrated_gradients import by_gradients
 from npformer.interpret.study_inputs import texts_of
 from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
-from tests.support import tiny
+from tests.support import byte_level, tiny
 
 TEXT = "I love good ice cream"
 
@@ -30,6 +31,40 @@ def test_scores_are_those_of_one_text_at_a_time() -> None:
     texts = ["love good ice cream", "I good ice cream", "I love ice cream", "I love good cream", "I love good ice"]
     expected = [odds(model, TEXT) - odds(model, text) for text in texts]
     assert leave_one_out(model, TEXT, "POSITIVE").scores.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "left"),
+    [
+        ("It is a truth", "It", "is a truth"),
+        ("It is a truth", "is", "It a truth"),
+        ("It is a truth", "truth", "It is a"),
+        ("  It is", "It", "  is"),
+        ("so good, he said", "good", "so, he said"),
+        ("one\n two three", "two", "one three"),
+        ("(so) hot", "so", "() hot"),
+    ],
+)
+def test_a_word_is_left_out_with_one_space(text: str, word: str, left: str) -> None:
+    """The vocabularies of GPT-2 and Llama have tokens that begin with a space, so a space left over would be a token."""
+    first = text.index(word)
+    assert without_words(text, first, first + len(word)) == left
+
+
+def test_the_last_word_of_a_causal_model_is_left_out_as_if_it_were_not_typed(tmp_path: Path) -> None:
+    """Each byte is a token, also a space."""
+    folder = tiny.folder(tmp_path / "model", "gpt2", "causal-lm", vocab_size=byte_level.N_TOKENS)
+    byte_level.tokenizer(ends=False).save(str(folder / "tokenizer.json"))
+    model, text = npformer.load(folder), "I love ice"
+    whole, shorter = (model.run(texts_of(model, each)[0])[0]["logits"][-1] for each in (text, "I love"))
+    found, best = leave_one_out(model, text, None), int(whole.argmax())
+
+    def log_odds(logits: np.ndarray) -> float:
+        p = np.exp(logits - logits.max()).astype(np.float64)
+        return float(np.log(p[best] / (p.sum() - p[best])))
+
+    # The scores are computed in float64 from the same float32 logits; 1e-5 covers the rounding of exp in float32 here.
+    assert found.scores[-1] == pytest.approx(log_odds(whole) - log_odds(shorter), abs=1e-5)
 
 
 def test_words_of_a_group_are_left_out_together() -> None:
