@@ -80,7 +80,7 @@ def record(live: Live) -> Recorder:
     tab = live.one(".tabs [data-view=step]")
     recorder.click(tab, lambda link: link.click())
     live.until(lambda: live.all(".code .on"))
-    recorder.click(next(each for each in live.all(".buttons button") if "decides most" in each.text))
+    recorder.click(next(each for each in live.all(".buttons button") if "largest effect" in each.text))
     live.until(lambda: live.text(".array h3").startswith("weights"))
     recorder.frame(LONG)
     scores = next(each for each in live.all(".code li .text") if OLD in each.text)

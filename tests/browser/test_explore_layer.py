@@ -52,7 +52,7 @@ def test_sentences_say_what_a_layer_does_at_a_token(live: Live, model: Any, widt
     for block in ("attention", "ffn"):
         with edit(replace_row(f"layers.3.{block}.output", NOT, np.zeros(model.config.d_model))):
             shares.append(npformer.trace(model, TEXT)["probabilities"].max())
-    found = re.findall(r"([\d.]+)% \(log-odds [+-][\d.]+\) without what", said)
+    found = re.findall(r"([\d.]+)% \([+-][\d.]+ in log-odds\) without what", said)
     assert [float(each) for each in found] == pytest.approx([100 * each for each in shares], abs=0.011)
     assert live.fits()
 
@@ -90,3 +90,14 @@ def test_a_translator_and_a_model_without_an_answer(live: Live) -> None:
     said = note(live, "Decoder layer 0 at ")
     assert "those of its cross-attention read" in said
     assert "The translation's words have a mean probability of" in said
+
+
+def test_the_sentences_are_about_the_outcome_that_is_explained(live: Live, model: Any) -> None:
+    live.explore({"m": model}, TEXT, at="view=step&layer=3&token=4")
+    own = npformer.trace(model, TEXT)["probabilities"]
+    other = int(own.argmin())
+    live.act(lambda: live.click(live.all(".answer .outcomes button")[1]))
+    live.click(live.one(".tabs [data-view=step]"))
+    name = model.config.labels[other]
+    live.until(lambda: f"{name} has {own.min():.2%}; it would have" in live.text(".layer-note"))
+    assert "the answer would be" not in live.text(".layer-note")

@@ -331,12 +331,24 @@ def test_a_layer_is_chosen_and_the_chosen_token_is_marked(live: Live, model: Any
 
 def test_the_decisive_head_is_one_click_away(page: Live, model: Any) -> None:
     name = page.text(".answer [data-head]")
-    page.click(next(each for each in page.all(".buttons button") if "decides most" in each.text))
+    page.click(next(each for each in page.all(".buttons button") if "largest effect" in each.text))
     layer, head = (int(part.split()[1]) for part in name.split(", "))
     assert page.text(".path").startswith(f"layer {layer} ")
     page.until(lambda: shown_name(page).startswith("weights (4, 7, 7)"))
     stage = npformer.trace(model, TEXT)[f"layers.{layer}.attention.weights"][head]
     page.until(lambda: np.allclose(numbers(page), stage, atol=6e-5))
+
+
+def test_the_current_line_is_in_sight_after_a_look_at_another_tab(page: Live, model: Any) -> None:
+    to_scores(page, 1)
+    in_sight = """const [line, code] = [".code .on", ".code"].map((each) => document.querySelector(each).getBoundingClientRect());
+        return code.top <= line.top && line.top < code.bottom"""
+    assert page.js(in_sight)
+    page.click(page.one(".tabs [data-view=heads]"))
+    page.until(lambda: page.js("return document.body.dataset.view") == "heads")
+    page.click(page.one(".tabs [data-view=step]"))
+    page.until(lambda: page.js("return document.body.dataset.view") == "step")
+    page.until(lambda: page.js(in_sight))
 
 
 def test_a_link_reopens_the_chosen_head(page: Live, model: Any) -> None:

@@ -187,6 +187,7 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   keys.replaceChildren(...inside.keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]));
   const wanted = choices ?? taken(view, inside, fresh);
   if (wanted || fresh) await inside.apply(wanted ?? {});
+  else inside.shownAgain?.();
   if (choices && Object.values(placeIn(inside.where?.() ?? choices)).some(Boolean)) share();
   inside.place = whereIn(inside);
   note(step);

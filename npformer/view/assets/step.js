@@ -123,6 +123,12 @@ function drawCode() {
   });
   const [top] = code.marked;
   if (editing === first || first in meta.refused || draft?.line === first) top.replaceChildren(...editor(first));
+  bringIntoSight();
+}
+
+// Scrolls to the current line, unless it is in sight.
+function bringIntoSight() {
+  const [top] = code.marked;
   const edge = top.getBoundingClientRect().top - code.getBoundingClientRect().top + code.scrollTop;
   const height = Math.max(top.offsetHeight, 80); // of an editor with the reason below it
   const isAbove = edge < code.scrollTop + 40;
@@ -237,6 +243,7 @@ return {
     if (choices.layer != null && !refused) at = inLayer(choices) ?? at;
     draw();
   },
+  shownAgain: bringIntoSight, // the code forgets how far it was scrolled
   explained() {
     drawHeads();
     drawNote();

@@ -44,12 +44,12 @@ const percent = (share, decimals = 0) => `${fixed(100 * share, decimals)}%`;
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const blockName = (name) => (name === "FFN" ? "the FFN" : name);
 
-function sentencesOf({ layer, answer, blocks }, token_) {
+function sentencesOf({ layer, answer, own, blocks }, token_) {
   const here = placed(meta.tokens, token_);
   const changed = live.state.edits.some(({ kind }) => kind === "line");
   return [
     el("p", {}, el("strong", {}, capital(layer), " at ", here), ": ", ...readsOf(blocks), ". ", ...chosenReads(blocks)),
-    el("p", {}, ...sizesOf(blocks), ...answerOf(answer, blocks), changed ? "These sentences leave out the changed lines." : ""),
+    el("p", {}, ...sizesOf(blocks), ...answerOf(answer, own, blocks), changed ? "These sentences leave out the changed lines." : ""),
   ];
 }
 
@@ -74,16 +74,16 @@ function sizesOf(blocks) {
   return first ? [capital(first[0]), ...(rest.length ? [", ", ...listed(rest)] : []), ". "] : [];
 }
 
-// The answer's probability, and that without each block at this token.
-function answerOf(answer, blocks) {
+// The probability of the explained outcome, and that without each block at this token.
+function answerOf(answer, own, blocks) {
   const known = blocks.filter(({ without }) => without);
   if (!known.length) return [];
   const isTranslation = doc.answers[0]?.about === "translation";
   const has = isTranslation ? ["The translation's words have a mean probability of "] : [el("bdi", {}, shown(answer[0])), " has "];
-  const odds = (change) => (isTranslation ? "" : ` (log-odds ${change > 0 ? "+" : ""}${fixed(change, 2)})`);
+  const odds = (change) => (isTranslation ? "" : ` (${change > 0 ? "+" : ""}${fixed(change, 2)} in log-odds)`);
   const less = known.map(({ name, without: [outcome, share, left, change] }) => [
     `${percent(left, 2)}${odds(change)} without what ${blockName(name)} adds here`,
-    ...(outcome === answer[0] ? [] : [" (the answer would be ", el("bdi", {}, shown(outcome)), ` with ${percent(share, 2)})`]),
+    ...(outcome === own ? [] : [" (the answer would be ", el("bdi", {}, shown(outcome)), ` with ${percent(share, 2)})`]),
   ]); // prettier-ignore
   return [...has, percent(answer[1], 2), "; it would have ", ...listed(less), ". "];
 }

@@ -96,7 +96,7 @@ function drawHeads() {
   const [decisive] = [...(doc.answers[0]?.heads ?? []).flat()].map(([head]) => head);
   const chosen = place.layer !== null && place.head !== null ? place : null;
   const listed = [
-    [decisive, "decides most", "The weights of the head whose removal changes the answer most"],
+    [decisive, "largest effect", "The weights of the head whose removal changes the answer most"],
     [chosen, "chosen", "The weights of the chosen head"],
   ];
   const same = chosen && decisive && String(decisive.layer) === chosen.layer && String(decisive.head) === chosen.head;

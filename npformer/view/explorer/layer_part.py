@@ -14,6 +14,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.interpret.answer import ModelAnswer, outcome_of, probabilities_of
 from npformer.interpret.edits import edit, replace_row
+from npformer.interpret.metric import label_name
 from npformer.interpret.text_parts import has_source_rows
 from npformer.interpret.traces import Trace
 from npformer.view.answer_data import log_odds
@@ -28,6 +29,7 @@ def layer_at(
 ) -> dict[str, Any]:
     """Returns the blocks of a layer at a token, each with what it reads and the length of what it adds.
 
+    `answer` has the outcome that is explained and its probability, and `own` the name of the model's own answer.
     layer: in order of computation, an encoder's first. changed: stages that the state changes.
     """
     names = list(dict.fromkeys(found[1] for name in recorded if (found := LAYER.match(name))))
@@ -43,6 +45,7 @@ def layer_at(
     return {
         "layer": place(f"{at}.attention"),
         "answer": answer and answer.outcomes[0],
+        "own": answer and answer.outcomes[0][0],
         "blocks": [
             {
                 "name": BLOCKS[name],
@@ -95,18 +98,21 @@ def _length(
 
 
 def without_blocks(
-    model: Any, inputs: Any, found: dict[str, Any], token: int, changed: Callable[[], AbstractContextManager[None]]
-) -> dict[str, Any]:
+    model: Any, inputs: Any, found: dict[str, Any], token: int, changed: Callable[[], AbstractContextManager[None]],
+    explained: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Adds to each block the answer without what it adds at the token.
 
-    `without` is (the outcome, its probability, the probability of the unchanged answer, the change in its log-odds).
-    changed: applies the changes of the state.
+    `without` is (the outcome, its probability, the probability of the explained outcome, the change in its log-odds).
+    changed: applies the changes of the state. explained: the number of an outcome, by default the model's answer.
     """
     with changed():
         shares = probabilities_of(model, inputs, model.run([inputs])[0])
     if shares is None:
         return found
-    nothing, best = np.zeros(model.config.d_model), int(shares.argmax())
+    nothing, best = np.zeros(model.config.d_model), int(shares.argmax()) if explained is None else explained
+    if explained is not None:
+        found["answer"] = label_name(model, best, len(shares)), float(shares[best])
     for block in found["blocks"]:
         with changed(), edit(replace_row(block["stage"], token, nothing)):
             (answers,) = model.run([inputs])

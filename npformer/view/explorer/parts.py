@@ -239,8 +239,9 @@ class Parts:
         found = layer_at(seen.trace, seen.answer, layer, token, stages)
         with _checking(check):
             return without_blocks(
-                model, read_inputs(model, seen.text).inputs[0], found, token, lambda: self.changed(state)
-            )
+                model, read_inputs(model, seen.text).inputs[0], found, token, lambda: self.changed(state),
+                state.explained,
+            )  # fmt: skip
 
     def write(self, state: State, check: Callable[[], None]) -> Part:
         """The tab on which a model writes."""

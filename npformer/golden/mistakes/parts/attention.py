@@ -376,7 +376,9 @@ MISTAKES = (
         _tiled,
     ),
     Mistake("unscaled scores", "q k^T must be divided by sqrt(d_head), or have the factor in config.json", _unscaled),
-    Mistake("doubly scaled scores", "divide either q or q k^T by sqrt(d_head), not both, and only once", _doubly_scaled),
+    Mistake(
+        "doubly scaled scores", "divide either q or q k^T by sqrt(d_head), not both, and only once", _doubly_scaled
+    ),
     Mistake(
         "scores divided by sqrt(d_head)",
         "the factor of q k^T is not 1 / sqrt(d_head) in every model: it is 1 in T5, and in others in config.json",
