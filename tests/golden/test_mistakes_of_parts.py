@@ -1,6 +1,6 @@
 """Mistakes in the parts of Llama-like models and T5, planted in their pages: each is named.
 
-With only the hidden states exported, they are named too.
+Mistakes are also named from hidden states alone.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def other_tables(port: Port) -> Ways:
 
 
 def other_biases(port: Port) -> Ways:
-    """The error of the scores, (H, T, T), depends only on the head and the distance, as that of a table of biases."""
+    """The error of the scores, (H, T, T), depends only on head and distance, like an error in a table of biases."""
     if not is_single(port) or not any(parted(group)[2] == "relative_bias" for group in port.groups):
         return
     longest = int(np.argmax([array.shape[-1] for array in port.theirs]))

@@ -53,7 +53,7 @@ class Case:
         self.page, self.theirs, self.budgets, self.stage = page, theirs, budgets, stage
         self.right, self.exported = [each[stage] for each in right], frozenset(before)
         self.stages = [{name: each[name] for name in earlier if name in each} for each in right]
-        #: Number of stages of a golden file that the other program did not export since the last one that it did.
+        #: Number of earlier golden stages that the other program did not export, after the last one that it exported.
         shown = max((order.index(each) for each in before), default=-1)
         self.hidden = sum(each in budgets for each in earlier[shown + 1 :])
         self.calls: list[list[Frame]] = []
@@ -214,7 +214,7 @@ class Case:
         return [part for part in found if not all(part in scope for scope in scopes)]
 
     def functions(self, level: int) -> Iterator[tuple[str, list[ast.stmt]]]:
-        """The functions whose calls may make the stage wrong, with the relevant statements; the top call's first."""
+        """The functions whose calls may make the stage wrong, the top call's first, with the relevant statements."""
         frames = self.frames(level)
         top = frames[0] if frames else None
         if top is None:

@@ -1,4 +1,4 @@
-"""Finds the edits of a page with which it gives another program's values of its first wrong stage."""
+"""Finds the edits that make a page reproduce another program's values of the first wrong stage."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from npformer.golden.page_edits.instrumented import Frame, Page
 from npformer.golden.page_edits.operators import Edit
 
 SECONDS = 10.0
-FULL = 2.0  # with the stages around the wrong one shown; every hidden stage adds EACH
+FULL = 2.0  # seconds to search if the stage before the wrong one is exported; every hidden stage adds EACH
 EACH = 0.5
-FOR_PAIRS = 0.2  # the share of the time that is kept for pairs of edits
+FOR_PAIRS = 0.2  # the share of the time that is reserved for pairs of edits
 KNOWN = 0.5  # the share of the time to search if a known mistake gives the values, too
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
 LINES = 4  # longer statements are shown without their unchanged lines
-PAIRED = 400  # pairs of edits to try: those with effects that add up best to the error
+PAIRED = 400  # maximum pairs of edits to try: the pairs whose effects best add up to the error
 #: Kinds of edits that a port may make in some calls of a function and not in others.
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
 BASES = 16  # edits that are tried together with every other one
@@ -132,7 +132,7 @@ class _Search:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time that is left is for pairs."""
+        """Whether the remaining time is reserved for pairs."""
         return time.thread_time() > self.until - FOR_PAIRS * self.seconds
 
     def causes(self) -> Causes:

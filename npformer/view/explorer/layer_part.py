@@ -28,7 +28,7 @@ def layer_at(
 ) -> dict[str, Any]:
     """Returns the blocks of a layer at a token, each with what it reads and the length of what it adds.
 
-    layer: in order of computation, an encoder's first. changed: stages that the state changes.
+    layer: an index in order of computation; an encoder's layers come first. changed: stages that the state changes.
     """
     names = list(dict.fromkeys(found[1] for name in recorded if (found := LAYER.match(name))))
     if layer >= len(names):
@@ -85,7 +85,7 @@ def _length(
     """|block(x)| / |x|, where the layer adds block(x) to the row x. None if a change sets the sum itself."""
     sum_of = f"{at}.{block}_residual"
     terms = [block]
-    if sum_of not in recorded:  # blocks in parallel read and are added to the same row
+    if sum_of not in recorded:  # parallel blocks read the same row, and their outputs are added to it
         sum_of, terms = [name for name in recorded if name.startswith(f"{at}.")][-1], list(added)
     if sum_of in changed:
         return None
@@ -97,7 +97,7 @@ def _length(
 def without_blocks(
     model: Any, inputs: Any, found: dict[str, Any], token: int, changed: Callable[[], AbstractContextManager[None]]
 ) -> dict[str, Any]:
-    """Adds to each block the answer without what it adds at the token.
+    """Adds to each block's entry the model's answer if the block adds nothing at the token.
 
     `without` is (the outcome, its probability, the probability of the unchanged answer, the change in its log-odds).
     changed: applies the changes of the state.
