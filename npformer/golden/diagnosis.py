@@ -99,7 +99,7 @@ class Diagnosis:
 
     @cached_property
     def edits(self) -> Causes | None:
-        """The edits of the model's page that give the port's values, or None. Searched for on first access."""
+        """The edits of the model's page that give the port's values, or None. The first access starts the search."""
         found = self.search() if self.search else None
         return found if found and found.stage == self.stage else None
 

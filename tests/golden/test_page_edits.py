@@ -304,7 +304,7 @@ def test_the_difference_of_a_models_page(family: str, old: str, new: str, page: 
 
 
 def test_weights_of_another_layer_for_two_groups_are_shown() -> None:
-    """Layer 1 projects the table of distances with layer 0's query and key, but its rows with its own."""
+    """Layer 1 projects the table of distances with layer 0's query and key, but its rows with its own weights."""
     model, reference = recorded("deberta-v2")
     layers = "{name: layers[0]['attention'][name] for name in ('query', 'key')}"
     plant = edited(

@@ -124,7 +124,7 @@ class _Search:
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
         self.restricted: list[Try] = []  # edits of a function in some of its calls
         self.rounded: list[tuple[list[Place], list[Frame]]] = []  # edits that round every value of a function
-        self.effects: list[Effect] = []  # of edits that do not fit alone
+        self.effects: list[Effect] = []  # effects of edits that do not fit alone
 
     @property
     def cut(self) -> bool:

@@ -127,7 +127,7 @@ class Stages:
         """Calls a function with weights, and records the array that it returns, unless the function recorded it."""
         with self._in(name):
             own = ".".join(self.scope)
-            self.stages.pop(own, None)  # of an earlier run of the same layer
+            self.stages.pop(own, None)  # drops the array of an earlier run of the layer
             value = function(*args, **kwargs)
             found = value[0] if isinstance(value, tuple) else value
             if not isinstance(found, np.ndarray) or own in self.stages:

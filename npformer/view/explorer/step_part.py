@@ -27,7 +27,7 @@ NOTES = [
 
 
 class Refused(NamedTuple):
-    """A rejected line, without which the page runs, and the reason."""
+    """A rejected line and the reason. The page runs without this change."""
 
     line: int
     to: str
