@@ -306,10 +306,7 @@ class _Case:
         return replace(found, fits=list(best.values())[:-3:-1], where=where), []
 
     def two(self, unknown: Diagnosis, base: Port) -> tuple[Diagnosis, Port, Diagnosis, Causes] | None:
-        """Returns the diagnosis and port of one mistake, and the diagnosis and causes of one that explains the rest.
-
-        Returns None if no such pair is found.
-        """
+        """Returns the diagnosis and port of one mistake and the diagnosis and causes of a second, or None."""
         port = self.at_stage(base, unknown.stage)
 
         def second(wrong: Port) -> Causes:

@@ -222,7 +222,7 @@ def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
 
 
 def _module_reading(golden: Golden, stage: str, group: str) -> str | None:
-    """Returns the module that reads a stage: the module of its group, or the first layer if no norm precedes the layer."""
+    """Returns the module that reads a stage: the module of its group, or the first layer if no norm precedes it."""
     path = module_path(golden.config, group)
     if path is None and stage.endswith("embeddings.sum") and golden.config.decoder:
         query = module_path(golden.config, stage.replace("embeddings.sum", "layers.0.attention.query"))

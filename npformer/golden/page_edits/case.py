@@ -19,7 +19,7 @@ from npformer.golden.page_edits.operators import Edit
 Arrays = Sequence[np.ndarray]  # a stage, one array for each text
 MOSTLY = 0.99  # an edit must explain this fraction of the error before its rounding error is measured
 FAR = 0.5  # relative error of a stage that no rounding explains; 4 bits for a whole array make about 0.15
-ROUNDED = 0.9  # the same for edits that round, because a number between two steps may be rounded to either
+ROUNDED = 0.9  # replaces MOSTLY for edits that round, because a number between two steps may be rounded to either
 
 
 class Place(NamedTuple):

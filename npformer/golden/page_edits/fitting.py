@@ -122,7 +122,7 @@ class _Search:
         self.seconds, self.until = seconds, time.thread_time() + seconds
         self.seen = set[tuple[str, int]]()
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
-        self.restricted: list[Try] = []  # edits of a function in some of its calls
+        self.restricted: list[Try] = []  # edits of a function that apply only in some of its calls
         self.rounded: list[tuple[list[Place], list[Frame]]] = []  # edits that round every value of a function
         self.effects: list[Effect] = []  # effects of edits that do not fit alone
 
@@ -283,7 +283,7 @@ class _Search:
         return first, " ".join(filter(None, before)), " ".join(filter(None, after))
 
     def _edited(self, edit: Edit) -> str:
-        """The page's text with an edit, in parentheses only where it needs them."""
+        """The page's text with an edit, which is in parentheses only if necessary."""
         node, lines = edit.node, list(self.page.lines)
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         start, end = lines[first][: node.col_offset], lines[last][node.end_col_offset :]

@@ -96,7 +96,7 @@ function sinkNote() {
   ];
 }
 
-// A row of a decoder is a token that it has read.
+// In a decoder, each row belongs to a token that the decoder has read.
 function writesNote() {
   const { tokens } = side("queries");
   if (meta.stacks.length < 2 || stack().title.startsWith("Encoder") || tokens.length < 2) return [];

@@ -243,7 +243,7 @@ class Parts:
             )
 
     def write(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab on which a model writes."""
+        """The tab that shows a model's next tokens or beams."""
         seen = self.seen(state)
         with self.changed(state):
             return {"view": write_view(self.models[state.model], seen.text, shown_text(state)), "arrays": {}}

@@ -5,7 +5,7 @@ Every request must name this server in `Host` (another site's domain name could 
 
     GET  /TOKEN/         the page
     POST /TOKEN/parts    {"page": text, "number": int, "state": {...}, "parts": [name, ...]} -> {name: part, ...}
-    POST /TOKEN/save     the same without parts -> the offline page
+    POST /TOKEN/save     the same request without "parts" -> the offline page
 """
 
 from __future__ import annotations
