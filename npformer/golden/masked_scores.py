@@ -55,7 +55,7 @@ def _are_masked(given: list[np.ndarray], seen: list[np.ndarray]) -> bool:
 
 def _is_shifted(given: np.ndarray, right: np.ndarray, seen: np.ndarray, budget: float) -> bool:
     """Whether each query's visible scores differ from the correct ones by a constant, which the softmax cancels."""
-    added = np.where(seen, given, right) - right  # does not subtract infinite numbers
+    added = np.where(seen, given, right) - right  # avoids subtracting infinite numbers
     least, most = np.where(seen, added, np.inf).min(axis=-1), np.where(seen, added, -np.inf).max(axis=-1)
     with np.errstate(invalid="ignore"):  # a wrong mask may hide all keys of a query
         return bool((most - least <= 2 * budget).all())

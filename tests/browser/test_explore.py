@@ -145,7 +145,7 @@ def test_an_outcome_is_explained_by_a_click_until_its_chip_is_removed(
     assert live.texts(".answer .reason li") == before
     assert live.state()["options"] == {}
     live.act(lambda: live.click(live.all(".outcome")[1]))
-    live.act(lambda: live.click(live.all(".outcome")[1]))  # a second click returns to the first outcome
+    live.act(lambda: live.click(live.all(".outcome")[1]))  # a second click returns to the model's own answer
     assert not live.all(".change.explained")
 
 

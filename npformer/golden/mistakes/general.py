@@ -117,7 +117,7 @@ def head_width_in(port: Port) -> int:
 
 
 def _order(port: Port, axis: int) -> np.ndarray | None:
-    """For each row or column of the port, finds the nearest correct one; None unless they are a new permutation."""
+    """Finds the correct row or column nearest to each row or column of the port; None unless this permutes them."""
     theirs, ours = (
         np.concatenate([np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in arrays], axis=1)
         for arrays in (port.theirs, port.rightly)

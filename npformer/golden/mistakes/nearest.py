@@ -17,7 +17,7 @@ def nearest(rows: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def nearest_normalized(z: np.ndarray, rest: np.ndarray, table: np.ndarray, eps: float) -> np.ndarray:
-    """Returns, for each normalized row z, the index of the table row t whose layer norm of rest + t is nearest to z.
+    """Returns, for each normalized row z, the index of the table row t for which Normalize(rest + t) is nearest to z.
 
     z, rest (N, D), table (V, D) -> (N,).
     """

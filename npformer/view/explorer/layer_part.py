@@ -97,7 +97,7 @@ def _length(
 def without_blocks(
     model: Any, inputs: Any, found: dict[str, Any], token: int, changed: Callable[[], AbstractContextManager[None]]
 ) -> dict[str, Any]:
-    """Adds to each block's entry the model's answer if the block adds nothing at the token.
+    """Adds to each block's entry the answer that the model gives when the block adds nothing at the token.
 
     `without` is (the outcome, its probability, the probability of the unchanged answer, the change in its log-odds).
     changed: applies the changes of the state.
