@@ -31,7 +31,7 @@ from npformer.interpret.text_parts import Cut
 class Arrays:
     """The arrays of one run of ports: computed stages, the other program's stages, and weights.
 
-    Each row is a text of one port: row i has text i // copies.
+    Each row belongs to one text of one port: row i to text i // copies.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Arrays:
         self.whole: dict[str, list[tuple[int, Cut, np.ndarray]]] = {}  # not split into rows yet
 
     def kept_array(self, name: str, row: int) -> np.ndarray | None:
-        """Returns a stage of a row as later stages read it; None before it is computed."""
+        """Returns a row's array of a stage, as later stages read it, or None before the stage is computed."""
         for first, cut, array in self.whole.pop(name, ()):
             self.kept |= {(name, i): piece for i, piece in enumerate(cut(array), first)}
         return self.kept.get((name, row))
@@ -101,7 +101,7 @@ class At:
 
     @property
     def source(self) -> np.ndarray:
-        """The array from which the stage is computed. For a head that classifies whole texts, it is a single row."""
+        """The array from which the stage is computed: a single row for a head that classifies whole texts."""
         array = self(self._run.parents[self.name][0])
         of_texts = self.config.head in POOLED_HEADS
         pools = self.name in ("pooler", "pooled") or (self.name == "logits" and of_texts)
@@ -179,7 +179,7 @@ class At:
         return np.asarray(before - self.bias(scores))
 
     def scored(self, products: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """The scores that follow from q k^T * scale, with the layer's biases and soft cap."""
+        """Computes the scores from q k^T * scale, with the layer's biases and soft cap."""
         added = np.asarray(products + self.bias(scores))
         return added if self.cap is None else soft_cap(added, self.cap)
 

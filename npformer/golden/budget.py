@@ -46,7 +46,7 @@ def run(model: Model | Seq2Seq, inputs: list[Any], stages: str | Iterable[str] =
 def budgets(
     model: Model | Seq2Seq, inputs: list[Any], recorded: Trace, truth: Trace, stages: str | Iterable[str]
 ) -> dict[str, float]:
-    """Returns stage -> FACTOR times the largest error of the float32 run and of DRAWS runs with random rounding."""
+    """Maps each stage to FACTOR times the largest error of the float32 run and of DRAWS runs with random rounding."""
     runs = [recorded, *(run(model, inputs, stages, seed) for seed in range(DRAWS))]
     return {name: FACTOR * max(largest_error(each.texts(name), truth.texts(name)) for each in runs) for name in truth}
 

@@ -54,7 +54,7 @@ class Comparison:
     golden: Golden  # the file, or the part of it with which the arrays were compared
     dtype: str = "float32"  # the precision that sets the budgets
     evaluated: Comparison | None = None  # the comparison repeated after eval(), if a model in training mode diverged
-    alternative: Comparison | None = None  # with the other correct scale, if the same stage diverges first
+    alternative: Comparison | None = None  # comparison with the other correct scale, if the same stage diverges first
 
     @property
     def first(self) -> StageError | None:
@@ -195,7 +195,7 @@ def _compare(
         return found[0]
     exact = [i for i, each in enumerate(found) if not has_padding(each.golden, each.theirs)]
     agreeing = [found[i] for i in exact or range(len(found)) if found[i].first is not found[i].rows[0]]
-    if agreeing:  # with padding the longest text, because a shorter one may be its beginning
+    if agreeing:  # if all are padded, the longest text, because a shorter text may be its beginning
         return max(agreeing, key=lambda each: (0, _place(each)) if exact else (len(each.golden.texts[0]), 0))
     if len(exact) > 1:
         numbers = " and ".join(str(chosen[i][0]) for i in exact)

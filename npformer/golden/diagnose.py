@@ -226,7 +226,7 @@ class _Case:
         return list(dict.fromkeys(name for name in (*later, *like) if name != stage and name in self.golden.budgets))
 
     def renamed(self, diverging: list[str]) -> Diagnosis | None:
-        """Returns the diagnosis of a port that only confuses the names of stages; None if that is not the cause."""
+        """Returns the diagnosis if the port only confuses names of stages, else None."""
         found = {
             stage: names_of(replace(self.right, stage=stage, theirs=self.given[stage]))
             for stage in diverging
@@ -306,7 +306,7 @@ class _Case:
         return replace(found, fits=list(best.values())[:-3:-1], where=where), []
 
     def two(self, unknown: Diagnosis, base: Port) -> tuple[Diagnosis, Port, Diagnosis, Causes] | None:
-        """Returns the diagnosis and port of one mistake, and of another that explains the rest; None without them."""
+        """Returns the diagnosis and port of one mistake and the diagnosis and causes of a second, or None."""
         port = self.at_stage(base, unknown.stage)
 
         def second(wrong: Port) -> Causes:

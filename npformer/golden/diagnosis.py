@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TRAINING = "dropout left on"
 ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
-FARTHER = 4.0  # a cause is dropped if it leaves more than both ROUNDED and FARTHER times what the best cause leaves
+FARTHER = 4.0  # a cause is dropped if its remaining error exceeds ROUNDED and FARTHER times the best cause's
 SAME = 1e-4  # two variants give the same values if their distances differ by at most this fraction
 
 
@@ -57,7 +57,7 @@ def together(fits: list[Fit]) -> list[Fit]:
 
 
 def nearest(certain: list[tuple[Fit, Port]]) -> list[tuple[Fit, Port]]:
-    """Drops each cause that leaves more than a rounding difference and far more than the best cause does."""
+    """Drops each cause whose remaining error exceeds rounding and is far larger than that of the best cause."""
     least = min((fit.budgets for fit, wrong in certain if wrong.dtype == "float32"), default=0.0)
     most = max(ROUNDED, FARTHER * least)
     return [(fit, wrong) for fit, wrong in certain if fit.budgets <= most or wrong.dtype != "float32"]
@@ -99,7 +99,7 @@ class Diagnosis:
 
     @cached_property
     def edits(self) -> Causes | None:
-        """The edits of the model's page that give the port's values, or None. Searched for on first access."""
+        """The edits of the model's page that give the port's values, or None. The first access starts the search."""
         found = self.search() if self.search else None
         return found if found and found.stage == self.stage else None
 
@@ -148,7 +148,7 @@ class Diagnosis:
         lines.append(f"  the correct value differs from yours by {self.rightly:.3g} budgets: the fault is here")
         certain = any(fit.certain for fit in self.fits)
         edits = self.edits if self.edits is not None and self.edits.causes else None
-        shown = self.fits[:4] if certain or not edits else []  # an edit that fits is nearer than the closest mistake
+        shown = self.fits[:4] if certain or not edits else []  # an edit that fits is better than the closest mistake
         for i, fit in enumerate(shown):
             if fit.certain:
                 lines.append(f"  {'cause' if i == 0 else 'also fits'}: {fit}")

@@ -27,7 +27,7 @@ from npformer.interpret.text_parts import TextParts, is_input
 from npformer.interpret.traces import post_process
 from npformer.model import Model, Seq2Seq
 
-SMALL = 1 << 16  # numbers in a stage; the casts of larger ones would double the memory of a large export
+SMALL = 1 << 16  # maximum numbers in a stage whose cast is kept; keeping larger casts would double the memory
 
 
 class _Enough(Exception):
@@ -149,7 +149,7 @@ class Run(Arrays):
 
     @cached_property
     def _embedded(self) -> dict[str, str]:
-        """The last embedding stage of each stack that skips layers -> the other program's stage that replaces it.
+        """Maps the last embedding stage of each stack that skips layers to the other program's stage that replaces it.
 
         The replacement is the input of the first layer that runs, or of the head if no layer runs.
         """

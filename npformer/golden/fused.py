@@ -40,7 +40,7 @@ def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> 
 
 
 def fused_parts(config: Config) -> dict[str, dict[str, TensorPart]]:
-    """Every known name for a fused layer -> npformer's names for its parts, and their columns."""
+    """Maps every known name of a fused layer to npformer's names for its parts, and their columns."""
     parts = {each: family_of(config).part(config, QKV, each) for each in QKV}
     attentions = fused_layers(config).items()
     known = {path: {f"{ours}.{each}": part for each, part in parts.items()} for path, ours in attentions}
@@ -48,7 +48,7 @@ def fused_parts(config: Config) -> dict[str, dict[str, TensorPart]]:
 
 
 def fused_pairs(config: Config) -> dict[str, dict[str, TensorPart]]:
-    """Every name for a layer that computes gate and up together -> npformer's names for both, and their columns."""
+    """Maps every name of a layer that computes gate and up together to npformer's names for both, and their columns."""
     known, prefix = dict[str, dict[str, TensorPart]](), family_of(config).prefix
     for name, source in sources(config).items():
         if source.part is not None and len(source.part.widths) == 2:
@@ -59,7 +59,7 @@ def fused_pairs(config: Config) -> dict[str, dict[str, TensorPart]]:
 
 
 def fused_layers(config: Config) -> dict[str, str]:
-    """Every known name for a fused layer -> npformer's name for its attention."""
+    """Maps every known name of a fused layer to npformer's name for its attention."""
     prefix, known, places = family_of(config).prefix, dict[str, str](), sources(config)
     for i in range(config.n_layers):
         ours = f"layers.{i}.attention"

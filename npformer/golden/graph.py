@@ -63,7 +63,7 @@ def block_of(stage: str) -> tuple[str, int, bool] | None:
 
 
 def stacks(config: Config) -> dict[str, int]:
-    """Returns the prefix of each stack's stages -> the stack's number of layers."""
+    """Maps the prefix of each stack's stages to the stack's number of layers."""
     if config.decoder:
         return dict(zip(STACKS, (config.n_layers, config.decoder.n_layers), strict=True))
     return {"": config.n_layers}
@@ -83,7 +83,7 @@ def head_width(config: Config, stack: str) -> int:
 
 
 def parents(config: Config, weights: Iterable[str]) -> Parents:
-    """Returns each stage of a model with these weights -> the stages that it is computed from, in order.
+    """Maps each stage of a model with these weights to the stages from which it is computed, in order.
 
     The first stages of a layer have the parent `layers.*.input`. The parent of that input is the stage that the layer
     reads.

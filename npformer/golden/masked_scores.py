@@ -1,7 +1,7 @@
 """Recognizes scores in a form other than q k^T / sqrt(K), such as scores with the mask added.
 
 A program may export its scores after it has masked them, or with a term that the softmax cancels, such as ALiBi by key
-positions. Such scores say nothing about the program that the attention weights do not, and the program may be correct.
+positions. Such scores reveal no more about the program than its attention weights do, and the program may be correct.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _are_masked(given: list[np.ndarray], seen: list[np.ndarray]) -> bool:
 
 
 def _is_shifted(given: np.ndarray, right: np.ndarray, seen: np.ndarray, budget: float) -> bool:
-    """Whether a constant is added to all scores of a query that count. The softmax cancels it."""
-    added = np.where(seen, given, right) - right  # no difference of infinite numbers
+    """Whether each query's visible scores differ from the correct ones by a constant, which the softmax cancels."""
+    added = np.where(seen, given, right) - right  # avoids subtracting infinite numbers
     least, most = np.where(seen, added, np.inf).min(axis=-1), np.where(seen, added, -np.inf).max(axis=-1)
     with np.errstate(invalid="ignore"):  # a wrong mask may hide all keys of a query
         return bool((most - least <= 2 * budget).all())

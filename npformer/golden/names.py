@@ -110,10 +110,10 @@ def numbered(name: str) -> tuple[int, str]:
 
 
 def stage_names(golden: Golden, arrays: Iterable[str] = ()) -> dict[str, str]:
-    """Returns each known name of a stage in the golden file -> the stage, for a program with arrays of these names.
+    """Returns a dict from every known name of a stage to that stage's name in the golden file.
 
-    "pooler" is a stage and, in BERT, a module that outputs the stage "pooled". It is read as the module if other names
-    are module paths.
+    arrays: the names of the program's arrays, which decide how ambiguous names are read. "pooler" is a stage and, in
+    BERT, a module that outputs the stage "pooled". It is read as the module if other arrays have names of modules.
     """
     config = golden.config
     modules = _module_names(golden)
@@ -129,7 +129,7 @@ def stage_names(golden: Golden, arrays: Iterable[str] = ()) -> dict[str, str]:
 
 
 def _module_names(golden: Golden) -> dict[str, str]:
-    """Returns the paths of Hugging Face's modules, with and without the encoder's prefix -> the stages they output."""
+    """Maps the paths of Hugging Face's modules, with and without the encoder's prefix, to the stages they output."""
     config = golden.config
     names = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
     if set(table.COLUMNS.get(config.head, ())) & set(golden.stages):
@@ -138,7 +138,7 @@ def _module_names(golden: Golden) -> dict[str, str]:
 
 
 def _outputs(config: Config, stack: str, count: int) -> dict[str, str]:
-    """Returns the output fields of a stack in transformers -> the stages that they contain."""
+    """Maps the output fields of a stack in transformers to the stages that they contain."""
     layers = [f"{stack}layers.{i}" for i in range(count)]
     parts = parts_of(config)
     embeddings, body = parts.decoder if parts.decoder and stack == "decoder." else (parts.embeddings, parts.stack)
@@ -154,7 +154,7 @@ def _outputs(config: Config, stack: str, count: int) -> dict[str, str]:
 
 
 def weight_names(config: Config) -> dict[str, str]:
-    """Returns the known names of weights, with and without the encoder's prefix -> npformer's flat names."""
+    """Maps the known names of weights, with and without the encoder's prefix, to npformer's flat names."""
     prefix, names = family_of(config).prefix, dict[str, str]()
     for ours, source in layout.sources(config).items():
         names[ours] = ours

@@ -49,7 +49,7 @@ def two_mistakes(parts: Causes, second: Callable[[Port], Causes]) -> list[Pair]:
 
 
 def _distinct(parts: Causes) -> Sequence[tuple[Fit, Port]]:
-    """Returns the mistakes that explain most, one for each share of the error that they explain."""
+    """Returns the mistakes that explain the largest shares of the error, one for each distinct share."""
     best: Causes = []
     for fit, port in sorted(parts, key=lambda each: -each[0].explained):
         if fit.explained >= LEAST and not any(isclose(fit.explained, a.explained, rel_tol=SAME) for a, _ in best):

@@ -304,7 +304,7 @@ def group_of_normed(stage: str) -> str:
 
 
 def with_padding(widths: Sequence[int], lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns each text's length with padding. If the arrays have none, this is the length of the longest text."""
+    """Returns each text's length with padding, or the length of the longest text if the arrays have no padding."""
     if any(width > length for width, length in zip(widths, lengths, strict=True)):
         return tuple(map(max, widths, lengths))
     return (max(lengths, default=0),) * len(lengths)

@@ -48,7 +48,7 @@ def tiny(path: str | Path, family: str, seed: int = 0, head: str | None = None) 
     ----------
     path : folder to make
     family : model_type of a family: "bert", "gpt2", "bart", ...
-    seed : of the weights and token ids
+    seed : seed of the weights and token ids
     head : a head of the family; by default causal-lm for a family of causal models, else a classifier
 
     Returns

@@ -228,7 +228,7 @@ def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
 
 
 def _module_reading(golden: Golden, stage: str, group: str) -> str | None:
-    """Returns the module that reads a stage: its group's module, or the first layer if no norm precedes it."""
+    """Returns the module that reads a stage: the module of its group, or the first layer if no norm precedes it."""
     path = module_path(golden.config, group)
     if path is None and stage.endswith("embeddings.sum") and golden.config.decoder:
         query = module_path(golden.config, stage.replace("embeddings.sum", "layers.0.attention.query"))
@@ -252,7 +252,7 @@ def _hook(
     """Returns a hook that records tensor(inputs, output) of a module; each call records the next of `stages`."""
 
     def hook(module: Any, args: Any, output: Any = None) -> None:
-        if (stage := next(stages, "")) and stage not in heard:  # an inner module fires first
+        if (stage := next(stages, "")) and stage not in heard:  # an inner module's hook runs first
             heard[stage] = as_numpy(tensor(args, output))
 
     return hook

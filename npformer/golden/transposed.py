@@ -41,9 +41,9 @@ def untransposed(
 
 
 def maps(golden: Golden, theirs: Theirs) -> dict[str, tuple[str, str]]:
-    """Returns each stage with the axes (heads, queries, keys) -> its stack and its name within a layer.
+    """Maps each stage with the axes (heads, queries, keys) to its stack and its name within a layer.
 
-    A stage with other numbers of queries and keys is left out.
+    Stages with different numbers of queries and keys are left out.
     """
     found = {}
     for name in theirs.stages:

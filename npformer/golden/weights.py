@@ -1,7 +1,7 @@
 """Compares another program's weights with the model's: values, layout and names.
 
-torch and most formats store a linear weight as (out, in), npformer as (in, out); both are recognized. Each finding
-prints as a line of text. `diagnose.py` finds the stages that diverge because of wrong weights.
+torch and most formats store a linear weight as (out, in), and npformer as (in, out). Both layouts are recognized. Each
+finding prints as a line of text. `diagnose.py` finds the stages that diverge because of wrong weights.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
 
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts another program's weights to (in, out). All square weights get the layout to which most are nearer."""
+    """Converts another program's weights to (in, out). All square weights get the layout that fits most of them."""
     ours, known = layout.flat_arrays(model.weights), parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
     apart = [
@@ -193,7 +193,7 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
     if any(_is_permuted(theirs, each) for each in either):
         return Finding(name, "correct values in the wrong order", "in the wrong order")
     if theirs.ndim == 2 and np.isfinite(theirs).all():
-        from npformer.golden.page_edits.roundings import format_of  # late: few comparisons need the pages
+        from npformer.golden.page_edits.roundings import format_of  # here, because few comparisons need pages
 
         pairs = [(each, own) for each in ((theirs, theirs.T) if linear else (theirs,)) if each.shape == own.shape]
         if how := next(filter(None, (format_of(*pair) for pair in pairs)), ""):

@@ -3,8 +3,8 @@
 A known mistake is an edit of a page's function. A learner may also make a mistake in only one branch of a function,
 make two mistakes at once, or copy the steps of another exercise, with a mistake, instead of calling its function.
 Programs with the corresponding edits test each of these possibilities. `constants.py` has mistakes with a number, and
-`changed.py` changes the right answer. A program must reproduce the learner's answers in every case, or in every
-case that its sentence mentions.
+`changed.py` changes the right answer. A program must reproduce the learner's answers in every case, or else in the
+cases that the message to the learner names.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ def _branching(condition: Condition, inside: Function, outside: Function) -> Fun
 
 
 def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields the right solution with a mistake in a function that it calls, for steps that the learner copied."""
+    """Yields the right solution with a mistake in a function that it calls.
+
+    The learner may have copied that function's steps, wrongly, instead of calling it.
+    """
     for part in _exercises_in(exercise):
         for slip in part.slips:
             yield Candidate(slip.name, f"In the step {part.name}: {slip.sentence}", slip.wrong(exercise.name))
@@ -129,7 +132,10 @@ def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
 
 
 def _pairs_in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields the right solution with two mistakes in a function that it calls, for steps that the learner copied."""
+    """Yields the right solution with two mistakes in a function that it calls.
+
+    The learner may have copied that function's steps, wrongly, instead of calling it.
+    """
     for part in _exercises_in(exercise):
         yield from _two_of(part, exercise.name, f"In the step {part.name}: ")
 

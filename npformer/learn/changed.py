@@ -27,7 +27,10 @@ CLOSE = 1e-5  # relative tolerance of a factor; the error budget then decides
 
 
 def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields the right answer with the values that the learner got wrong transposed or multiplied by a factor."""
+    """Yields variants of the right answer.
+
+    In each, the values that the learner got wrong are transposed or multiplied by a factor.
+    """
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     paths = list(dict.fromkeys(path for case in wrong for path in case.wrong_values()))
     if not wrong or not paths:

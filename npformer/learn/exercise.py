@@ -49,7 +49,7 @@ class Slip(NamedTuple):
         return edited(self.of, self.edits)
 
     def wrong(self, name: str = "", **values: float) -> Function:
-        """Returns the function with the mistake, or another function that calls it."""
+        """Returns the mistaken function or, given a `name`, the function of that name, which calls the mistaken one."""
         return program(name or self.of, {self.of: self.text}, **values)
 
 

@@ -256,7 +256,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """Returns how many times to repeat a call to detect randomness. Words may be equal by chance, so take more."""
+    """Returns how many times to repeat a call to detect randomness: often for token ids, which may agree by chance."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 

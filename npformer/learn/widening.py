@@ -32,7 +32,7 @@ def widening(function: Any, args: tuple[Any, ...]) -> tuple[int, str]:
         for i in range(min(MOST, len(_wide(run, args, found)))):
             if not _float64(run(i, copied(args))):
                 return found[i]
-    except Exception:  # the function may depend on its caller
+    except Exception:  # the instrumented copy may fail, for example if the function inspects its caller
         return 0, ""
     return 0, ""
 

@@ -7,7 +7,7 @@ import time
 
 LINES = 5  # maximum lines of one kind in a PERIOD
 PERIOD = 60.0  # length of a period in seconds
-KINDS = 100  # maximum kinds of lines to remember
+KINDS = 100  # maximum number of kinds of lines to remember
 
 
 class Sparing(logging.Filter):

@@ -98,8 +98,9 @@ def _forms(path: Path, settings: Mapping[str, Any], family: Family) -> tuple[str
     """The special tokens around a text and around a pair, as in `Family`.
 
     Without a tokenizer.json, a decoder's tokenizer also adds the start and end tokens that its settings request. OPT's
-    published folders name GPT-2's tokenizer, with add_bos_token. A class without a family adds only the tokens that
-    tokenizer.json defines. A tokenizer that was trained without a template therefore adds no tokens.
+    published folders name GPT-2's tokenizer, with add_bos_token. A generic tokenizer class, such as
+    PreTrainedTokenizerFast, adds only the tokens that tokenizer.json defines. A tokenizer that was trained without a
+    template therefore adds no tokens.
     """
     if path.name == FILE and class_of(path.parent, settings) in OF_NO_FAMILY:
         return "$A", "$A $B:1"

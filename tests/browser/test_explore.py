@@ -29,7 +29,7 @@ KINDS = ["heads", "model", "neurons", "stages", "attribution", "logit", "lens", 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A model of each kind: for one text, for a pair, for next words, and a translator."""
+    """A model of each kind: for single texts, for pairs, for next words, and for translation."""
     place = tmp_path_factory.mktemp("models")
     made = {
         "distilbert": tiny.folder(place / "distilbert", "distilbert"),
@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def expected(model: Any, text: Any, *edits: Any) -> list[str]:
-    """The outcomes of the engine with these edits, as the page shows them before the number of a translation."""
+    """The engine's outcomes with these edits, in the form in which the page shows them."""
     with edit(*edits):
         (inputs,) = read_inputs(model, text).inputs
         found = outcome_of(model, inputs, model.run([inputs])[0])
@@ -51,7 +51,7 @@ def expected(model: Any, text: Any, *edits: Any) -> list[str]:
 
 
 def after(live: Live) -> list[str]:
-    """The outcomes without the numbers before the changes and without notes."""
+    """The outcomes shown, without the numbers from before the changes and without notes."""
     found = []
     for each in live.outcomes():
         name, _, number = each.removesuffix("mean of the words' probabilities").partition("% → ")
@@ -78,7 +78,7 @@ def test_the_answer_and_every_view_follow_the_text(
 
 
 def test_views_show_the_numbers_of_the_text_that_was_typed(live: Live, models: dict[str, Any]) -> None:
-    """The exact weights beside the lines are those of the engine for the second text."""
+    """The exact weights next to the lines equal the engine's weights for the second text."""
     model = models["distilbert"]
     live.explore({"m": model}, TEXT, at="view=heads&layer=1&head=2&from=2")
     live.type(OTHER)
@@ -107,7 +107,7 @@ def test_typing_quickly_computes_little_and_shows_the_last(live: Live, models: d
     area.send_keys(letters)
     live.until(lambda: live.state()["texts"] == [["I" + letters]])
     live.settle()
-    assert live.explorer.computed - before <= 2 * 3  # each forward is followed by the words and heads that count
+    assert live.explorer.computed - before <= 2 * 3  # after each answer, the words and heads are computed, too
     assert after(live) == expected(models["distilbert"], "I" + letters)
 
 
@@ -122,7 +122,7 @@ def test_an_outcome_is_explained_by_a_click_until_its_chip_is_removed(
     number = int(np.atleast_2d(npformer.trace(model, TEXT)["probabilities"])[-1].argsort()[-2])
     outcome = live.all(".outcome")[1]
     label = outcome.text
-    live.focus(outcome)  # by keyboard
+    live.focus(outcome)  # with the keyboard
     live.act(lambda: live.press("\ue007"))
     assert live.state()["options"] == {"explained": number}
     assert live.texts(".answer .reason p")[0] in (f"Words for {label}", f"Words against {label}")
@@ -145,7 +145,7 @@ def test_an_outcome_is_explained_by_a_click_until_its_chip_is_removed(
     assert live.texts(".answer .reason li") == before
     assert live.state()["options"] == {}
     live.act(lambda: live.click(live.all(".outcome")[1]))
-    live.act(lambda: live.click(live.all(".outcome")[1]))  # a second click is the way back
+    live.act(lambda: live.click(live.all(".outcome")[1]))  # a second click returns to the model's own answer
     assert not live.all(".change.explained")
 
 
@@ -190,7 +190,7 @@ def test_each_change_is_a_chip_that_a_click_undoes(live: Live, models: dict[str,
     assert expected(model, TEXT)[0].replace(" ", ", ") in live.text(".was")
     live.act(lambda: live.click(live.all(".change")[0]))
     assert after(live) == expected(model, text, ours[1])
-    live.focus(live.all(".change")[1])  # by keyboard
+    live.focus(live.all(".change")[1])  # with the keyboard
     live.act(lambda: live.press("\ue007"))
     assert after(live) == expected(model, TEXT, ours[1])
     live.act(lambda: live.click(live.all(".change")[0]))
@@ -234,7 +234,7 @@ def test_a_link_is_copied_that_reopens_the_page(live: Live, models: dict[str, An
     live.js("navigator.clipboard.writeText = async (text) => { window.link = text }")
     button = next(each for each in live.all(".tools button") if each.text == "Copy link")
     assert "while this server runs" in button.get_attribute("title")
-    live.focus(button)  # by keyboard
+    live.focus(button)  # with the keyboard
     live.press("\ue007")
     live.until(lambda: live.text(".tools .copied") == "Copied.")
     link = live.js("return window.link")
@@ -279,7 +279,7 @@ def test_a_text_that_cannot_be_read_leaves_the_page_usable(live: Live, models: d
 
 
 def test_views_that_are_gone_listen_no_more(live: Live, models: dict[str, Any]) -> None:
-    """Twenty texts later, a change of the theme redraws as little as after the first."""
+    """After twenty texts, a change of the theme redraws no more than after the first text."""
     live.explore({"m": models["distilbert"]}, TEXT)
     for i in range(20):
         live.type(f"the news {i}")
@@ -296,6 +296,6 @@ def test_the_end_of_the_server_is_told(live: Live, models: dict[str, Any]) -> No
     area = live.one("textarea")
     area.send_keys(" now")
     live.until(lambda: "The server has ended" in live.text(".problem"))
-    assert live.js("return document.documentElement.dataset.stale") == "yes"  # the answer is of the text before
+    assert live.js("return document.documentElement.dataset.stale") == "yes"  # the answer belongs to the previous text
     live.until(lambda: live.js("return getComputedStyle(document.querySelector('.answer')).opacity") == "0.6")
     assert live.driver.get_log("browser")  # the browser notes the refused connection

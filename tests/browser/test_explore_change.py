@@ -1,4 +1,4 @@
-"""The explorer's tab `Change` in a browser: each thing that can be changed, by pointer and by keyboard, and undone."""
+"""The explorer's tab `Change` in a browser: each kind of change is made by pointer and by keyboard, and undone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cell(page: Live, at: str) -> Any:
 
 
 def click(page: Live, at: str) -> None:
-    """Clicks a cell, which may have to be scrolled to."""
+    """Clicks a cell, after scrolling to it if necessary."""
     page.js("arguments[0].scrollIntoView({ block: 'center', inline: 'center' })", cell(page, at))
     page.act(cell(page, at).click)
 
@@ -87,7 +87,7 @@ def test_each_grid_is_one_tab_stop(page: Live) -> None:
     page.focus(page.all(".words button")[-1])
     page.press(TAB)
     assert page.js(ACTIVE) == "0 0"
-    page.press(*[RIGHT] * 4, DOWN)  # over the heads to the whole attention
+    page.press(*[RIGHT] * 4, DOWN)  # past the heads to the whole attention block
     assert page.js(ACTIVE) == "1 4"
     page.act(lambda: page.press(ENTER))
     assert page.js(ACTIVE) == "1 4"

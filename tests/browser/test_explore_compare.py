@@ -1,4 +1,4 @@
-"""The explorer's tab `Compare` in a browser, and the choice of a model: answers, first stage that differs, heads."""
+"""The explorer's tab `Compare` in a browser: answers, first stage that differs, heads, and the choice of a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.explorer_client import state
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A model, and the same with one other weight in its last layer, as after fine-tuning."""
+    """A model, and a copy with one different weight in its last layer, as after fine-tuning."""
     folder = tiny.folder(tmp_path_factory.mktemp("models") / "model", "distilbert")
     base, tuned = npformer.load(folder), npformer.load(folder)
     tuned.weights["layers"][1]["ffn"]["output"]["bias"] = tuned.weights["layers"][1]["ffn"]["output"]["bias"] + 1

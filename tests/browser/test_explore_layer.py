@@ -24,7 +24,7 @@ def model() -> Any:
 
 
 def note(page: Live, start: str) -> str:
-    """The sentences, when they begin so and are of this state."""
+    """Waits for the current state's sentences with this beginning, and returns them."""
     page.until(lambda: page.text(".layer-note").startswith(start) and not page.all(".layer-note.old"))
     return page.text(".layer-note")
 

@@ -1,4 +1,4 @@
-"""The explorer's page around its tabs: what it says while it computes, of cut texts and of changed lines; pairs; places."""
+"""The explorer's page around its tabs: its notes on computation, truncated texts and changed lines; pairs; places."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_empty_text_asks_for_one_and_shows_no_answer(live: Live, model: Any, 
 
 
 def test_a_page_of_another_site_gets_nothing(live: Live, model: Any, tmp_path: Path) -> None:
-    """It knows the whole address, as from a screenshot; the browser and the server keep it from asking."""
+    """The other site knows the whole address, as from a screenshot. The browser and the server block its requests."""
     live.explore({"m": model}, TEXT)
     assert live.explorer is not None
     computed, own = live.explorer.computed, live.js("return location.href")
@@ -103,7 +103,7 @@ def test_a_page_of_another_site_gets_nothing(live: Live, model: Any, tmp_path: P
     body = json.dumps({"page": "x", "number": 1, "state": state(TEXT), "parts": ["answer"]})
     assert live.driver.execute_async_script(ask, live.url, body) == ["nothing"] * 5
     assert live.explorer.computed == computed
-    assert live.driver.get_log("browser")  # the browser notes what it has refused
+    assert live.driver.get_log("browser")  # the browser logs the requests that it has blocked
     live.driver.get(own)
     live.settle()
 
@@ -146,7 +146,7 @@ def test_a_chosen_head_is_chosen_on_every_tab(live: Live, model: Any, first: str
     tab(live, first)
     if first == "heads":
         live.click(live.all(".square")[2])
-        live.press("o")  # only this head
+        live.press("o")  # selects only this head
     else:
         cell = live.one("[data-at='0 2']")
         live.act(cell.click) if first == "change" else cell.click()

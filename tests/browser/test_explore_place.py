@@ -1,4 +1,4 @@
-"""The explorer in a browser: the layer, head and token that are chosen in one tab are those of the others."""
+"""The explorer in a browser: the layer, head and token that are chosen in one tab are chosen in the others, too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chosen_option(page: Live, label: str) -> str:
 
 
 def stage_head(page: Live, stage: str) -> str:
-    """The head that a stage's card shows."""
+    """The number of the head that a stage's card shows."""
     card = f".card[aria-label^='{stage},']"
     page.until(lambda: page.all(f"{card}[data-filled]"))
     return page.js("return document.querySelector(arguments[0]).value", f"{card} select")
@@ -88,7 +88,7 @@ def test_a_layer_and_head_chosen_in_step_by_keys_open_in_the_others(
     assert [each.text for each in live.all(".square[aria-pressed=true]")] == ["4"]
     live.choose("Layer", 1)
     to(live, "step")
-    assert line(live) == SCORES  # the same line, in the other layer
+    assert line(live) == SCORES  # the same line in the other layer
     assert live.text(".path").startswith("layer 1 ")
     to(live, "lens")
     live.until(lambda: "layer=1" in live.js("return location.hash"))

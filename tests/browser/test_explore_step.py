@@ -36,8 +36,8 @@ def press(page: Live, keys: str) -> None:
 
 
 def to_scores(page: Live, layer: int) -> None:
-    """Goes to the scores of a layer, by keys alone: next layer, into attention, and there to its line of scores."""
-    press(page, "l" * (layer + 1) + "ss" + "nn")  # into the layer and its attention, two lines on
+    """Goes to a layer's scores with keys alone: to the layer, into its attention, and to the line with the scores."""
+    press(page, "l" * (layer + 1) + "ss" + "nn")  # into the layer and its attention, and two lines further
     assert line(page).startswith("context = ")
     press(page, "s")
     assert line(page) == SCORES
@@ -101,7 +101,7 @@ def test_a_click_on_a_name_shows_where_it_came_from(page: Live) -> None:
     page.click(next(each for each in page.all(".buttons button") if each.text == "Return"))
     assert line(page) == "return weights @ v"
     page.click(next(each for each in page.all(".code .name") if each.text == "v"))
-    assert line(page).startswith("context = scaled_dot_product_attention(")  # it was an argument of this call
+    assert line(page).startswith("context = scaled_dot_product_attention(")  # the name was an argument of this call
 
 
 def test_a_line_is_changed_by_keys_and_the_page_s_answer_follows(page: Live, model: Any) -> None:
@@ -110,7 +110,7 @@ def test_a_line_is_changed_by_keys_and_the_page_s_answer_follows(page: Live, mod
     page.until(lambda: page.js("return document.activeElement.tagName") == "TEXTAREA")
     page.js("document.activeElement.select()")
     page.act(lambda: page.press("scores = q @ k.mT / q.shape[-1]", ENTER))
-    assert line(page) == "scores = q @ k.mT / q.shape[-1]"  # the marker stays
+    assert line(page) == "scores = q @ k.mT / q.shape[-1]"  # the marker does not move
     with edit({"*.scores": lambda scores: scores / math.sqrt(8)}):
         after = dict(each.split() for each in expected(model, TEXT))
     before = expected(model, TEXT)
@@ -118,7 +118,7 @@ def test_a_line_is_changed_by_keys_and_the_page_s_answer_follows(page: Live, mod
     for name, number in map(str.split, before):
         was, now = (float(each.rstrip("%")) for each in shown[name].split(" → "))
         assert [was, now] == pytest.approx([float(number[:-1]), float(after[name][:-1])], abs=0.011)
-    assert page.outcomes() == before  # the engine's
+    assert page.outcomes() == before  # the outcomes still come from the engine
     assert [each.strip() for each in page.texts(".code .changed .text")] == ["scores = q @ k.mT / q.shape[-1]"]
     page.act(lambda: page.click(page.one(".change")))
     assert line(page) == SCORES
@@ -141,7 +141,7 @@ def test_an_array_has_the_numbers_before_a_changed_line(page: Live, model: Any) 
     np.testing.assert_allclose(page.js(row, ".numbers .on td"), after[2, 3], atol=6e-5)
     assert page.text(".was").startswith(f"Before the changes: from {stage.min():.4f} to {stage.max():.4f}, mean")
     assert page.fits()
-    press(page, "ppppp")  # the arguments of this call and the layers before it
+    press(page, "ppppp")  # back over the arguments of this call and the previous layers
     page.act(lambda: page.click(page.one(".change")))
     page.until(lambda: not page.all(".numbers .before, .array .was"))
 
@@ -158,7 +158,7 @@ def test_an_array_has_the_numbers_before_a_changed_word(live: Live, model: Any) 
     live.until(lambda: live.text(".array .was") == f"Before the changes: shape (7, {model.config.d_model}).")
     live.open(state(TEXT, edits=[{"kind": "head", "attention": "layers.1.attention", "head": 2}]), "view=step")
     live.until(lambda: live.all(".numbers td"))
-    assert not live.all(".array .was")  # the page does not read this change
+    assert not live.all(".array .was")  # this change does not affect the page
 
 
 def change_line(page: Live, to: str) -> None:
@@ -197,7 +197,7 @@ def test_a_refused_line_leaves_the_accepted_one_in_force(live: Live, model: Any)
     to_scores(live, 0)
     change_line(live, "scores = q @ k.mT")
     answer, chips = live.texts(".page-answer li"), live.texts(".applied bdi")
-    change_line(live, "scores = q @ k")  # is refused when it runs
+    change_line(live, "scores = q @ k")  # passes the check, but fails when it runs
     assert "ValueError" in live.text(".code .on .problem")
     assert live.one(".code .on textarea").get_attribute("value") == "scores = q @ k"
     assert (live.texts(".page-answer li"), live.texts(".applied bdi")) == (answer, chips)
@@ -303,7 +303,7 @@ def test_lines_are_clicked_and_arrows_step(page: Live) -> None:
     page.js("document.querySelector('.code').focus({ preventScroll: true })")
     page.press(DOWN)
     assert line(page).startswith("weights = ")
-    click("scores = q @ k.mT")  # of the same call, although the next layer has this line too
+    click("scores = q @ k.mT")  # goes to the line in the same call, although the next layer has the line too
     assert page.text(".path").startswith("layer 0")
     page.press(DOWN)
     page.press(RIGHT)

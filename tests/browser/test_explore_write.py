@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def shares(model: Any, text: str, **settings: Any) -> list[float | None]:
-    """The engine's shares of the twenty words with the largest logits, None for those that sampling leaves out."""
+    """The engine's shares of the twenty words with the largest logits, or None for words that sampling excludes."""
     (inputs,) = read_inputs(model, text).inputs
     logits = model.run([inputs])[0]["logits"][-1:].astype(np.float64)
     scores = logits.copy()
@@ -43,7 +43,7 @@ def shares(model: Any, text: str, **settings: Any) -> list[float | None]:
 
 
 def bars(live: Live) -> list[float | None]:
-    """The shares of the words on the page."""
+    """The shares of the words as the page shows them."""
     texts = live.texts(".bars output")[:-2]
     return [None if each == "\N{EN DASH}" else float(each[:-1]) / 100 for each in texts]
 
@@ -95,7 +95,7 @@ def test_a_click_appends_a_word_and_is_taken_back(live: Live, models: dict[str, 
 
 
 def test_words_are_written_by_chance_among_those_that_are_kept(live: Live, models: dict[str, Any]) -> None:
-    """With top-k 1, ten words are those with the largest logits."""
+    """With top-k 1, each of the ten words is the one with the largest logit."""
     model, text = models["gpt2-austen"], "It is a truth"
     live.explore({"gpt2-austen": model}, text, at="view=write")
     slide(live, "Top-k", HOME + RIGHT)
@@ -128,7 +128,7 @@ def test_the_beams_of_a_translator_are_a_tree(live: Live, models: dict[str, Any]
     (beams,) = generate(model, [source], num_beams=5, num_return_sequences=5)
     assert live.texts(".beams bdi") == [model.tokenizer.decode(each.ids.tolist()) for each in beams]
     assert len(live.all(".tree small")) == 5
-    assert len(live.all(".tree .beam-token")) < sum(len(each.ids) for each in beams)  # equal beginnings once
+    assert len(live.all(".tree .beam-token")) < sum(len(each.ids) for each in beams)  # equal beginnings are drawn once
     assert live.fits()
 
 

@@ -113,7 +113,7 @@ def test_an_unfinished_line_of_the_manifest_is_dropped(tail, classify, source, t
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_damaged_manifest_is_an_error_of_one_line(number, classify, source, tmp_path):
-    """A field is missing or has the wrong type, or a whole line is a different value."""
+    """A field is missing or has the wrong type, or a whole line is not a JSON object of the right form."""
     out = tmp_path / "out" / "o"
     run(classify, source, out)
     manifest = out / "_manifest.jsonl"

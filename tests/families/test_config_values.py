@@ -53,8 +53,8 @@ def described(name: str) -> dict[str, Any]:
 
 
 class Settings(dict[str, Any]):
-    """Settings of rotary embeddings with an arbitrary value in one field. `read` becomes True when that field, or all
-    fields, are read. While it is False, the value cannot matter."""
+    """Settings of rotary embeddings with an arbitrary value in one field. `read` becomes True when that field is read,
+    or all fields are. While it is False, the value cannot matter."""
 
     def __init__(self, place: tuple[str, str], fields: dict[str, Any], field: str) -> None:
         super().__init__(fields)

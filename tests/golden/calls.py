@@ -54,7 +54,7 @@ def answer(call: Call, dtype: Any) -> np.ndarray:
 
 
 def calls() -> dict[str, Call]:
-    """Every call by its name."""
+    """Returns every call by name."""
     random = np.random.default_rng(0)
     makers: list[Callable[[np.random.Generator], Iterator[tuple[str, Call]]]] = [
         _linears, _embeddings, _layer_norms, _softmaxes, _element_wise, _cross_entropies, _attentions,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 
-# no width fills a whole number of vector registers
+# no width is a multiple of the length of a vector register
 SIZES = {"vocab_size": 37, "d_model": 24, "n_heads": 3, "d_ffn": 40, "max_length": 12}
 DECODERS = (
     "gpt2",
@@ -80,7 +80,7 @@ VARIANT_MASK = {
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
 # families with few and small cases
 FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "bart", "t5", *DECODERS)
-N_TEXTS = (48, 14)  # number of texts for heads with one answer per text: in families outside FEW, and in FEW
+N_TEXTS = (48, 14)  # number of texts for heads with one answer per text, in families outside and inside FEW
 
 
 class Case(NamedTuple):

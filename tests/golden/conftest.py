@@ -37,7 +37,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "translation-pre-norm": {"norm_first": False},
 }
 
-#: Cases that quick tests name.
+#: Cases that quick tests use by name.
 READ = ["bert-sequence-classification", "bert-lengths", "bert-masked-lm", "bert-bfloat16", "bert-float16"]
 READ += ["electra-untied", "electra-bfloat16", "transformer-base", "marian-two-vocabularies", "marian-relu"]
 #: One case for each feature, alternating between families.

@@ -126,7 +126,7 @@ def _pair(text: Given) -> tuple[str, ...]:
 def _of_texts(
     run32: dict[str, list[np.ndarray]], run64: dict[str, list[np.ndarray]]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The part of each stage that is stored, one text at a time."""
+    """Yields the stored part of each stage, one text at a time."""
     for stage, truths in run64.items():
         for truth, other in zip(truths, run32[stage], strict=True):
             yield f"summary/{stage}", np.array(summary(truth, other))

@@ -1,7 +1,7 @@
 """Orders of summation that correct programs use; torch runs a model forward and backward in each of them.
 
 The rounding errors of torch's own run are one sample of many. A BLAS for another CPU may add one term after another
-where torch's BLAS keeps sixteen partial sums. Its error differs and is often larger, but both results are correct. The
+where torch's BLAS keeps sixteen partial sums. Its error is different, often larger, but both results are correct. The
 permitted error is therefore measured over several orders: those of known kernels, and shuffled orders. Stages with few
 numbers need many orders: for one stage of eleven numbers, four orders gave errors of up to 0.7e-6, shuffled orders of
 up to 1.4e-6, and a kernel for ARM of 1.9e-6. Only the scripts that make golden values use this; it needs torch.

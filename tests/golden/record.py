@@ -120,7 +120,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             before, after = (name.replace("*", number[1]) for name in (before, after))
             scope_of[module] = _scope(path, number[1])
         if before == "pooled" and not (hasattr(model, "pre_classifier") or _pools(model)):
-            before = ""  # a token classifier reads the last layer's own output
+            before = ""  # a token classifier reads the last layer's output, which that layer records
         if after == "logits" and type(model).__name__ == "ModernBertForQuestionAnswering":
             after = "spans"
         if path == "encoder.conv.dropout":

@@ -1,4 +1,4 @@
-"""Another program's arrays are recognized by name and layout, and their errors compared with budgets; others are refused."""
+"""Another program's arrays are recognized by name and layout, and compared within budgets. Other arrays are refused."""
 
 from __future__ import annotations
 
@@ -370,9 +370,9 @@ def test_numbers_of_one_layout_under_the_shape_of_the_other() -> None:
 @pytest.mark.parametrize("out_in", [True, False])
 @pytest.mark.parametrize("place", ["ours", "module", "map", "torch"])
 def test_fused_arrays_are_cut(model: Model, recorded: golden.Golden, place: str, out_in: bool) -> None:
-    """The outputs are given text by text, the weights in torch's layout or npformer's, under each kind of name.
+    """Outputs are given text by text, and weights in torch's or npformer's layout, under each kind of name.
 
-    Exchanged queries and values are found.
+    The comparison finds exchanged queries and values.
     """
     parts = ("query", "key", "value")
     module = modules(model.config)

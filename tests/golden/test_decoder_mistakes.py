@@ -1,4 +1,4 @@
-"""Mistakes in models with a decoder, planted in a page: each is named, with all stages and with few."""
+"""Mistakes in models with a decoder, planted in a page: each is named, from all stages and from a few."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ def transposed(scores):
     ],
 )
 def test_a_mistake_where_rows_and_columns_are_of_one_text_is_not_looked_for_across(name: str, plant: Plant) -> None:
-    """The mistake cannot occur in cross-attention, where the numbers of queries and keys differ. It is still reported
-    as one mistake in all layers."""
+    """The mistake cannot occur in cross-attention, where the numbers of queries and keys differ. The diagnosis still
+    reports one mistake in all layers."""
     model, recorded = reference(WRITER)
     diagnosis = golden.diagnose(recorded, stages(WRITER, plant), model)
     assert name in diagnosis.causes
@@ -177,7 +177,7 @@ def test_a_mistake_where_rows_and_columns_are_of_one_text_is_not_looked_for_acro
 
 
 def not_added() -> Plant:
-    """Leaves out the first sum of every layer."""
+    """Leaves out the first residual sum of every layer."""
     outputs = dict[str, np.ndarray]()
 
     def block_alone(name: str, x: np.ndarray) -> np.ndarray:
@@ -225,7 +225,7 @@ def marian_with_tables_of_the_paper() -> tuple[Seq2Seq, list[tuple[list[int], li
     return Seq2Seq(model.config, unflatten(flat)), [([5, 9, 7, 0], [3, 8]), ([4, 0], [3, 5, 6])]
 
 
-#: Mistakes that the diagnosis has no name for.
+#: Mistakes without a name in the diagnosis.
 UNKNOWN: dict[str, Plant] = {
     "the source reversed": edited(("multi_head_attention(y, source,", "multi_head_attention(y, source[:, ::-1],")),
     "the row before the first end token": edited((END, "(ids == end_id).argmax(axis=-1) - 1")),

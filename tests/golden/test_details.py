@@ -1,4 +1,4 @@
-"""The details of a correct diagnosis: it states nothing that the other program's numbers do not show."""
+"""The details of a correct diagnosis, which states only facts that the other program's numbers show."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_moved_table_of_positions_is_named(rows: int) -> None:
 
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "outputs of layers"])
 def test_the_local_layers_are_those_of_the_port(few: bool) -> None:
-    """From all stages, the list of local layers is found at once; from the layers' outputs, one layer after another."""
+    """With all stages, the local layers are found at once. With only the layers' outputs, they are found one by one."""
     model, texts = tiny.model("modernbert", "masked-lm", n_layers=4), [Text(np.arange(5, 35))]
     local = model.config.local
     assert local is not None
@@ -100,7 +100,7 @@ def test_only_another_list_of_some_layers_is_a_mistake(layers: tuple[int, ...]) 
 
 
 def test_of_two_layers_the_other_one_is_local() -> None:
-    """From hidden states, "no window" in the first layer would be right for that layer alone."""
+    """With only hidden states, "no window" in the first layer would explain that layer, but not the second."""
     model, texts = tiny.model("gemma2", "causal-lm"), [Text(np.arange(5, 17))]
     local = model.config.local
     assert local is not None
@@ -145,7 +145,7 @@ def test_equal_extremes_show_where_a_stage_is_clipped(low: float, high: float, w
     ],
 )
 def test_the_values_that_differ_are_located(stage: str, place: tuple[int | slice, ...], where: str) -> None:
-    """A kernel's race or the edge of a tile is no formula, but its rows, columns and heads can be named."""
+    """A race or the edge of a tile has no formula, but the affected rows, columns and heads can be named."""
     model, texts = llama(), [Text(np.arange(3, 12)), Text(np.arange(20, 26))]
     recorded, stages = golden.record(model, texts), trace(model, texts)
     arrays = {f"{i}/{name}": array.copy() for name in stages for i, array in enumerate(stages.texts(name))}

@@ -1,4 +1,4 @@
-"""Each known mistake, made in a NumPy forward pass, is named; correct stages and unknown mistakes are reported as such.
+"""Each known mistake in a NumPy forward pass is named; correct stages and unknown mistakes are reported as such.
 
 The same mistakes are planted in torch models in tests/oracle/test_diagnose.py. Here they are not made as the diagnosis
 makes them, but with patched functions, changed weights and changed inputs.

@@ -1,4 +1,4 @@
-"""The page of the golden format: its manifest comes from a real file, which the page's JavaScript, Rust and C code reads."""
+"""The page on the golden format: its manifest is from a real file, which its JavaScript, Rust and C code reads."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def folder(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_manifest_on_the_page_is_the_file_s(folder):
-    """Everything is equal except the versions, and the budgets, which are within a factor of 2: they are sampled, and
-    rounding depends on the BLAS kernels."""
+    """Everything is equal except the versions and the budgets. Budgets agree within a factor of 2, because they are
+    sampled and rounding depends on the BLAS kernels."""
     with open(folder / "golden.safetensors", "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     real, shown = json.loads(header["__metadata__"]["manifest"]), json.loads(block("json"))

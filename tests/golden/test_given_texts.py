@@ -1,4 +1,4 @@
-"""A port may write the stages of some of the golden file's texts, and pad each text by itself."""
+"""A port may write the stages of only some of the golden file's texts, and pad each text separately."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_array_that_may_belong_to_several_texts_is_refused() -> None:
 
 @pytest.mark.parametrize("padding", [0, 4])
 def test_rows_after_the_end_of_a_shorter_text_are_no_padding(padding: int) -> None:
-    """The beginning of the text is a text of the file, too, and the port is right there."""
+    """The file also has the beginning of the text as a text, and the port computes those rows correctly."""
     model = tiny.model("llama", "causal-lm")
     text = texts_for(model, (9,))[0]
     recorded = golden.record(model, [text, replace(text, ids=text.ids[:6])])
@@ -76,7 +76,7 @@ def test_rows_after_the_end_of_a_shorter_text_are_no_padding(padding: int) -> No
 
 
 def test_a_text_that_lacks_a_token_is_no_shorter_text_with_padding(model: Model, recorded: golden.Golden) -> None:
-    """Its rows would fit the text of 6 tokens with 2 tokens of padding."""
+    """The 8 remaining rows would also fit the text of 6 tokens with 2 tokens of padding."""
     short = replace(recorded.texts[0], ids=recorded.texts[0].ids[:-1])
     diagnosis = golden.diagnose(recorded, written(model, short), model)
     assert (diagnosis.stage, diagnosis.causes) == ("embeddings.token", [])
@@ -85,7 +85,7 @@ def test_a_text_that_lacks_a_token_is_no_shorter_text_with_padding(model: Model,
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_source_without_its_end_token_is_the_cause(batch: bool) -> None:
-    """The decoder's attention to the source diverges, too, but is computed rightly."""
+    """The decoder's attention to the source diverges, too, but its computation is correct."""
     model, recorded = t5()
     arrays = Arrays()
     for i, (source, target) in enumerate(zip(recorded.sources, recorded.texts, strict=True)):
@@ -110,7 +110,7 @@ def in_batch(arrays: Arrays) -> Arrays:
 
 
 def test_a_layout_that_cannot_be_read_does_not_hide_a_later_mistake() -> None:
-    """The stages after it are right, so it is right, too."""
+    """The stages after the unreadable stage are correct, so that stage is correct, too."""
     model = tiny.model()
     recorded = golden.record(model, texts_for(model))
     with edit({"layers.1.attention.scores": lambda array: array * np.float32(8**0.5)}):
@@ -133,7 +133,7 @@ def padded(text: Text, width: int, left: bool) -> Text:
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("widths", [(12, 12, 12), (16, 8, 8)], ids=str)
 def test_texts_padded_one_by_one_are_read_as_in_a_batch(widths: tuple[int, ...], left: bool) -> None:
-    """The port hides no padding. In a batch, that is called the same."""
+    """The port does not mask padding. The diagnosis is the same as for a padded batch."""
     model = tiny.model("bert")
     recorded = golden.record(model, texts_for(model))
     arrays = Arrays()

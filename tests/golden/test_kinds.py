@@ -1,4 +1,4 @@
-"""Kinds of unlisted mistakes, planted in a page: they are found with all stages, and with a few."""
+"""Unlisted mistakes of known kinds, planted in a page, are found from all stages and from a few."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ OF_ONE_NAME = (
     "1 / int(sqrt(K))", "last columns missing", "a later bias", "biases exchanged", "first text's mask",
     "positions again from 4", "scores in float16", "a residual in bfloat16", "rows in (K, H)", "a head copied",
 )  # fmt: skip
-#: Mistake -> the name that it gets with few stages, which show only part of it.
+#: Mistake -> its name in a diagnosis from few stages, which show only a part of the mistake.
 FROM_FEW = {"bias moved": "weight in the wrong order"}
 
 
 def unnamed(keys: Iterable[str], few: bool) -> dict[str, str]:
-    """Returns those diagnoses, by planted mistake, that do not contain the expected name and words."""
+    """Returns the diagnoses, by planted mistake, that lack the expected name and words."""
     found = {}
     for key in keys:
         name, way, plant = KINDS[key]
@@ -170,7 +170,7 @@ def test_a_cause_that_would_change_a_right_stage_is_not_named() -> None:
 LAYER = "def encoder_layer(x, mask, n_heads, activation, eps, attention, attention_norm, ffn, ffn_norm):"
 OF_GPT2 = LAYER.replace("encoder", "gpt2")
 PARALLEL = edited(("layer_norm(attention_residual, **ffn_norm", "layer_norm(x, **ffn_norm"))
-#: As hooks on torch modules record it: the input of the FFN's norm is the layer's input.
+#: The stages as hooks on torch modules record them: the input of the FFN's norm is the layer's input.
 READ_BY_BOTH = f"""
 {OF_GPT2}
     attention_residual = x
@@ -314,7 +314,7 @@ def cause_of(plant: Plant, ends: tuple[str, ...] = ("",)) -> tuple[str, str]:
 
 
 def test_weights_of_one_projection_in_the_others_are_named_once() -> None:
-    """The weight of the query is also that of the value, or of key and value; their biases are correct."""
+    """The query's weight is also used for the value, or for key and value. The biases are correct."""
     at = "layers.0.attention."
 
     def of_query(*others: str) -> Plant:
@@ -342,7 +342,7 @@ def test_a_cap_on_scores_is_named_once(end: str, way: str, monkeypatch: pytest.M
 
 
 def test_a_rounded_weight_of_a_norm_gets_no_wrong_cause() -> None:
-    """The schemes of int8 are for matrices."""
+    """A norm's weight is a vector, and the int8 schemes apply only to matrices."""
     name = "embeddings.norm.weight"
     plant = weights(lambda flat: {name: flat[name].astype(np.float16)})
     diagnosis = diagnosed("bert", stages("bert", plant))

@@ -1,4 +1,4 @@
-"""Arrays of another program in less usual layouts are read, and maps of names are checked."""
+"""Another program's arrays are read in unusual layouts, and maps of names are checked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def transposed(stages: dict[str, list[np.ndarray]], ends: tuple[str, ...]) -> di
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("bits", [0x7F800000, 0x7FC00000, 0x7FA00000], ids=["inf", "nan", "signaling nan"])
 def test_scores_that_are_not_finite_are_not_taken_for_transposed(recorded: golden.Golden, bits: int) -> None:
-    """A subtraction of a signaling NaN, which a damaged file may contain, would print a warning of NumPy."""
+    """Subtracting a signaling NaN, which a damaged file may contain, would make NumPy print a warning."""
     name = "layers.0.attention.scores"
     arrays = {name: [np.full(array.shape, bits, np.uint32).view(np.float32) for array in recorded.truth[name]]}
     comparison = golden.compare(recorded, arrays)

@@ -23,7 +23,7 @@ def recorded() -> tuple[Model, golden.Golden]:
 
 
 def right() -> Arrays:
-    """The stages of a correct port, by text."""
+    """The stages of a correct port, with an array for each text."""
     return {f"{i}/{name}": array for name, arrays in recorded()[1].stages.items() for i, array in enumerate(arrays)}
 
 

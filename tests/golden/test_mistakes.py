@@ -1,4 +1,4 @@
-"""A table of mistakes in ports, which are pages with an edit: nearly all are named, with all stages exported or only a few.
+"""A table of mistakes in ports, which are edited pages. Nearly all are named, from all stages or from a few.
 
 Nearly all the time is spent in forward passes: dozens per diagnosis, and two or three times as many with few stages.
 So each mistake is diagnosed with all stages exported in one tiny model, and with only a few exported in the other. Some
@@ -104,7 +104,7 @@ ONE_OF_A_NAME = {name: key for key, (name, _) in KNOWN.items()}
 
 
 def tried(family: str, few: bool) -> list[str]:
-    """Half of the known mistakes. With few stages it is the other half, limited to one mistake per name."""
+    """Half of the known mistakes or, for diagnoses from few stages, the other half with one mistake per name."""
     only = dict.fromkeys(OF_TYPES, "bert") | dict.fromkeys(OF_OFFSET, "roberta")
     keys = [key for i, key in enumerate(KNOWN) if family == only.get(key, FAMILIES[(i + few) % 2])]
     return [key for key in keys if not few or key in ONE_OF_A_NAME.values()]
@@ -128,7 +128,7 @@ def missed(
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("family", [*FAMILIES, "roberta"])
 def test_known_mistakes_are_named(family: str, few: bool) -> None:
-    """All mistakes that the stages can show must be named."""
+    """Every mistake that the exported stages can show is named."""
     unnamed = missed(family, tried(family, few), few)
     assert set(unnamed) <= UNSEEN, unnamed
 
@@ -204,7 +204,7 @@ def slope(length: int) -> np.ndarray:
 
 
 class Steeper(Sloped):
-    """A mechanism without mistakes of its own, so ports of it make those of `Sloped`."""
+    """A mechanism without separate mistakes, so its ports make the mistakes of `Sloped`."""
 
 
 @pytest.mark.parametrize("mechanism", [Sloped, Steeper])
@@ -340,7 +340,7 @@ def in_blocks(w: np.ndarray) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_weights_are_compared_before_the_stages_and_put_into_the_model(change: Callable, cause: str, line: str) -> None:
-    """A second mistake of the port is found as well."""
+    """The diagnosis also finds a second mistake of the port."""
     model, recorded = reference("bert")
     right = flatten(dict(model.weights))
     theirs = right | {name: np.asarray(array, np.float32) for name, array in change(right).items()}

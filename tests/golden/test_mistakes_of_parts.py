@@ -1,6 +1,6 @@
 """Mistakes in the parts of Llama-like models and T5, planted in their pages: each is named.
 
-With only the hidden states exported, they are named too.
+Mistakes are also named from hidden states alone.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def test_names_of_hidden_and_gate_exchanged_are_no_second_mistake_in_the_formula
 
 
 def test_hidden_states_without_the_last_layer_are_named() -> None:
-    """The list of hidden states ends with the norm, under the name of a layer's output."""
+    """Without the last layer, the port's last hidden state is the norm, under the name of a layer's output."""
     model = llama(n_layers=2)
     texts = [Text(np.arange(3, 12)), Text(np.arange(20, 26))]
     weights = {name: array for name, array in flatten(dict(model.weights)).items() if not name.startswith("layers.1.")}

@@ -1,4 +1,4 @@
-"""Edits of a page explain ports: of a family that npformer runs, and of a page that only this file has."""
+"""Edits of a page explain ports of families that npformer runs, and of a page that only this file contains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.edits]
 
 Weights = dict[str, np.ndarray]
 
-#: A family that npformer has no engine for: tokens are mixed by a decayed sum of the earlier ones.
+#: A family that npformer's engine lacks, in which each token gets a decayed sum of the earlier tokens.
 RETENTION = """
 import math
 import numpy as np
@@ -98,14 +98,14 @@ def given() -> dict[str, object]:
 
 
 def stages_of(source: str, **changed: object) -> dict[str, np.ndarray]:
-    """The stages of a page, with changed arguments, as a float32 program gives them."""
+    """The stages of a page with changed arguments, as a float32 program computes them."""
     page = Page(source)
     page.record(lambda module: module.layer(**(given() | changed)), frozenset(), "")
     return {name: array.astype(np.float32) for name, array in page.stages.items()}
 
 
 def explained(port: dict[str, np.ndarray], shown: tuple[str, ...] = ("",)) -> Causes:
-    """The causes found for a port of the page that shows the stages with these endings."""
+    """The causes found for a port of the page that exports the stages with these endings."""
     theirs = {name: [array] for name, array in port.items() if name.endswith(shown)}
     budgets = {name: 2e-6 * float(np.abs(array).max()) for name, (array,) in theirs.items()}
     return explain(RETENTION, [lambda page: page.layer(**given())], theirs, budgets, seconds=30)
@@ -239,7 +239,7 @@ def test_groups_read_with_the_next_scale_keep_their_steps() -> None:
     """With equal scales, the scale of another group changes nothing."""
     x = np.tile(np.random.default_rng(0).normal(size=(8, 3)), (4, 1))
     made, other = (FUNCTIONS["int4_groups"](x, size=8, scale_of=shift) for shift in (0, 1))
-    np.testing.assert_allclose(made, other, rtol=1e-15)  # the steps are divided and multiplied once more
+    np.testing.assert_allclose(made, other, rtol=1e-15)  # the steps are divided and multiplied one more time
 
 
 @pytest.mark.parametrize("order", ["interleaved", "halved"])
@@ -304,7 +304,7 @@ def test_the_difference_of_a_models_page(family: str, old: str, new: str, page: 
 
 
 def test_weights_of_another_layer_for_two_groups_are_shown() -> None:
-    """Layer 1 projects the table of distances with layer 0's query and key, but its rows with its own."""
+    """Layer 1 projects the table of distances with layer 0's query and key, but its rows with its own weights."""
     model, reference = recorded("deberta-v2")
     layers = "{name: layers[0]['attention'][name] for name in ('query', 'key')}"
     plant = edited(
@@ -414,7 +414,7 @@ def test_the_order_of_a_tables_columns_is_named_from_a_sum() -> None:
 
 
 def test_a_port_that_no_rotation_fits_is_diagnosed() -> None:
-    """A head of another width cannot be rotated; such a port is left out."""
+    """A head of a different width cannot be rotated, so the diagnosis skips such a port."""
     model = tiny.model("phi3", "causal-lm", mechanisms=(PartialRotary(10000.0, columns=4), Window(4)))
     whole = inputs(frequencies="1 / 10000.0 ** (np.arange(4) / 4)")
     assert "rotation of the wrong columns (whole heads)" in diagnosis(model, whole, full=False)

@@ -1,4 +1,4 @@
-"""Two mistakes between two of the port's stages are both named; neither of them alone gives the port's values."""
+"""Two mistakes between two exported stages are both named, although neither alone gives the port's values."""
 
 from __future__ import annotations
 

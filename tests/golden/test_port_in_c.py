@@ -1,6 +1,6 @@
 """examples/port_in_c: the port passes its cases, each planted mistake is named, and its page is correct.
 
-Without a C compiler this is not tested; `.ci/run` installs one.
+These tests are skipped without a C compiler; `.ci/run` installs one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mistakes of published programs, planted in the page of each family: they are named, and no other is stated.
+"""Mistakes of published programs, planted in the page of each family, are named, and no other mistake is stated.
 
 Each row names an issue or pull request on GitHub that says what was wrong and why.
 """
@@ -47,7 +47,7 @@ ROTATED_FIRST = (
     )
     & edited(("query_rotated, key_rotated = rotate(query_normed, *angles), rotate(key_normed, *angles)\n", "\n"))
 )
-#: A second chunk of a text, from row 4 on, whose mask begins at its top left.
+#: The causal mask if a second chunk, from row 4 on, wrongly uses the mask's top left corner.
 TOP_LEFT = "np.tri(n_queries, dtype=bool) & (np.arange(n_queries) < 4)[:, None] | np.tri(n_queries, k=-4, dtype=bool)"
 LLAMA_3_1 = {"mechanisms": (Rotary(30.0, scaling=Llama3(8.0, 1.0, 4.0, 64)),)}
 
@@ -76,7 +76,7 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     # scores of the 9B model are divided by sqrt(d_model / n_heads), not by sqrt(d_head): sqrt(224), not sqrt(256)
     ("ggml-org/llama.cpp#8444", "gemma2", LM, {"d_model": 28, "head_width": 8}, edited(("q @ k.mT * score_scale", "q @ k.mT * 7**-0.5")),
         "cause: scores scaled differently (by 1 / sqrt(d_model / n_heads))"),
-    # the gate has Llama's SiLU, where config.json has gelu_pytorch_tanh
+    # the gate uses Llama's SiLU, although config.json says gelu_pytorch_tanh
     ("NVIDIA/TensorRT-Model-Connect#177", "gemma", LM, {}, edited((GELU_TANH, SILU)), "cause: wrong activation (silu for gelu_tanh)"),
     # rope_scaling is read, but positions of the global layers are not divided by its factor
     ("Blaizzy/mlx-vlm#1709", "gemma3_text", LM, scaled_global_layers(), edited(
@@ -85,11 +85,11 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     # the diagonal of the window is one too low: a query sees one key more than sliding_window
     ("huggingface/transformers#26792", "mistral", LM, {"mechanisms": (Rotary(30.0), Window(3))}, edited((REACH, "key_positions) <= reach + 1")),
         "cause: wrong local window (one token more)"),
-    # the converted weights are rotated in pairs of even and odd columns; the checkpoint has halves
+    # queries and keys are rotated in pairs of even and odd columns, but the checkpoint is for halves
     ("jzhang38/TinyLlama#24", "llama", LM, {}, NEIGHBOURS, "cause: rotation of pairs instead of halves"),
-    # the frequencies of Llama 3.1 are the plain ones, because nothing reads rope_scaling
+    # the frequencies of Llama 3.1 are not scaled, because the program does not read rope_scaling
     ("lablup/mlxcel#1355", "llama", LM, LLAMA_3_1, inputs(frequencies=FREQUENCIES), "cause: rotation scaled differently (left out"),
-    # the heads of keys and values are tiled, where each should be repeated
+    # the heads of keys and values are tiled instead of repeated one by one
     ("onnx/onnx#7274", "llama", LM, {}, edited(
         ("each.repeat(n_heads // n_kv_heads, axis=-3)", "np.concatenate([each] * (n_heads // n_kv_heads), axis=-3)")),
         "cause: grouped heads paired wrongly (heads tiled, not each repeated: keys and values)"),
@@ -97,12 +97,12 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     ("sbryngelson/ANEForge#253", "qwen2", LM, {}, NO_BIASES, "cause: missing bias"),
     # one decoder for all families normalizes queries and keys after their rotation
     ("meta-pytorch/torchtune#2809", "qwen3", LM, {}, ROTATED_FIRST, "cause: norms of queries and keys after the rotation"),
-    # every layer is rotated, also those that should not be
+    # every layer is rotated, including the layers without rotation
     ("airockchip/rknn-llm#501", "smollm3", LM, {}, rotated((0, 0)), "cause: rotation in the wrong layers (rotation in all layers)"),
-    # blocks are parallel, also for checkpoints whose use_parallel_residual is false
+    # blocks are parallel even in checkpoints with use_parallel_residual false
     ("ml-explore/mlx-lm#586", "gpt_neox", LM, {"parallel": False}, edited(("layer_norm(attention_residual, **ffn_norm", "layer_norm(x, **ffn_norm")),
         "cause: the FFN reads the wrong stage (its norm reads the layer's input, parallel to attention"),
-    # one geometric sequence of slopes, also for a number of heads that is not a power of 2
+    # the slopes are a single geometric sequence even if the number of heads is not a power of 2
     ("ml-explore/mlx#3071", "bloom", LM, {"n_heads": 6, "d_model": 48}, edited((SLOPES, "geometric(n_heads)")),
         "cause: ALiBi with wrong slopes (2^(-8 h / H), even if H is not a power of two)"),
     # the norm after the last layer is missing
@@ -111,14 +111,14 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
         "cause: norm left out (the last)"),
     # GPT-2's activation is the exact GELU
     ("nntile/nntile#370", "gpt2", LM, {}, edited((GELU_TANH, ERF)), "cause: erf GELU for tanh"),
-    # the norm of the embeddings has 1e-12, and those of the layers the default, 1e-5
+    # the norm of the embeddings has eps 1e-12, but the norms of the layers have the default, 1e-5
     ("keras-team/keras-hub#642", "bert", LABEL, {}, EPS_OF_LAYERS, "cause: another layer norm eps (1e-05 for 1e-12)"),
     # positions of flattened texts begin at row 0, not at padding_idx + 1
     ("huggingface/sentence-transformers#3879", "roberta", LABEL, {}, inputs(positions="positions - 2"), "cause: positions off by one (from 0)"),
-    # local layers are rotated with the base of the global ones
+    # local layers are rotated with the base of the global layers
     ("keras-team/keras-hub#2518", "modernbert", LABEL, {}, inputs(rotations="[rotations[0]] * len(rotations)"),
         "cause: rotation with the wrong base (the global layers' base in all layers)"),
-    # position-to-content scores have the distance with the opposite sign
+    # position-to-content scores use the distance with the opposite sign
     ("nntrainer/nntrainer#3982", "deberta-v2", LABEL, {}, edited(
         ("products[..., rows, np.arange(len(rows))]", "products[..., rows.T, np.arange(len(rows))]")),
         "+ return products[..., rows.mT, np.arange(len(rows))]"),
@@ -129,15 +129,15 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     # the decoder's biases of distances are added in attention to the source, too
     ("guillaume-be/rust-bert#171", "t5", "question-answering", {}, edited(("normed, source, 0, True,", "normed, source, bias, True,")),
         "cause: relative bias in attention to the source (of one direction)"),
-    # the rows before the projection are scaled in models without tied embeddings, not in those with them
+    # the rows before the projection are scaled in models without tied embeddings instead of models with them
     ("ml-explore/mlx-examples#591", "t5", "translation", {"scale_output": True}, edited(("scaled = scale_output * x", "scaled = x")),
         "cause: rows before the projection not scaled"),
-    # configurations name the exact GELU; the original code has the tanh form
+    # config.json names the exact GELU, but the original code uses the tanh form
     ("huggingface/transformers#2395", "albert", LABEL, {"activation": "gelu_tanh"}, edited((GELU_TANH, ERF)), "cause: erf GELU for tanh"),
     # with earlier keys in a cache, row i of the new queries sees the keys 0 to i
     ("pytorch/pytorch#103082", "llama", LM, {}, edited((CAUSAL, TOP_LEFT)),
         "+ weights = masked_softmax(scores, mask & np.tri(*(mask).shape[-2:], -start, dtype=bool))"),
-    # 1 is added to weights of norms that have it already
+    # 1 is added to weights of norms that already include it
     ("utensils/mold#1078", "gemma3_text", LM, {}, edited(("rms_norm(x, 1 + weight, eps)", "rms_norm(x, 2 + weight, eps)")),
         "+ return rms_norm(x, 2 * 1 + weight, eps)"),
     # Gemma's activation is the exact GELU
@@ -145,7 +145,7 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     # rope_theta is not copied from config.json, and the default is 10000
     ("lyogavin/airllm#369", "llama", LM, {"mechanisms": (Rotary(500_000.0),)}, inputs(
         frequencies="(1 / 10000.0 ** (np.arange(0, 8, 2) / 8)).astype(np.float32)"), "cause: rotation with the wrong base (10000)"),
-    # the path with a cache has no norms of queries and keys
+    # the code path with a cache omits the norms of queries and keys
     ("paiml/aprender#2085", "qwen3", LM, {}, both(f"rms_norm({HEADS}, **{{0}}_norm, eps=eps)", HEADS),
         "cause: norms of queries and keys left out (of queries and keys)"),
     # the exponents of the slopes begin at 0, not at 1
@@ -154,7 +154,7 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     ("vllm-project/vllm#44040", "modernbert", LABEL, {}, edited((REACH, "key_positions) <= reach - 1")), "cause: wrong local window (one token fewer)"),
     # the activation is the exact GELU, whatever config.json says
     ("huggingface/candle#3991", "modernbert", LABEL, {"activation": "silu"}, edited((SILU, ERF)), "cause: wrong activation (gelu for silu)"),
-    # no_rope_layers is read the wrong way round
+    # no_rope_layers is inverted
     ("onnxruntime/mobius#233", "smollm3", LM, {}, rotated((1, 0)) & NOT_ROTATED, "cause: rotation in the wrong layers (1 and 0 exchanged)"),
     # SwiGLU gets its two arguments in the wrong order
     ("ml-explore/mlx-lm#767", "llama", LM, {}, GATE_AND_UP, "cause: gate and up swapped"),
@@ -162,7 +162,7 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     ("huggingface/text-embeddings-inference#753", "bert", LABEL, {}, edited((GELU, GELU_TANH)), "cause: tanh GELU for erf"),
 )  # fmt: skip
 BY_SOURCE = {row[0]: row[1:] for row in ROWS}
-#: Names that the diagnosis may state, too: another name of the same rows, or a name where an edit says more.
+#: Names that the diagnosis may also state: another name of the same rows, or a name that is vaguer than the edit.
 ALSO = {
     "huggingface/sentence-transformers#3879": "positions from the wrong rule (p - 2 from 0 on",
     "NVIDIA/FasterTransformer#707": "scaled by a constant (1.73205 times the correct value)",
@@ -172,7 +172,7 @@ ALSO = {
 
 @cache
 def exported(source: str) -> tuple[Any, golden.Golden, Arrays]:
-    """The model, its golden file and the stages of the port with the mistake. The right port must pass."""
+    """The model, its golden file and the stages of the mistaken port. Asserts that the correct port passes."""
     family, head, fields, plant, _ = BY_SOURCE[source]
     model = tiny.model(family, head, **fields)
     texts: list[Any] = [Text(np.arange(5, 14)), Text(np.arange(20, 26))]

@@ -1,4 +1,4 @@
-"""A golden file holds a model's stages, their truth and their budgets; other files raise errors."""
+"""A golden file contains a model's stages, their truth and their budgets. Other files raise errors."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_translator_is_recorded_on_pairs_and_read_back(
     assert again.source_tokens == [[str(each) for each in source] for source, _ in PAIRS]
     traced = trace(translator, PAIRS[1])
     assert list(again.stages) == list(traced)
-    for name in traced:  # the second pair has the same bits when it is traced alone
+    for name in traced:  # traced alone, the second pair has the same bits
         np.testing.assert_array_equal(again.stages[name][1], traced[name])
     double = in_float64(translator)(PAIRS[0][0], decoder_input_ids=PAIRS[0][1])
     np.testing.assert_allclose(again.truth["logits"][0], double.logits[0], rtol=1e-12)

@@ -1,4 +1,4 @@
-"""Only the weights that a stage depends on are rounded, each once."""
+"""Only the weights on which a stage depends are rounded, each of them once."""
 
 from __future__ import annotations
 

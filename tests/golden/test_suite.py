@@ -106,7 +106,7 @@ def test_the_suite_is_small_and_describes_each_case(large_suite: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.config.mechanisms])
 def test_a_case_has_the_weights_that_its_family_names(name: str) -> None:
-    """A case whose mechanisms lack one of the family's cannot be read back: the norms of queries in OLMo 2."""
+    """A case that lacks a mechanism of its family, such as the norms of queries in OLMo 2, cannot be read back."""
     config = CASES[name].config
     family = FAMILIES[config.model_type]
     assert parameters(family.read_config(family.write_config(config), config.head)) == parameters(config)

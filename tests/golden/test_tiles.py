@@ -45,7 +45,7 @@ def test_a_mistake_in_a_tile_is_named_from_hidden_states(key: str) -> None:
 
 
 def test_the_columns_of_one_product_are_named_by_their_number_alone() -> None:
-    """The size of a tile explains the ends of several widths; the end of one width is a number."""
+    """A tile size is named only if it explains the ends of several widths. For one width, a number is named."""
     plant = product("x @ weight * (np.arange(len(bias)) < len(bias) - 4)", "at().endswith('ffn.hidden')")
     diagnosis = diagnosed("gpt2", stages("gpt2", plant), few=True)
     assert "ffn.hidden: the last 4 columns are the bias alone" in str(diagnosis)
@@ -70,7 +70,7 @@ def test_the_end_of_a_product_is_named_in_llama(ends: tuple[str, ...]) -> None:
 
 
 def test_the_last_rows_of_every_product_are_named_from_hidden_states() -> None:
-    """A layer then adds nothing to these rows, as if it was missing."""
+    """A layer then adds nothing to these rows, as if the layer were missing."""
     model, ids = tiny.model("llama", "causal-lm"), np.arange(5, 14)
     recorded = golden.record(model, [Text(ids)])
     stages = run(model, recorded, product("np.concatenate([(x @ weight)[:-2], 0 * x[-2:] @ weight])"), padded=False)

@@ -1,5 +1,5 @@
-"""Wrong weights are named from the stages that are computed with them: tables of relative positions, and pairs of one
-layer. A report without a cause says what to check and what to export."""
+"""Wrong weights are named from the stages that depend on them: tables of relative positions, and pairs in one layer.
+A report without a cause says what to check and what to export."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def unknown(array: np.ndarray, first: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("weights", [False, True])
 def test_a_report_without_a_cause_says_what_to_check_and_what_to_export(first: int, weights: bool) -> None:
-    """It does not ask to check weights that were compared, or that would spoil the right rows, too."""
+    """The report does not ask to check weights that were compared, or that would also change the correct rows."""
     model = tiny.model("bert")
     recorded = golden.record(model, texts_for(model))
     with edit({"layers.1.ffn.output": lambda array: unknown(array, first)}):

@@ -48,7 +48,7 @@ def accepted(server: Gated) -> float:
 
 
 def is_stopping(server: Server) -> bool:
-    """Returns whether the server refuses requests. An idle worker may already exit, which breaks its connections."""
+    """Returns whether the server refuses requests. An idle worker may have exited, which breaks its connections."""
     try:
         return server.get("/health")[0] == 503
     except (ConnectionError, urllib.error.URLError):

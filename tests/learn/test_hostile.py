@@ -138,7 +138,7 @@ def test_a_step_that_begins_gets_its_own_time(tmp_path: Path, monkeypatch: pytes
 
     def ended_in(process: object) -> bool:
         seen.append(1)
-        if len(seen) % 300 == 0:  # 15 of the 20 seconds of a function
+        if len(seen) % 300 == 0:  # 300 polls take 15 s, of the 20 s that each function may take
             with open(results, "a") as file:
                 file.write('{"began": "gelu"}\n')
         return len(seen) == 3000

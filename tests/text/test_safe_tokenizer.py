@@ -325,7 +325,10 @@ def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, .
 
 
 def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> None:
-    """A million letters, each repeated 200 times, would need 40 GB, and the library ends a process that has less."""
+    """A million letters, each repeated 200 times, would need 40 GB.
+
+    Without that much memory, the library aborts the process.
+    """
     parts = several("normalizers", [replaced("a", "b" * 20), replaced("b", "b" * 10)])
     tokenizer = load_tokenizer(write(tmp_path, normalizer=parts), CONFIG, Limits(characters=20_000))
     long, said = (

@@ -82,7 +82,7 @@ def test_the_longest_text_is_the_smaller_of_model_and_settings(limit, tokens, tm
 
 
 def test_model_input_names_may_leave_out_the_token_types(tmp_path):
-    """If they leave them out, Transformers passes no token types to the model, and every token has type 0."""
+    """Without token_type_ids in model_input_names, Transformers passes no token types, and every token has type 0."""
     tiny.folder(tmp_path, "bert")
     pair = Pair("ice cream", "not")
     scores = []

@@ -100,7 +100,7 @@ def test_merging_sums_to_a_word_and_averages_from_it() -> None:
     spans = word_spans(PAIR)
     merged = merge_pieces(array, spans, spans)
     assert merged.shape == (4, 8, 8)
-    np.testing.assert_allclose(merged.sum(axis=-1), 1, rtol=1e-15)  # rows still sum to 1
+    np.testing.assert_allclose(merged.sum(axis=-1), 1, rtol=1e-15)  # after merging, rows still sum to 1
     np.testing.assert_array_equal(merged[:, 0, 0], array[:, 0, 0])
     np.testing.assert_allclose(merged[:, 6, 6], array[:, 6:8, 6:8].sum(axis=(1, 2)) / 2, rtol=1e-15)
 

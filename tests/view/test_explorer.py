@@ -1,4 +1,4 @@
-"""The explorer's server: its values are the engine's, and only its own page is answered."""
+"""The explorer's server returns the engine's values, and answers only its own page."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def shown(part: dict[str, Any]) -> list[list[Any]]:
 
 
 def test_every_view_is_that_of_the_page(client: Client, model: Model) -> None:
-    """The data of each view is what `view.page` writes, except the layer and head that the page opens on."""
+    """The data of each view is the data that `view.page` writes, except the layer and head that the page opens on."""
     found = client.parts(state(TEXT), "answer", "reasons", *KINDS)
     page = view.page(model, TEXT, layer=0)
     expected = page.html()
@@ -78,7 +78,7 @@ def test_every_view_is_that_of_the_page(client: Client, model: Model) -> None:
 
 KINDS = ("heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation")
 
-#: Edits of a page -> the engine's.
+#: Name -> a change as the page sends it, and the equivalent edit of the engine.
 EDITS: dict[str, tuple[dict[str, Any], Any]] = {
     "without a head": (
         {"kind": "head", "attention": "layers.1.attention", "head": 2}, lambda m: without_head("layers.1.attention.context", 2),
@@ -138,7 +138,7 @@ CHOICES = st.lists(st.tuples(st.sampled_from([*EDITS, *WORDS]), st.integers(0, 9
 def test_edits_and_undos_in_any_order_leave_the_engine_s_numbers(
     steps: list[tuple[str, int]], client: Client, model: Model
 ) -> None:
-    """A step makes an edit, or takes back one that is made, as a click on its chip does."""
+    """A step makes an edit, or undoes one, as a click on its chip does."""
     made: list[str] = []
     for name, at in steps:
         if made and at < 3:
@@ -196,7 +196,7 @@ def test_a_pair_and_what_can_be_changed(client: Client, model: Model) -> None:
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"marian", "bart", "t5", "mt5", "transformer"}))
 def test_every_family_has_heads_blocks_and_rows_to_change(family: str) -> None:
-    """The stages of the grid exist, so a click on any of its cells is an edit. A translator is tried in the browser."""
+    """The grid's stages exist, so a click on any cell makes an edit. Translators are tested in the browser."""
     made = tiny.model(family, "base") if family in encoders() else tiny.model(family, "causal-lm")
     recorded = npformer.trace(made, [5, 6, 7, 8])
     found = change_view(made, recorded, recorded, "text")
@@ -254,7 +254,7 @@ def test_the_page_may_only_ask_its_own_server(client: Client) -> None:
     status, body, headers = client.send("GET", f"/{client.token}/")
     page = body.decode()
     assert status == 200
-    assert headers["Referrer-Policy"] == "no-referrer"  # a link elsewhere must not tell the token
+    assert headers["Referrer-Policy"] == "no-referrer"  # a link to another site must not reveal the token
     assert headers["Cache-Control"] == "no-store"
     assert "default-src 'none'" in page
     assert "connect-src 'self'" in page
@@ -337,14 +337,14 @@ def test_a_stage_of_another_model_or_a_long_text_ends_in_the_limit_of_tokens(tmp
 
 
 def test_a_newer_state_replaces_older_ones_that_wait(model: Model) -> None:
-    """Twenty states that come quickly, as of somebody who types: at most three are computed, and the last is one."""
+    """Of twenty states in quick succession, as when a user types, at most three are computed, including the last."""
     with view.explore({"tiny": model}, TEXT) as explorer:
         client = Client(explorer)
         parts, release = explorer._server.parts, threading.Event()
         usual = parts.part
         parts.part = lambda *args: (release.wait(30), usual(*args))[
             1
-        ]  # the first computation takes until all have come
+        ]  # the first computation lasts until all requests have arrived
         bodies = [client.request(state(TEXT[: i + 1]), "answer") for i in range(20)]
         replies: dict[int, tuple[int, Any]] = {}
         threads = []

@@ -1,4 +1,4 @@
-"""Another outcome than the model's own answer is explained."""
+"""The explorer can explain an outcome other than the model's own answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.explorer_client import state
 
 
 def test_another_outcome_is_explained_in_every_part_and_as_python(capsys: pytest.CaptureFixture) -> None:
-    """The words and heads of NEGATIVE are those of POSITIVE with the sign turned; the answer is the same."""
+    """NEGATIVE has the same words and heads as POSITIVE, with opposite signs, and the answer does not change."""
     model = npformer.load("distilbert-sst2")
     parts = Parts({"distilbert-sst2": model})
     head = {"kind": "head", "attention": "layers.1.attention", "head": 2}

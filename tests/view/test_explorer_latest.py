@@ -20,7 +20,7 @@ TEXT = "the news is good and I love ice cream"
 def test_a_picture_does_not_wait_for_work_that_nobody_wants(
     part: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third of many runs of the model is held until a newer state has come. None follows it."""
+    """The third of many runs is blocked until a newer state has arrived. No run for the old state follows."""
     model = npformer.load(tiny.folder(tmp_path / "model", "bert"))
     begun, go_on, runs = threading.Event(), threading.Event(), []
     usual = Model.run

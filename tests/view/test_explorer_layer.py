@@ -1,4 +1,4 @@
-"""What a layer does at a token: the shares, lengths and answers are those of the engine."""
+"""The effect of a layer at a token: the shares, lengths and answers equal those of the engine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_layer_s_reads_lengths_and_answers_are_the_engine_s(parts: Parts) -> N
 
 @pytest.mark.parametrize("family", SINGLE)
 def test_every_family_s_row_is_the_sum_that_its_layer_made(family: str) -> None:
-    """What remains of a sum without the blocks is the row that entered: the output of the layer before it."""
+    """A layer's sum minus the outputs of its blocks is the row that it reads: the output of the previous layer."""
     recorded = npformer.trace(made(family), [5, 6, 7, 8])
     first, second = (layer_at(recorded, None, layer, 2, frozenset()) for layer in (0, 1))
     assert first["blocks"]

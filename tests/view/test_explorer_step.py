@@ -1,4 +1,4 @@
-"""The tab `Step`: the page's lines and arrays are those of the engine, and a changed line can do nothing but arithmetic."""
+"""The tab `Step`: the page's lines and arrays agree with the engine, and a changed line can do only arithmetic."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_bundled_model_s_page_gives_its_answer(name: str) -> None:
 
 
 def test_the_array_of_a_line_is_the_stage_of_the_engine(parts: Parts, text: str) -> None:
-    """The second call of attention made the scores of layer 1, head by head."""
+    """The second call of attention computes the scores of layer 1, for each head."""
     run = parts.stepped(read_state(state(TEXT)))
     line = line_of(text, SCORES)
     made = [each[3]["scores"] for each in run.recording.steps if each[1] == line]
@@ -189,7 +189,7 @@ def test_a_changed_line_that_fails_says_where(to: str, message: str, parts: Part
 
 
 def refused(parts: Parts, text: str, change: dict[str, Any]) -> dict[str, str]:
-    """Returns the reason for which the page refuses a change. A refused change leaves the page and its arrays alone."""
+    """Returns the reason why the page refuses a change. A refused change does not affect the page."""
     asked = read_state(state(TEXT, edits=[change]))
     view, usual = parts.part(asked, "step")["view"], parts.part(read_state(state(TEXT)), "step")["view"]
     assert {name: view[name] for name in ("source", "steps", "outcomes", "before")} == {
@@ -206,7 +206,7 @@ def test_a_refused_line_comes_with_the_page_and_the_reason(to: str, parts: Parts
 
 
 def test_other_changed_lines_run_beside_a_refused_one(parts: Parts, text: str) -> None:
-    """The check finds the wrong line among several; a line that fails in the run is the one that was changed last."""
+    """The check finds the wrong line among several. If the run fails, the line that was changed last is refused."""
     good = changed(text, SCORES, "scores = q @ k.mT / q.shape[-1]")
     alone = parts.part(read_state(state(TEXT, edits=[good])), "step")["view"]
     for wrong in ("weights = masked_softmax(", "weights = masked_softmax(scores, mask) + np.ones(3)"):
@@ -234,7 +234,7 @@ def test_a_changed_line_without_an_end_is_stopped(parts: Parts, text: str, monke
 
 
 def test_the_process_of_a_changed_page_can_write_no_file_and_its_output_is_no_pickle(tmp_path: Any) -> None:
-    """Even a program that got past the check: the process itself has limits, and its output is numbers and JSON."""
+    """This holds even for a program that passed the check: the process has limits, and outputs JSON and numbers."""
     path = tmp_path / "file"
     text = f"import numpy as np\ndef f():\n    np.ones(3).tofile({str(path)!r})\n    return np.ones(1)\ndef h(x):\n    return {{'a': x}}\n"
     with pytest.raises(NpformerError, match=r"line 3|needs more"):

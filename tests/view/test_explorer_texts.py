@@ -1,4 +1,4 @@
-"""What the explorer says of texts that are empty, long or cut, and pairs that are begun on the page."""
+"""The explorer's notes about texts that are empty, long or truncated, and about pairs that are begun on the page."""
 
 from __future__ import annotations
 

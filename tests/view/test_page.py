@@ -109,7 +109,7 @@ def test_equal_arrays_are_in_a_page_once() -> None:
     page = shown.html()
     stored = re.findall(r'data-array="(\d+)">([^<]*)<', page)
     assert sorted(text for _, text in stored) == sorted({block.text for block in blocks})
-    assert len(stored) < len(blocks)  # the heads and model views share all arrays, the neurons and stages views some
+    assert len(stored) < len(blocks)  # heads and model views share all arrays, neurons and stages views share some
     (found,) = re.findall(r'id="meta">(.*?)</script>', page)
     (views,) = json.loads(found)["texts"]
     texts = dict(stored)
@@ -290,7 +290,7 @@ def test_of_a_long_text_the_heads_with_the_largest_estimates_are_ablated(monkeyp
 
 
 def test_a_lens_names_its_tokens_as_parts_of_the_whole_text() -> None:
-    """Only the rest of the text shows that the last tokens, which are bytes, are those of byte-level BPE."""
+    """Only the rest of the text shows that the last tokens, which are bytes, come from byte-level BPE."""
     found = replace(logit_lens_of(("¿", "Ļ", "other")), positions=(4, 5))
     shown = LensView(found, ("It", "Ġis", "Ġ", "è", "¿", "Ļ"))
     assert shown.names == ("\\xbf", "\\x99")

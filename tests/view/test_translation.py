@@ -1,4 +1,4 @@
-"""Views of a translation model from a text alone: it is translated first, and both sides have their own tokens."""
+"""Views of a translation model for a text alone: the text is translated first, and each side shows its tokens."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ class _Blas:
             self.condition.notify_all()
 
     def _at_rest(self) -> bool:
-        """Whether the threads of all users have ended or wait for a fork. The current thread counts as waiting."""
+        """Whether the threads of all users have ended or are waiting for a fork, as the current thread is."""
         return not any(thread.is_alive() for thread in self.users.values() if thread not in self.forking)
 
     def put_back(self) -> None:

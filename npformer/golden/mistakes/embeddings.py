@@ -126,7 +126,7 @@ def _rules(right: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Callab
 
 
 def _nearest_rows(port: Port, table: np.ndarray, own: list[np.ndarray], rest: str) -> list[np.ndarray] | None:
-    """Returns for each token the row of the table for which the stage is nearest to the port's.
+    """Returns, for each token, the table row that comes closest to reproducing the port's stage.
 
     The stage is the positions, the sum of embeddings, or the normalized sum.
     """
@@ -166,7 +166,7 @@ def _rows_of(port: Port, table: np.ndarray) -> Rule:
 
 
 def other_orders(config: Config) -> dict[str, np.ndarray]:
-    """Returns sinusoidal tables with the columns in wrong orders: way -> (P, D). {} without a sinusoidal table."""
+    """Returns sinusoidal tables (P, D) with columns in wrong orders, by description; {} without a sinusoidal table."""
     if not config.positions.table.startswith("sinusoidal"):
         return {}
     halves = config.positions.table != "sinusoidal"
@@ -174,7 +174,7 @@ def other_orders(config: Config) -> dict[str, np.ndarray]:
 
 
 def other_formulas(config: Config) -> dict[str, np.ndarray]:
-    """Returns sinusoidal tables with wrong angles: way -> (P, D). {} without a sinusoidal table."""
+    """Returns sinusoidal tables (P, D) with wrong angles, by description; {} without a sinusoidal table."""
     if not config.positions.table.startswith("sinusoidal"):
         return {}
     halves, half = config.positions.table != "sinusoidal", config.table_width // 2

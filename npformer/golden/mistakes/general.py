@@ -80,7 +80,7 @@ def names_of(port: Port) -> list[str]:
 
 
 def said_of(found: Mapping[str, list[str]]) -> str:
-    """Describes which stage each exported stage really holds, for example if the layers are off by one."""
+    """Describes which stage each exported stage really contains, for example if the layers are off by one."""
     steps = {parted(stage)[1] - parted(names[0])[1] for stage, names in found.items()}
     pairs = [f"{stage} is {' or '.join(names[:2])}" for stage, names in found.items()]
     said = f"{', '.join(pairs[:4])}{', ...' if len(pairs) > 4 else ''}"
@@ -117,7 +117,7 @@ def head_width_in(port: Port) -> int:
 
 
 def _order(port: Port, axis: int) -> np.ndarray | None:
-    """Finds the correct row or column nearest to each of the port's. None unless these form another permutation."""
+    """Finds the correct row or column nearest to each row or column of the port; None unless this permutes them."""
     theirs, ours = (
         np.concatenate([np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in arrays], axis=1)
         for arrays in (port.theirs, port.rightly)

@@ -108,7 +108,7 @@ def _with_mask_of(text: int) -> Rule:
 
 
 def lowered(port: Port) -> Ways:
-    """Masked scores get a number added, or are replaced with one, that is not low enough."""
+    """Adds a number that is not low enough to masked scores, or replaces the scores with it."""
     if not any(name.endswith("attention.weights") for name in port.span):
         return
     for c in (*_solved(port), *LOWERED):
@@ -117,12 +117,15 @@ def lowered(port: Port) -> Ways:
 
 
 def _solved(port: Port) -> list[float]:
-    """Finds the number added to masked scores, because log(weights) and scores have the same differences."""
+    """Recovers the number that was added to masked scores.
+
+    This is possible because log(weights) and the scores differ only by a constant per row.
+    """
     scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
     found = list[np.ndarray]()
     for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
         hidden = (ours == 0) & (theirs > 0)
-        own = np.broadcast_to(np.argmax(ours, axis=-1)[..., None], ours.shape)  # a visible key, to compare with
+        own = np.broadcast_to(np.argmax(ours, axis=-1)[..., None], ours.shape)  # a visible key as reference
         with np.errstate(all="ignore"):
             lost = s - np.log(theirs)
             found.append((lost - np.take_along_axis(lost, own, axis=-1))[hidden])

@@ -205,7 +205,7 @@ def _heads(port: Port) -> np.ndarray | None:
 
 
 def _subsets(count: int) -> Iterator[tuple[int, ...]]:
-    """Yields all smaller subsets of at most four heads; of more heads, only single heads and runs from either end."""
+    """Yields all proper subsets of up to four heads or, of more heads, single heads and runs from either end."""
     if count <= 4:
         yield from (some for size in range(1, count) for some in combinations(range(count), size))
         return
@@ -251,7 +251,7 @@ def some_columns(port: Port) -> Ways:
 
 
 def _copied(theirs: np.ndarray, right: np.ndarray) -> np.ndarray | None:
-    """Returns for each column the nearest correct column; None unless a correct column is the nearest to several."""
+    """Returns the nearest correct column of each column; None unless several columns have the same nearest one."""
     if theirs.shape != right.shape or not 1 < theirs.shape[1] <= MOST_COLUMNS:
         return None
     order = nearest(theirs.T, right.T)
@@ -283,7 +283,8 @@ def _without(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
 def _inputs(port: Port) -> tuple[str, np.ndarray] | None:
     """Finds how many times the port's linear layer counts each column j of x: m_j in sum_j m_j x_j W_j = theirs - b.
 
-    Returns the stage x and m, 0 for columns left out and 2 for columns added twice; None if every column counts once.
+    Returns the stage x, and m, which is 0 for columns left out and 2 for columns added twice; None if every column
+    counts once.
     """
     groups = [group for group in port.groups if port.weights.get(f"{group}.weight", np.zeros(0)).ndim == 2]
     names = parents_of(port)

@@ -12,7 +12,7 @@ PAIRS = 8  # maximum number of heads for which all pairs are exchanged or copied
 
 @lru_cache(maxsize=64)
 def maps_of(size: int, width: int = 0) -> dict[str, np.ndarray]:
-    """Returns description -> map of `size` columns. A width other than 0 adds maps of heads of this width."""
+    """Returns maps of `size` columns by description. A width other than 0 adds maps of heads of this width."""
     numbers = np.arange(size)
     orders = {"halves exchanged": np.roll(numbers, size // 2), "reversed": numbers[::-1]}
     orders |= {f"moved by {n}": np.roll(numbers, n) for n in (1, -1) if size > 1}
@@ -56,9 +56,9 @@ def said_of_map(order: np.ndarray, width: int = 0) -> str:
 
 
 def map_of_numbers(theirs: np.ndarray, own: np.ndarray) -> np.ndarray | None:
-    """Returns the index in `own` of a number equal to each of `theirs`, preferably at the same place.
+    """For each number in `theirs`, returns the index of an equal number in `own`, preferably at the same position.
 
-    None if a number has no equal, or if every number is at its correct place.
+    Returns None if a number has no equal, or if every number is at its correct position.
     """
     near = np.abs(np.subtract.outer(theirs, own)).argmin(1)
     allowed = 1e-5 * max(float(np.abs(own).max()), 1e-30)

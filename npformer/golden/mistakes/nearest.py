@@ -8,7 +8,7 @@ from npformer.golden.mistakes.parts.norm import standard
 
 
 def nearest(rows: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Returns for each row e (N, D) the index of the nearest row t of a table (V, D).
+    """Returns the index of the nearest row t of a table (V, D) for each row e (N, D).
 
     |e - t|^2 is smallest where |t|^2 / 2 - e t^T is.
     """
@@ -17,7 +17,7 @@ def nearest(rows: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def nearest_normalized(z: np.ndarray, rest: np.ndarray, table: np.ndarray, eps: float) -> np.ndarray:
-    """Returns for each normalized row z the index of the row t for which the layer norm of rest + t is nearest to z.
+    """Returns, for each normalized row z, the index of the table row t for which Normalize(rest + t) is nearest to z.
 
     z, rest (N, D), table (V, D) -> (N,).
     """

@@ -23,7 +23,7 @@ def other_mask(port: Port) -> Ways:
         return
     seen, ours = ([np.any(array, axis=0) for array in arrays] for arrays in (port.theirs, port.rightly))
     if all(map(np.array_equal, seen, ours)) or sum(int(a.sum()) for a in seen) < 1.5 * sum(len(a) for a in seen):
-        return  # a query that sees only one key gives that key weight 1, whatever the score
+        return  # if a query sees only one key, that key has weight 1 with any score
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         picture = np.zeros(y.shape[-2:], bool)

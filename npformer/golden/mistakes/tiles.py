@@ -22,7 +22,7 @@ from npformer.golden.port import Port, made_by
 
 TILES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 ENDS = (1, 2, 4, 8, 16, 32, 64)  # inputs or columns in the last tile, in addition to the remainders of a width
-LANES = (8, 16, 32, 64, 128, 256, 512, 1024)  # a row is padded to a multiple
+LANES = (8, 16, 32, 64, 128, 256, 512, 1024)  # a row is padded to a multiple of one of these
 
 # --- products --------------------------------------------------------------------------------------------------------
 

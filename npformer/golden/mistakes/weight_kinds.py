@@ -94,7 +94,7 @@ def other_tables(port: Port) -> Ways:
 
 
 def other_biases(port: Port) -> Ways:
-    """The error of the scores, (H, T, T), depends only on the head and the distance, as that of a table of biases."""
+    """The error of the scores, (H, T, T), depends only on head and distance, like an error in a table of biases."""
     if not is_single(port) or not any(parted(group)[2] == "relative_bias" for group in port.groups):
         return
     longest = int(np.argmax([array.shape[-1] for array in port.theirs]))
@@ -193,7 +193,7 @@ def _softmax_in_half(y: np.ndarray, at: At) -> np.ndarray:
 
 def reordered(port: Port) -> Ways:
     """Rows or columns of a weight, or numbers of a bias, are in the wrong order, or some are copies of others."""
-    found = is_single(port)  # moved columns of the stage are found without trying maps
+    found = is_single(port)  # moved columns of a single stage are found by a different mistake, without trying maps
     for stage in port.span:
         weight, bias = (port.weights.get(f"{stage}.{part}") for part in ("weight", "bias"))
         if weight is None or weight.ndim != 2 or parted(stage)[2].startswith("embeddings."):
@@ -210,7 +210,7 @@ def reordered(port: Port) -> Ways:
 
 
 def _moved(axis: int, order: np.ndarray, has_bias: bool) -> dict[str, Rule]:
-    """Returns "weight", "bias" or both -> a rule that moves them: y = x W[order] + b, or columns of x W and b."""
+    """Maps "weight", "bias" or both to a rule that moves them: y = x W[order] + b, or columns of x W and b."""
 
     def weight(y: np.ndarray, at: At) -> np.ndarray:
         b = at.weight(at.name, "bias")

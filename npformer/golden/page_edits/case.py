@@ -19,7 +19,7 @@ from npformer.golden.page_edits.operators import Edit
 Arrays = Sequence[np.ndarray]  # a stage, one array for each text
 MOSTLY = 0.99  # an edit must explain this fraction of the error before its rounding error is measured
 FAR = 0.5  # relative error of a stage that no rounding explains; 4 bits for a whole array make about 0.15
-ROUNDED = 0.9  # the same for edits that round, because a number between two steps may be rounded to either
+ROUNDED = 0.9  # replaces MOSTLY for edits that round, because a number between two steps may be rounded to either
 
 
 class Place(NamedTuple):
@@ -53,7 +53,7 @@ class Case:
         self.page, self.theirs, self.budgets, self.stage = page, theirs, budgets, stage
         self.right, self.exported = [each[stage] for each in right], frozenset(before)
         self.stages = [{name: each[name] for name in earlier if name in each} for each in right]
-        #: Number of stages of a golden file that the other program did not export since the last one that it did.
+        #: Number of golden stages between the last exported stage and the wrong one.
         shown = max((order.index(each) for each in before), default=-1)
         self.hidden = sum(each in budgets for each in earlier[shown + 1 :])
         self.calls: list[list[Frame]] = []
@@ -214,7 +214,7 @@ class Case:
         return [part for part in found if not all(part in scope for scope in scopes)]
 
     def functions(self, level: int) -> Iterator[tuple[str, list[ast.stmt]]]:
-        """The functions whose calls may make the stage wrong, with the relevant statements; the top call's first."""
+        """The functions whose calls may make the stage wrong, the top call's first, with the relevant statements."""
         frames = self.frames(level)
         top = frames[0] if frames else None
         if top is None:

@@ -49,7 +49,7 @@ class Causes:
 
     @property
     def cause(self) -> Cause | None:
-        """The cause, if it is the only edit that fits and all were tried. Of pairs of edits, not all are tried."""
+        """The cause, if it is the only edit that fits and all single edits were tried. Not all pairs are tried."""
         alone = len(self.causes) == 1 and not self.was_cut and not self.causes[0].second
         return self.causes[0] if alone else None
 

@@ -98,8 +98,8 @@ def _are_positions(array: object) -> bool:
 
 
 def _masks(own: str) -> Iterator[str]:
-    """Wrong masks of a chunk: aligned to the top left, without a token's own key, earlier keys or the last of these
-    (as if the chunk had overwritten it), or with all keys."""
+    """Wrong masks of a chunk: aligned to the top left, with all keys, or without a token's own key, the earlier keys,
+    or the last earlier key, as if the chunk had overwritten it."""
     shape = f"*({own}).shape[-2:]"
     yield f"{own} & np.tri({shape}, -start, dtype=bool)"
     yield f"{own} & np.tri({shape}, -1, dtype=bool)"

@@ -1,4 +1,4 @@
-"""Finds the edits of a page with which it gives another program's values of its first wrong stage."""
+"""Finds the edits that make a page reproduce another program's values of the first wrong stage."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from npformer.golden.page_edits.instrumented import Frame, Page
 from npformer.golden.page_edits.operators import Edit
 
 SECONDS = 10.0
-FULL = 2.0  # with the stages around the wrong one shown; every hidden stage adds EACH
+FULL = 2.0  # seconds to search if the stage before the wrong one is exported; every hidden stage adds EACH
 EACH = 0.5
-FOR_PAIRS = 0.2  # the share of the time that is kept for pairs of edits
+FOR_PAIRS = 0.2  # the share of the time that is reserved for pairs of edits
 KNOWN = 0.5  # the share of the time to search if a known mistake gives the values, too
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
 LINES = 4  # longer statements are shown without their unchanged lines
-PAIRED = 400  # pairs of edits to try: those with effects that add up best to the error
+PAIRED = 400  # maximum pairs of edits to try: the pairs whose effects best add up to the error
 #: Kinds of edits that a port may make in some calls of a function and not in others.
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
 BASES = 16  # edits that are tried together with every other one
@@ -122,9 +122,9 @@ class _Search:
         self.seconds, self.until = seconds, time.thread_time() + seconds
         self.seen = set[tuple[str, int]]()
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
-        self.restricted: list[Try] = []  # edits of a function in some of its calls
+        self.restricted: list[Try] = []  # edits of a function that apply only in some of its calls
         self.rounded: list[tuple[list[Place], list[Frame]]] = []  # edits that round every value of a function
-        self.effects: list[Effect] = []  # of edits that do not fit alone
+        self.effects: list[Effect] = []  # effects of edits that do not fit alone
 
     @property
     def cut(self) -> bool:
@@ -132,7 +132,7 @@ class _Search:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time that is left is for pairs."""
+        """Whether the remaining time is reserved for pairs."""
         return time.thread_time() > self.until - FOR_PAIRS * self.seconds
 
     def causes(self) -> Causes:
@@ -283,7 +283,7 @@ class _Search:
         return first, " ".join(filter(None, before)), " ".join(filter(None, after))
 
     def _edited(self, edit: Edit) -> str:
-        """The page's text with an edit, in parentheses only where it needs them."""
+        """The page's text with an edit, which is in parentheses only if necessary."""
         node, lines = edit.node, list(self.page.lines)
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         start, end = lines[first][: node.col_offset], lines[last][node.end_col_offset :]

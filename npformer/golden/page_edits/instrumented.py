@@ -38,7 +38,7 @@ class Frame:
     function: str
     arguments: dict[str, Any]
     caller: Frame | None
-    line: int  # of the call in the caller
+    line: int  # the line of the call in the caller
     scope: tuple[str, ...]
     layers: dict[str, int]
     settled: set[int] = field(default_factory=set)  # lines whose assignments are stages of the other program
@@ -62,7 +62,7 @@ class Page(Stages):
         )
         #: Functions that are edited in some of their calls -> the part of stages' names, and the edited function.
         self.edited: dict[Any, tuple[str, Callable[..., Any]]] = {}
-        self.kinds: dict[str, dict[str, str]] = {}  # of the variables of each function
+        self.kinds: dict[str, dict[str, str]] = {}  # function -> the kinds of its variables' values
         self._trees: dict[str, ast.Module] = {}
         self._found: dict[str, dict[tuple[Any, ...], tuple[ast.AST, str, int | None]]] = {}
         self._begin(frozenset(), "")
@@ -72,7 +72,7 @@ class Page(Stages):
         self.exported, self.until = exported, until
         self.frames: dict[types.FrameType, Frame] | None = None
         self.found: Frame | None = None
-        self.line = 0  # of the statement that makes the stage, in its call
+        self.line = 0  # line of the statement that computes the stage, in its call
 
     def record(self, run: Callable[[types.ModuleType], Any], exported: frozenset[str], until: str) -> list[Frame]:
         """Runs the page up to a stage, and returns its calls so far; `found` is the call that computes the stage."""

@@ -1,7 +1,7 @@
 """Records the stages of a page: every assignment and every call with weights, under the names of a golden file.
 
 A call with weights, such as `linear(x, **query)`, is a stage of that name, and the names of stages inside it begin with
-it. An assignment `scores = ...` is the stage `scores` of the call in which it stands. Both follow from the source, so a
+it. An assignment `scores = ...` is the stage `scores` of the call that contains it. Both follow from the source, so a
 page needs no taps.
 """
 
@@ -108,7 +108,7 @@ class Stages:
         return value
 
     def stages_of_variable(self, function: str, name: str) -> list[str]:
-        """The names of the stages that a variable holds."""
+        """The names of the stages that a variable contains."""
         found = []
         for stage in STAGES.get(name, (name,)):
             if name in ("tokens", "total") and self.scope[-1:] != ["embeddings"]:
@@ -127,7 +127,7 @@ class Stages:
         """Calls a function with weights, and records the array that it returns, unless the function recorded it."""
         with self._in(name):
             own = ".".join(self.scope)
-            self.stages.pop(own, None)  # of an earlier run of the same layer
+            self.stages.pop(own, None)  # drops the array of an earlier run of the layer
             value = function(*args, **kwargs)
             found = value[0] if isinstance(value, tuple) else value
             if not isinstance(found, np.ndarray) or own in self.stages:

@@ -1,12 +1,12 @@
-// The model's answer above the views: each outcome with its probability, the words and the heads that it depends on most,
-// and for next words a slider of temperature.
+// The model's answer above the views: each outcome with its probability, the words and heads on which it depends most,
+// and, for next words, a slider for the temperature.
 
 const answerHere = el("section", { class: "answer", "aria-label": "Answer" });
 
-// On a page that computes, a button for outcome `i`, which words and heads then explain; else null.
+// On a page that computes, returns a button that makes the words and heads explain outcome `i`; else null.
 let explaining = () => null;
 
-// `before`: the probability before the model was changed, if it was. `i`: the rank of an outcome that may be explained.
+// `before`: the probability before changes of the model, if there are any. `i`: the rank of an outcome to explain.
 const outcomeOf = ([outcome, share, number, note], before, i = null) =>
   el(
     "li",
@@ -43,7 +43,7 @@ function beforeOf({ before, outcomes }) {
   return el("p", { class: "was" }, `${verdict} `, el("bdi", {}, shown(name)), `, ${fixed(100 * share, 2)}% before the changes.`);
 }
 
-// The words or heads for the answer and those against it; nothing if there are none.
+// The words or heads that count for the answer, and those that count against it; empty if there are none.
 function reasons(title, { [title.toLowerCase()]: sides, explained = null }, link) {
   const it = explained === null ? "it" : el("bdi", {}, shown(explained));
   const lists = ["for", "against"].map((side, i) =>
@@ -69,7 +69,7 @@ function leading(text, view, choices) {
   return link;
 }
 
-// A word, with its place if it is in the text twice.
+// A word, with its position if it occurs more than once in the text.
 const wordOf = ([text, place]) => {
   const name = el("bdi", {}, shown(text));
   return leading(place === null ? name : el("span", { class: "placed" }, name, el("sub", {}, String(place))), "attribution", {});
@@ -99,7 +99,7 @@ function sampled({ logits, others }, t, step) {
   return powers.map((power) => power / sum);
 }
 
-let chosenStep = null; // of the temperature
+let chosenStep = null; // the chosen step of the temperature
 
 // The slider; it lists the words with their probabilities, the rest of the vocabulary last.
 function temperature(next, outcomes, before) {

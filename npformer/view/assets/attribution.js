@@ -4,7 +4,7 @@ const controls = el("div", { class: "controls-row" });
 const about = el("p", { class: "about" });
 const texts = el("div", { class: "texts" });
 const list = el("table", { class: "list" });
-let explained = 0; // in a translation, the index of what is explained: all words or one word
+let explained = 0; // in a translation, the index of the explained outcome: all words, or one word
 let method = 0;
 const methods = () => meta.explained[explained].methods;
 let order = "place";
@@ -27,7 +27,7 @@ function word(m, number, text) {
       "--thick": `${(Math.abs(share) * 4).toFixed(2)}px`,
       "aria-label": `${shown(text)}: ${m.numbers[number]}`,
     },
-    el("span", {}, shown(text)), // no bdi, because dir="auto" of the paragraph would ignore its letters
+    el("span", {}, shown(text)), // no <bdi>, because the paragraph's dir="auto" would ignore the letters in it
   );
 }
 

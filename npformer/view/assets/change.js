@@ -1,4 +1,4 @@
-// Change view: heads, attention and FFN of each layer as a grid; a click removes one, a drag or the slider scales it.
+// Change view: heads, attention and FFN of each layer as a grid. A click removes one; a drag or the slider scales it.
 // change_words.js has the words, change_rows.js the second text with its rows and its direction.
 
 const grid = el("table", { class: "grid" });
@@ -89,7 +89,7 @@ grid.addEventListener("click", (event) => {
 });
 arrowsMove(grid);
 
-// The place of a head, as other tabs name it: the kind of attention in order of computation, the layer, the head.
+// A head's place in the form that other tabs use: the kind of attention in order of computation, the layer, the head.
 const kinds = [...new Set(meta.rows.map(({ attention }) => attention.replace(/\.\d+\./, ".")))];
 const isAt = (row, attention, layer) => {
   const at = placeOf(headOf(row, 0));
@@ -124,7 +124,7 @@ function drawPanel() {
   panel.firstChild.replaceChildren(...verdict());
 }
 
-// The answer before and after, beside what is changed.
+// The answer before and after the changes, next to the controls.
 function verdict() {
   const answer = doc.answers[0];
   if (!answer) return [];

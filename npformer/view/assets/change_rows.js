@@ -1,4 +1,4 @@
-// Change view, the second text: its rows in the place of those of the first, and the direction from the first to it.
+// Change view, the second text: replaces rows of the first text by its rows, or adds the direction between the texts.
 
 const patches = el("table", { class: "grid patches" });
 const rowsHere = el("section", {}, el("h3", {}, "Text B"));

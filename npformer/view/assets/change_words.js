@@ -1,4 +1,4 @@
-// Change view, words: a click on a word opens what can be done with it.
+// Change view, words: a click on a word opens the tools that change the word.
 
 const words = el("div", { class: "words" });
 const wordTools = el("div", { class: "word-tools", hidden: true });

@@ -1,4 +1,4 @@
-// Compare view: this state beside another one: the answers, the first stage that differs, the heads that differ most.
+// Compare view: the answers of this state and another, the first stage that differs, and the heads that differ most.
 
 let chosen = 0;
 const secondText = secondField();

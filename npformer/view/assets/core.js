@@ -1,6 +1,6 @@
 // Shared by all views: reading arrays, colours and themes, elements, tips. widgets.js has what views are built from.
-// No framework and no innerHTML (the page's policy forbids it): text only ever becomes text. Views follow, each a function
-// of its data and the page (shell.js), which shows one at a time.
+// No framework and no innerHTML, which the page's policy forbids: text is only inserted as text. Each view is a
+// function of its data and of the page (shell.js), which shows one view at a time.
 "use strict";
 
 const doc = JSON.parse(document.getElementById("meta").textContent);
@@ -55,10 +55,10 @@ function loader(heads) {
   };
 }
 
-// An array has its data in the page, or in `text` if it came later.
+// The data of an array is in the page, or in `text` if it was loaded later.
 async function read(head) {
   const text = head.text ?? document.querySelector(`script[data-array="${head.data}"]`).textContent;
-  // Browsers from 2025 on have a reader of base64, several times as fast.
+  // Browsers from 2025 on can decode base64 themselves, several times as fast.
   const packed = Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
@@ -102,7 +102,8 @@ const cache = {};
 const ramp = (scale) => (cache[scale + theme()] ??= steps(scale));
 const strength = (weight) => Math.sqrt(Math.max(weight, 0)); // for colour and opacity: 0.01 shows as a tenth
 const weightColour = (weight) => ramp("sequential")[Math.round(255 * Math.min(strength(weight), 1))];
-// A signed number relative to the largest magnitude shown with it: also its root, so that small ones keep their sign.
+// The colour of a signed number relative to the largest magnitude shown with it. A root makes small numbers show their
+// sign.
 function signedColour(value, limit) {
   const size = limit && Number.isFinite(value) ? Math.min(1, strength(Math.abs(value) / limit)) : 0;
   return ramp("diverging")[Math.round(127.5 + 127.5 * Math.sign(value) * size)] ?? ramp("diverging")[128];
@@ -126,8 +127,8 @@ function setTheme(name) {
 
 // ---- Elements ----------------------------------------------------------------------------------------------------
 
-// An element: `{class: ..., onclick: ...}`; other names are attributes, children are nodes or text. An `aria-` name has
-// the word true or false, others are there or not.
+// An element: `{class: ..., onclick: ...}`; other names are attributes, children are nodes or text. An `aria-`
+// attribute has the value "true" or "false"; other boolean attributes are present or absent.
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -146,7 +147,7 @@ const shown = (text) =>
   text
     .replace(/[\u0000-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
     .replace(/[\p{Surrogate}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd") || "\u00a0";
-// A token, in its own direction.
+// A token, isolated by <bdi>, because its script may run right to left.
 const token = (text) => el("bdi", { class: "token", title: text.length > 14 ? shown(text) : null }, shown(text));
 
 // The token or word at index `i` of a text, with the number of its (first) token if it occurs elsewhere in the text.
@@ -190,11 +191,11 @@ function ready() {
 const preferred = matchMedia("(prefers-color-scheme: dark)");
 setTheme(preferred.matches ? "dark" : "light");
 preferred.addEventListener("change", () => setTheme(preferred.matches ? "dark" : "light"));
-// A page that shows this one in a frame may choose: frame.contentWindow.postMessage("dark", "*").
+// A page that shows this page in a frame may set the theme: frame.contentWindow.postMessage("dark", "*").
 addEventListener("message", ({ data }) => {
   if (data === "light" || data === "dark") setTheme(data);
 });
-// Paper is white: print in the light theme, then go back.
+// Paper is white, so printing uses the light theme, and the former theme returns afterwards.
 let screenTheme = null;
 addEventListener("beforeprint", () => {
   screenTheme = theme();

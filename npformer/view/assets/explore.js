@@ -4,18 +4,18 @@
 const live = {
   page: Math.random().toString(36).slice(2), // the server computes only the newest state of a page
   state: doc.live.state,
-  number: 0, // of the state
+  number: 0, // number of the state
   parts: new Map(), // name -> part of this state
-  coming: new Map(), // name -> the promise of a part that was asked for
+  coming: new Map(), // name -> the promise of a part that was requested
   running: new AbortController(),
 };
-const TYPING = 80; // milliseconds after the last letter until the page follows
-const PAUSE = 300; // milliseconds without a letter, after which the page follows the next one at once
-const SLOW = 300; // milliseconds until the page says that it computes
+const TYPING = 80; // milliseconds after the last letter until the page is updated
+const PAUSE = 300; // milliseconds without a letter, after which the next letter updates the page at once
+const SLOW = 300; // milliseconds until the page says "Computing…"
 
 // ---- Asking ------------------------------------------------------------------------------------------------------
 
-// Says that the page computes, after a time in which most answers come.
+// Says "Computing…" after SLOW milliseconds, within which most replies arrive.
 const computing = el("p", { class: "computing", role: "status" });
 let open = 0; // requests without a reply
 let slow = 0;
@@ -26,13 +26,13 @@ function count(by) {
   else if (!computing.firstChild) slow = setTimeout(() => computing.replaceChildren("Computing\u2026"), SLOW);
 }
 
-// Dims an answer and a view of another state than that of the fields, until those of this state are here.
+// Dims the answer and the view of an earlier state until the answer to the current state arrives.
 function stale() {
   if (!live.parts.has("answer")) root.dataset.stale = "yes";
 }
 
-// Sends a request for this state and reads its reply. Returns null if a newer state has come, or after an error, which is
-// shown.
+// Sends a request for this state and reads the reply. Returns null if a newer state replaced this one, or after showing
+// an error.
 async function post(route, more, read = (reply) => reply.json()) {
   const { number, page, state } = live;
   const body = JSON.stringify({ page, number, state, ...more });
@@ -44,7 +44,7 @@ async function post(route, more, read = (reply) => reply.json()) {
     if (reply.ok) return await read(reply);
     complain((await reply.json()).error);
     stale();
-    drawChips(live.state.edits.map(({ kind }) => String(kind))); // one of them may be what the server refuses
+    drawChips(live.state.edits.map(({ kind }) => String(kind))); // the server may have refused one of them
   } catch (error) {
     if (number !== live.number || error.name === "AbortError") return null;
     complain("The server has ended. Start it again, and open the address that it prints.");
@@ -55,7 +55,7 @@ async function post(route, more, read = (reply) => reply.json()) {
   return null;
 }
 
-// Loads parts of this state that are not here yet. Returns whether they are of the state that is shown now.
+// Loads the parts of this state that are missing. Returns whether this state is still the current one.
 async function load(...names) {
   const { number } = live;
   const wanted = names.filter((name) => !live.parts.has(name) && !live.coming.has(name));
@@ -75,7 +75,7 @@ async function fetchParts(names) {
   if (found) names.forEach((name) => take(name, found[name]));
 }
 
-// Puts a part where the page looks for it.
+// Stores a part where the page reads it.
 function take(name, part) {
   live.parts.set(name, part);
   const place = doc.texts[0].findIndex(({ kind }) => kind === name);
@@ -90,7 +90,7 @@ function take(name, part) {
     complain(part.error ?? "");
     drawNotes(part.notes ?? []);
   }
-  if (name === "answer" && part.error) doc.answers[0] = null; // not that of another text
+  if (name === "answer" && part.error) doc.answers[0] = null; // the previous answer belongs to another text
   if ((name === "answer" || name === "reasons") && !part.error)
     doc.answers[0] = part.answer && { ...part.answer, before: live.parts.get("answer").before, explained: live.parts.get("answer").explained };
 }
@@ -100,7 +100,7 @@ function take(name, part) {
 const stubs = doc.texts[0].map((stub) => ({ ...stub }));
 const strings = (choices) => Object.fromEntries(choices.map(([name, value]) => [name, String(value)]));
 
-// Dims what is shown if the new state takes long. Dimming at once would cost the browser a layer, and time.
+// Dims the page if the new state takes long. Dimming at once would cost the browser time for another layer.
 let dimming = 0;
 function busy(what = "all") {
   if (root.dataset.busy === what) return;
@@ -114,7 +114,7 @@ function idle() {
   delete root.dataset.slow;
 }
 
-// Changes the state, and shows it: after `wait` milliseconds without another change, or at once after a pause.
+// Changes the state and shows the new one: after `wait` milliseconds without another change, or at once after a pause.
 let waiting = 0;
 let changedAt = -PAUSE;
 function update(change, wait = 0) {
@@ -133,7 +133,7 @@ function update(change, wait = 0) {
   else waiting = setTimeout(renew, wait);
 }
 
-// Shows the state: first the answer and the view that is open, then the words and heads that count.
+// Shows the state: first the answer and the open view, then the words and heads on which the answer depends.
 async function renew() {
   const { number } = live;
   const shownNow = made.get(`0 ${now.view}`);
@@ -144,24 +144,24 @@ async function renew() {
     busy("view");
   }
   if (!(await load("answer", now.view))) return;
-  const kept = shownNow?.renew && !about(0, now.view).error ? shownNow : null; // keeps what is held in it
+  const kept = shownNow?.renew && !about(0, now.view).error ? shownNow : null; // keeps the view's selections
   forget(kept);
   doc.texts[0] = doc.texts[0].map((meta, i) => (live.parts.has(meta.kind) ? meta : { ...stubs[i] }));
   idle();
   kept?.renew(about(0, now.view));
   await held(() => show(kept ? {} : { choices }));
-  await painted(); // the server would take the processors from the browser
+  await painted(); // otherwise the server's next work would slow down the browser's painting
   await explain(number);
 }
 
-// The end of the next frame; a page that is not in sight has none.
+// Resolves at the end of the next frame, or after SLOW milliseconds, because a hidden page has no frames.
 const painted = () =>
   new Promise((done) => {
     requestAnimationFrame(() => setTimeout(done));
     setTimeout(done, SLOW);
   });
 
-// Does something that may move the focus or the page, and moves them back.
+// Does work that may move the focus or scroll the page, and then restores both.
 async function held(work) {
   const [focus, x, y] = [document.activeElement, scrollX, scrollY];
   await work();
@@ -191,7 +191,7 @@ function stateOfAddress() {
     const state = JSON.parse(new URLSearchParams(location.hash.slice(1)).get("state"));
     if (state.texts[0].every((text) => typeof text === "string") && state.edits.every((edit) => Object(edit) === edit)) return state;
   } catch {
-    // no state, or not one that this page wrote
+    // the address has no state, or a state that this page did not write
   }
   return live.state;
 }

@@ -1,10 +1,10 @@
-// The changes of a state, for the tabs that make them.
+// Functions with which tabs make the changes of a state.
 
 const FIELDS = ["kind", "attention", "head", "stage", "position", "at", "line"];
 const same = (a, b) => FIELDS.every((name) => a[name] === b[name]) && (a.part ?? 0) === (b.part ?? 0);
 const madeOf = (edit) => live.state.edits.find((each) => same(each, edit));
 
-// Makes a change, or makes it anew in its place.
+// Adds a change, or replaces the change of the same thing, in the same position.
 function put(edit, wait = 0) {
   const { edits } = live.state;
   const at = edits.findIndex((each) => same(each, edit));

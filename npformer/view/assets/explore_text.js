@@ -1,4 +1,4 @@
-// The explorer's fields for texts, the chips of the changes, and the tools beside them.
+// The explorer's fields for texts, the chips of the changes, and the tools next to them.
 
 const problem = el("p", { class: "problem", role: "alert", hidden: true });
 function complain(message) {
@@ -7,7 +7,7 @@ function complain(message) {
   if (message) idle();
 }
 
-// What the page says about the texts, such as that one was cut.
+// Notes about the texts, for example that a text was truncated.
 const notesHere = el("p", { class: "notice", role: "status", hidden: true });
 function drawNotes(notes) {
   notesHere.textContent = notes.join(" ");
@@ -18,7 +18,7 @@ function drawNotes(notes) {
 
 const fields = el("div", { class: "texts" });
 
-// Words that were changed stay changed only while they are in the text.
+// Drops the changes of words that are no longer in the text.
 function wordsStill(edits, text, part) {
   const words = text.match(/\S+/g) ?? [];
   return edits.filter((edit) => edit.kind !== "word" || (edit.part ?? 0) !== part || words[edit.at] === edit.word);
@@ -27,7 +27,7 @@ function wordsStill(edits, text, part) {
 function typed(index, part, text) {
   const texts = live.state.texts.map((parts) => [...parts]);
   texts[index][part] = text;
-  if (live.knobs) Object.assign(live.knobs, { ahead: 0, written: [] }); // what was written ends where one types
+  if (live.knobs) Object.assign(live.knobs, { ahead: 0, written: [] }); // typing discards appended tokens
   const edits = index === 0 ? wordsStill(live.state.edits, text, part) : live.state.edits;
   update({ texts, edits }, TYPING);
 }
@@ -51,7 +51,7 @@ function field(index, part, label) {
   return area;
 }
 
-// The fields of the first text; a pair has two, the second of which may be begun and ended here.
+// The fields of the first text. A pair has two fields, and the second can be added and removed here.
 function drawFields() {
   const [parts] = live.state.texts;
   const areas = [...fields.querySelectorAll("textarea")];
@@ -68,7 +68,7 @@ function setParts(parts, focus = 0) {
   fields.querySelectorAll("textarea")[focus].focus();
 }
 
-// The field of text B, which is compared, or patched from; two tabs have it.
+// The field of text B, on the two tabs that compare with it or take rows from it.
 function secondField() {
   const area = el("textarea", { rows: 1, spellcheck: "false", class: "explore-field", "aria-label": "Text B", "data-text": "1 0", placeholder: "A second text to compare with" });
   area.value = live.state.texts[1]?.[0] ?? "";
@@ -91,7 +91,8 @@ const pageOnly = el(
   el("a", { href: "#view=step", onclick: (event) => (event.preventDefault(), show({ view: "step" }, true)) }, "Step's answer"),
 );
 
-// A click on an outcome makes it the one that words and heads explain; a second one, or its chip, the model's own answer.
+// After a click on an outcome, the words and heads explain it. A second click, or a click on its chip, returns to the
+// model's own answer.
 function explain_(number) {
   const { explained, ...options } = live.state.options ?? {};
   update({ options: number === null || number === explained ? options : { ...options, explained: number } });
@@ -104,7 +105,7 @@ explaining = (i, name) => {
   return el("button", { type: "button", class: "outcome", "aria-pressed": isOn, title, onclick: () => explain_(numbers[i]) }, el("bdi", {}, shown(name)));
 };
 
-// The chips of the changes of this state. A line that Step refuses is marked; `names` are those of new changes.
+// Draws the chips of this state's changes, and marks lines that Step refuses. `names`: the names of new changes.
 const labels = new WeakMap(); // change -> its name
 function drawChips(names = []) {
   const { edits } = live.state;
@@ -159,7 +160,7 @@ async function savePage() {
 }
 
 const code = el("pre", { tabindex: 0 });
-// Copies a text, and says so for some seconds. A notebook may not let the page in its cell copy.
+// Copies a text, and confirms this for some seconds. A notebook may forbid copying to the page in its cell.
 async function copyText(text, said) {
   const works = await navigator.clipboard.writeText(text).then(() => true, () => false); // prettier-ignore
   said.textContent = works ? "Copied." : "The browser does not let this page copy.";
@@ -183,7 +184,7 @@ async function showProgram() {
   programHere.showModal();
 }
 
-// The address has the state, and the token without which this server answers nothing.
+// The address contains the state, and the token without which the server answers nothing.
 const linkCopied = el("span", { class: "copied", role: "status" });
 const copyLink = quiet("Copy link", "Copy the address of what is shown; it opens on this computer while this server runs", () => copyText(location.href, linkCopied));
 
@@ -197,7 +198,7 @@ const models = select(
   "Model",
   doc.live.models.map((name, i) => [i, name]),
   live.state.options?.model ?? 0,
-  (i) => update({ options: { model: Number(i) } }), // an explained outcome is one of the model before
+  (i) => update({ options: { model: Number(i) } }), // drops the explained outcome, which belongs to the previous model
 );
 models.hidden = doc.live.models.length < 2;
 models.classList.add("texts-field");

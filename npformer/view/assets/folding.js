@@ -1,11 +1,11 @@
-// Head view, long texts: only the tokens with the strongest links have a row; those between them are folded into one row,
-// which a click opens. Lines to a folded token end at the row it is folded into.
+// Head view, long texts: only the tokens with the strongest links have a row. The tokens between them are folded into
+// rows, which a click opens. Lines to a folded token end at the row that contains it.
 
 const entries = { queries: [], keys: [] }; // rows from top to bottom: the index of a token, or a list of folded ones
 const opened = { queries: new Set(), keys: new Set() }; // tokens of rows that were opened
-// All rows; the smallest weight that is drawn, null: chosen here; lines to the sink, which hide the others.
+// Whether all rows are shown; the smallest weight with a line (null: computed here); whether lines to the sink show.
 const chosenRows = { whole: false, least: null, sink: false };
-let strongestWeight = 1; // of the shown heads
+let strongestWeight = 1; // the largest weight of the shown heads
 let crowdedWeight = 0; // the smallest of the strongest weights of a long text that are drawn
 let sink = null; // the key of a long text that gets much more weight than any other, { key, share }
 
@@ -29,7 +29,7 @@ function strengths() {
     queries: new Float64Array(side("queries").tokens.length),
     keys: new Float64Array(side("keys").tokens.length),
   };
-  const counts = new Uint32Array(weights.one + 2); // of each whole number of units
+  const counts = new Uint32Array(weights.one + 2); // number of links for each whole number of units
   for (const h of state.heads)
     for (const k of drawnKeys())
       for (const q of rows.queries) {

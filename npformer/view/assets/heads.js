@@ -21,7 +21,7 @@ function build() {
   root.style.setProperty("--names", `${Math.min(11, Math.max(...["queries", "keys"].map(widest)) / rem)}rem`);
 }
 
-// The widest token of a side in pixels. Known beforehand, it lets the browser lay out only the rows in the window.
+// The width of a side's widest token in pixels. With it, the browser can lay out only the rows in the window.
 function widest(which) {
   const context = canvas.getContext("2d");
   context.font = `650 ${getComputedStyle(document.body).fontSize} ${getComputedStyle(document.body).fontFamily}`;
@@ -79,7 +79,7 @@ function colourSquares() {
 
 async function show() {
   weights = await layerWeights(state.layer);
-  if (foldable()) build(); // other weights, other rows
+  if (foldable()) build(); // different weights may need different rows
   update();
 }
 
@@ -97,7 +97,7 @@ function toggle(h) {
   if (!heads.delete(h)) heads.add(h);
   setHeads(heads);
 }
-// Shows only this head, or all heads the second time.
+// Shows only this head or, at the second call, all heads.
 let alone = null;
 function isolate(h) {
   const again = alone === h && state.heads.size === 1 && state.heads.has(h);

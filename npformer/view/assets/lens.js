@@ -90,7 +90,7 @@ const ranks = () => [
   ),
 ];
 
-// The last row's answer in every row.
+// The output of the last row's answer in every row.
 function through(answer) {
   const most = meta.words[0][column].length;
   const rows = meta.rows.map((name, y) => {

@@ -4,10 +4,10 @@
 let rowHeight = 26; // height of a token
 const PAPER = 820; // height of the lines on a printed page, in pixels: a canvas cannot be divided between two pages
 const { faint: FAINT, fainter: FAINTER } = meta; // smallest weight of a line, for all tokens and for some tokens
-const TOP = 12; // links listed beside the picture
-const STEPS = 13; // of opacity, so that lines of one colour are stroked together
+const TOP = 12; // links listed next to the picture
+const STEPS = 13; // steps of opacity; lines with the same colour and step are stroked together
 
-let weights = null; // of the layer shown
+let weights = null; // weights of the layer shown
 
 const lists = {
   queries: el("div", {
@@ -39,7 +39,7 @@ function active(name) {
 }
 const shownHeads = () => [...state.heads].sort((a, b) => a - b);
 
-// The head with the largest weight from q to k, among those shown.
+// The head with the largest weight from q to k, among the heads shown.
 function strongest(heads, q, k) {
   let best = heads[0];
   for (const h of heads) if (weights.unit(h, q, k) > weights.unit(best, q, k)) best = h;
@@ -123,7 +123,7 @@ const looks = (found) =>
       return [found.get(key), { colour: headColour(Math.floor(key / STEPS)), level, thick: 0.75 + 2.5 * level }];
     });
 
-// What an SVG writes where a canvas draws.
+// A drawing context that records SVG paths instead of drawing on a canvas.
 class Written {
   constructor() {
     this.d = "";

@@ -263,7 +263,7 @@ function drawDetail() {
   const { q, k } = current;
   context.strokeStyle = getComputedStyle(root).getPropertyValue("--mark");
   context.lineWidth = 2;
-  const out = cell < 6 ? 2 : -1; // round a small cell, inside a large one
+  const out = cell < 6 ? 2 : -1; // outside a small cell, inside a large one
   context.strokeRect(places.keys[k] * cell - out, places.queries[q] * cell - out, cell + 2 * out, cell + 2 * out);
   label("queries", q, cell);
   label("keys", k, cell);

@@ -8,9 +8,9 @@ const part = () => meta.parts[state.part];
 const table = el("table", {});
 const controls = el("div", { class: "controls-row" });
 let arrays = null; // query, key and value of the layer shown; scores, weights, context if they are not as computed here
-let computed = null; // the row of each of those for the query
+let computed = null; // the query's row of scores, weights and context
 
-let every = false; // of a long text: every key, not only those with the largest weights
+let every = false; // whether a long text shows every key, not only the keys with the largest weights
 const opened = new Set(); // keys of folded rows that were opened
 const KINDS = { query: "query", key: "key", product: "query × key", value: "value", output: "output" };
 const slot = () => part().heads.indexOf(state.head); // index of the head in the arrays

@@ -68,7 +68,7 @@ class Paint {
     for (const child of summary ? [summary] : node.childNodes) this.node(child);
   }
 
-  // Ground, frame and picture of an element.
+  // Adds an element's background, borders and image.
   box(node, style, box) {
     const [x, y, width, height] = [box.left + this.x, box.top + this.y, box.width, box.height];
     const rx = Math.min(parseFloat(style.borderTopLeftRadius) || 0, height / 2);
@@ -155,7 +155,7 @@ class Paint {
   }
 }
 
-// The same in pixels, at twice the page's resolution, or the maximum of a canvas.
+// The picture in pixels, at twice the page's resolution or, if that is too large, at the maximum size of a canvas.
 async function rastered(svg, width, height) {
   const picture = new Image();
   picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;

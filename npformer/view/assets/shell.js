@@ -27,7 +27,7 @@ function viewOf(text, kind) {
         const isHere = ({ target }) => key === `${now.text} ${now.view}` && !target.closest?.("textarea, input[type=text]");
         addEventListener(type, (event) => isHere(event) && act(event), { ...options, signal: gone.signal });
       },
-      // Opens another view of the same text, or returns whether it exists.
+      // Opens another view of the same text, or only returns whether it exists.
       has: (view) => Boolean(about(text, view)),
       savers, // buttons for a dialog, which blocks the page's own
       open: (view, choices) => show({ text, view, choices }, true),
@@ -37,7 +37,7 @@ function viewOf(text, kind) {
   return made.get(key);
 }
 
-// The place of a view that a text or a model does not have, with the reason.
+// The element shown instead of a view that a text or a model lacks, with the reason.
 const missing = ({ error }) => ({
   controls: [],
   body: [el("p", { class: "missing" }, error)],
@@ -99,7 +99,7 @@ const placeIn = ({ attention, layer, head, from, at }) => ({
 
 // Takes over what has changed in the view that is shown; a head is chosen with its layer.
 const SHARES = ["heads", "model", "neurons", "stages", "lens", "ablation", "change", "step"];
-// A view whose address names a line or a stage says in `where` which layer and head that is.
+// A view whose address names a line or a stage returns the layer and head of that place in `where`.
 const whereIn = (inside) => placeIn(inside.where?.() ?? inside.read());
 function share() {
   const inside = shownView();
@@ -115,7 +115,7 @@ function share() {
   inside.version = place.version;
 }
 
-// The token that is chosen in all views, and a choice of it by a click on its row or chip.
+// The token that is chosen in all views, and the function that chooses it after a click on its row or chip.
 const isChosenToken = (at) => String(at) === place.token;
 function chooseToken(at) {
   place.token = at === null ? null : String(at);
@@ -129,7 +129,7 @@ function takeToken(text, count) {
   if (at !== null && Number(at) < count && !isChosenToken(at)) chooseToken(at);
 }
 
-// The selections with which a view shows what was chosen in another one; null for none.
+// The selections with which a view shows the head or token chosen in another view; null for none.
 const ofHead = ({ attention, layer, head }) => (head === null ? {} : { attention: attention ?? undefined, layer, head });
 const ofLayer = ({ layer }) => (layer === null ? {} : { layer });
 const ofPlace = ({ attention, layer, head }) => ({ attention, layer, head });
@@ -193,7 +193,7 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   note(step);
 }
 
-// Puts nodes into an element, unless they are there: what is put in again forgets how far it was scrolled.
+// Puts nodes into an element, unless they are already there: a node that is inserted again loses its scroll position.
 function putIn(node, children) {
   const same = node.childNodes.length === children.length && children.every((child, i) => child === node.childNodes[i]);
   if (!same) node.replaceChildren(...children);

@@ -34,7 +34,7 @@ const linkNodes = (q, k) => [
 ];
 const linkText = (q, k) => `${shown(side("queries").tokens[q])} to ${shown(side("keys").tokens[k])}`;
 
-// Controls for the stack, the part of a pair, and pieces or words, if there is a choice. `change` gets the change.
+// Controls for the stack, the part of a pair, and pieces or words, if there is a choice. `change` receives the change.
 function stackControls(change) {
   const { forms } = stack();
   const pair = side("queries").tokenTypes.length && side("keys").tokenTypes.length;
@@ -95,7 +95,7 @@ const readStack = () => ({
   tokens: state.form === meta.shown.form ? null : state.form,
 });
 
-// Reads these from an address; invalid values are ignored.
+// Reads the selections from an address; invalid values are ignored.
 function applyStack({ attention, layer, show, tokens }) {
   state.stack = whole(attention, meta.stacks.length) ?? meta.shown.stack;
   const at = stack().numbers.indexOf(Number(layer ?? NaN));

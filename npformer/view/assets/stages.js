@@ -3,7 +3,7 @@
 
 const stored = loader(meta.arrays);
 
-// A stage's array, or side by side the heads of the stage that has the same numbers.
+// A stage's array or, if another stage has the same numbers as heads, the heads of that stage side by side.
 async function load(i) {
   const { merged } = meta.steps[i];
   const array = await stored(merged ?? i);
@@ -44,7 +44,7 @@ function ends(kept, whole, most) {
   ];
 }
 
-// The rows of a table, with that of the chosen token.
+// The rows of a table, including the row of the chosen token.
 const ofText = (axis) => axis.tokens === meta.sides.at(-1);
 function withChosen(down, axis, kept) {
   const chosen = ofText(axis) ? Array.from({ length: kept }, (_, i) => i).findIndex((i) => isChosenToken(placeOf(axis, kept, i))) : -1;
@@ -304,7 +304,7 @@ const nav = el(
 function go(target) {
   if (target instanceof HTMLDetailsElement) {
     target.open = true;
-    build(target); // at once, because the toggle event comes later
+    build(target); // now, because the toggle event fires only later
   }
   target.scrollIntoView({ block: "start" });
   (target.querySelector(":scope > summary") ?? target).focus({ preventScroll: true });

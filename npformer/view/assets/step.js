@@ -1,9 +1,9 @@
-// Step view: the model's page with a marker at the current line, and beside it what the line made (step_array.js).
+// Step view: the model's page with a marker at the current line, and next to it the arrays of the line (step_array.js).
 // step_edit.js changes a line, step_place.js finds lines and layers.
 
 let at = 0; // index of the current step
-let picked = null; // the name whose array is shown; else the first that the line made
-const trail = []; // steps from which a click on a name went away
+let picked = null; // the name whose array is shown; null for the first name that the line assigned
+const trail = []; // the steps that were left by a click on a name
 
 const code = el("ol", { class: "code", "aria-label": "The model's page" });
 const path = el("p", { class: "path" });
@@ -41,7 +41,7 @@ function go(to, name = null) {
 }
 const move = (name) => go(moves[name]());
 
-// Where a name's value came from: the last line of this call that made it, or the line that called with it.
+// Where a name's value came from: the last line in this call that assigned it or, for an argument, the calling line.
 function origin(name) {
   const frame = step()[FRAME];
   const made = find(at, -1, (s) => s[FRAME] === frame && name in s[MADE]);
@@ -85,7 +85,7 @@ const lineParts = (text) =>
 
 const lineNode = (text, i) => el("li", { "data-line": i + 1 }, el("span", { class: "text" }, text || " "));
 
-// A click on a line goes to it; a second one changes it.
+// A click on a line goes to the line; a second click opens its editor.
 code.addEventListener("click", ({ target, detail }) => {
   const node = target.closest("li");
   if (!node || detail > 1 || target.closest("button, textarea") || getSelection().toString()) return;
@@ -130,7 +130,7 @@ function drawCode() {
 function bringIntoSight() {
   const [top] = code.marked;
   const edge = top.getBoundingClientRect().top - code.getBoundingClientRect().top + code.scrollTop;
-  const height = Math.max(top.offsetHeight, 80); // of an editor with the reason below it
+  const height = Math.max(top.offsetHeight, 80); // height of an editor with the reason below it
   const isAbove = edge < code.scrollTop + 40;
   if (isAbove || edge + height > code.scrollTop + code.clientHeight)
     code.scrollTop = Math.min(edge, edge + Math.max(height - code.clientHeight, -code.clientHeight / 3));
@@ -249,7 +249,7 @@ return {
     drawNote();
   },
   renew(next) {
-    if (takeRefused(next)) return; // the next run is without it
+    if (takeRefused(next)) return; // the next run leaves out the refused line
     meta = next;
     at = stepAt(live.place) ?? 0;
     trail.length = 0;

@@ -1,10 +1,10 @@
 // Step view, the array: its shape, its picture with a colour for each number, and the numbers themselves, by head.
 
 const arrayHere = el("div", { class: "array" });
-let asked = 0; // of the array that is shown, so that a slower one does not replace it
+let asked = 0; // counts requests for arrays, so that a slow reply does not replace a newer array
 let shownHead = null; // the chosen head
 
-// A part with an array, and its numbers.
+// Loads a part that contains an array, and decodes the array's numbers.
 async function fetchValue(name) {
   if (!(await load(name))) return null;
   const part = live.parts.get(name);
@@ -12,10 +12,10 @@ async function fetchValue(name) {
   return part;
 }
 
-// Whether the page reads changed words, or has changed lines; other changes are not of the page.
+// Whether words or lines of the page are changed. Other changes do not affect the page.
 const isPageChanged = () => live.state.edits.some(({ kind }) => kind === "word" || kind === "line");
 
-// Draws a value, and then the array that was there before the changes, if the part `was` is named.
+// Draws a value and then, if `was` names a part, the array before the changes.
 async function drawValue(name, value, was = null) {
   asked += 1;
   const mine = asked;
@@ -78,7 +78,7 @@ const shownOf = (part) => {
   const chosen = columnTokens(part) === meta.tokens ? columns.findIndex(isChosenToken) : -1;
   return [spaced(rows.length, TABLE.rows, rows.findIndex((_, r) => isPlace(part, r))), spaced(columns.length, TABLE.columns, chosen)];
 };
-// How much of an array the picture has, and how much the table leaves out.
+// How much of an array the picture shows, and how much the table leaves out.
 function extent(part) {
   const { picked: [, rows, columns], counts } = part; // prettier-ignore
   const some = (r, c, number) => [[r, counts[1], "rows"], [c, counts[2], "columns"]].filter(([n, all]) => n < all).map(([n, all, what]) => `${number(n, all)} of ${all} ${what}`).join(" and "); // prettier-ignore
@@ -88,7 +88,7 @@ function extent(part) {
 }
 
 const rangeOf = ({ range: [least, most, mean] }) => `From ${fixed(least)} to ${fixed(most)}, mean ${fixed(mean)}.`;
-// The chosen head, or the first one of an array that has no such head.
+// The chosen head, or the first head if the array does not show the chosen one.
 const headOf = ({ picked: [heads] }) => (shownHead !== null && shownHead < heads.length ? shownHead : 0);
 const numberAt = (part, r, c, numbers = part.numbers) => numbers.values[(headOf(part) * part.picked[1].length + r) * part.picked[2].length + c];
 const numberBefore = (part, r, c) => numberAt(part, r, c, part.before.numbers);
@@ -113,7 +113,7 @@ function drawPicture(part) {
   return canvas;
 }
 
-// The names of rows and columns: tokens, where there are as many.
+// The names of rows and columns: tokens if their number is that of the rows or columns, else indices.
 const tokensFor = (count) => [meta.tokens, meta.sources].find((tokens) => tokens.length === count && count > 1);
 function rowName({ counts, picked }, r) {
   const tokens = tokensFor(counts[1]);
@@ -125,7 +125,7 @@ function columnName(part, c) {
   return tokens ? placed(tokens, at_) : String(at_);
 }
 
-// Whether the rows are the text's tokens, and whether a row is of the token that is chosen on all tabs.
+// Whether the rows belong to the text's tokens, and whether a row belongs to the token chosen on all tabs.
 const hasTokens = ({ counts }) => tokensFor(counts[1]) === meta.tokens;
 const isPlace = (part, r) => hasTokens(part) && isChosenToken(part.picked[1][r]);
 

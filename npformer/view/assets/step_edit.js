@@ -1,5 +1,5 @@
-// Step view, changing a line: an editor in the place of the line. It stays open with the reason if the line is refused;
-// the line that was in force before remains.
+// Step view, changing a line: an editor replaces the line. If the new line is refused, the editor stays open with the
+// reason, and the previous line remains in force.
 
 let editing = null; // the line that is being changed
 let applied = null; // the change that was made last: { line, to, before }
@@ -7,7 +7,7 @@ let draft = null; // the change that was refused last: { line, to, reason }
 
 const lineEdit = (line) => live.state.edits.find((edit) => edit.kind === "line" && edit.line === line);
 
-// Takes back a change that the new run refuses, and returns whether it did.
+// Undoes a change that the new run refuses, and returns whether there was one.
 function takeRefused({ refused }) {
   const { line, to, before } = applied ?? {};
   applied = null;
@@ -60,7 +60,7 @@ function edit() {
   drawCode();
 }
 
-// The lines that are refused elsewhere, each with its reason; a click goes to the line.
+// The refused lines other than the current one, each with its reason. A click goes to the line.
 const refusals = () =>
   Object.entries(meta.refused)
     .filter(([line]) => Number(line) !== step()[LINE])

@@ -1,10 +1,10 @@
-// Step view, the layer at the chosen token in sentences: what its heads read, how far its blocks move the row, and the
-// answer without them. The server computes it after the answer's reasons, when the page rests.
+// Step view, sentences about the layer at the chosen token: the tokens that its heads read, how far its blocks move the
+// row, and the answer without each block. The server computes them after the answer's reasons, when the page is idle.
 
 const noteHere = el("div", { class: "layer-note", role: "status" });
-const REST = 120; // milliseconds without a step until it is asked for
-let noted = null; // the part that is shown, the state it is of, and the head
-let wanted = null; // those of the current place
+const REST = 120; // milliseconds without a step until the sentences are requested
+let noted = null; // the key of the sentences shown: state, layer and token, head
+let wanted = null; // the key of the current place
 let noting = 0;
 
 const tokenHere = el("select", { "aria-label": "Token", onchange: () => (chooseToken(tokenHere.value || null), draw(), page.changed()) });
@@ -26,7 +26,7 @@ function drawNote() {
   const missing_ = [...(number < 0 ? ["a layer"] : []), ...(at_ === null ? ["a token"] : [])].join(" and ");
   if (!name) return noteHere.replaceChildren(`Choose ${missing_} to read here what the layer does with the token.`);
   if (live.parts.has(name)) return tellLayer(name, key);
-  if (!live.parts.has("reasons")) return; // `explained` calls again
+  if (!live.parts.has("reasons")) return; // `explained` calls this function again
   noting = setTimeout(async () => (await load(name)) && wanted === key && tellLayer(name, key), REST);
 }
 
@@ -60,7 +60,7 @@ const readsOf = (blocks) =>
     ...wordsOf(reads, reads.mean),
   ]); // prettier-ignore
 
-// The chosen head by itself.
+// A sentence about the chosen head alone.
 function chosenReads(blocks) {
   const name = Number(layerOf(at).attention) === 2 ? "cross-attention" : "attention";
   const { reads } = blocks.find((block) => block.name === name) ?? {};
@@ -74,7 +74,7 @@ function sizesOf(blocks) {
   return first ? [capital(first[0]), ...(rest.length ? [", ", ...listed(rest)] : []), ". "] : [];
 }
 
-// The probability of the explained outcome, and that without each block at this token.
+// The probability of the explained outcome, with all blocks and without each block at this token.
 function answerOf(answer, own, blocks) {
   const known = blocks.filter(({ without }) => without);
   if (!known.length) return [];

@@ -1,4 +1,4 @@
-// Step view, places: the step of a line that is clicked, of a place in another run, and of the scores of a head.
+// Step view, places: finds the step of a clicked line, of a place in another run, and of a head's scores.
 
 const said = el("p", { class: "about", role: "status" });
 const say = (text) => said.replaceChildren(text);
@@ -6,14 +6,15 @@ const say = (text) => said.replaceChildren(text);
 // The first line of the statement to which a line belongs.
 const startOf = (line) => Object.keys(meta.changeable).map(Number).filter((first) => first <= line && endOf(first) >= line).at(-1) ?? line;
 
-// The step at a line: of this call if it has the line, else the next one, else the last before; null if it is not run.
+// The step of a line: in this call if possible, else the next step of the line, else the previous one; null if the line
+// does not run.
 function nearest(line) {
   const isHere = (s) => s[LINE] === line && s[FRAME] === step()[FRAME];
   const isThere = (s) => s[LINE] === line;
   return find(at - 1, 1, isHere) ?? find(at, -1, isHere) ?? find(at, 1, isThere) ?? find(at, -1, isThere);
 }
 
-// A place that other runs have too: the line by its function, and how often it was run before.
+// A place that can be found in other runs: the line's number within its function, and how often it has run before.
 const firstLine = (name) => meta.source.findIndex((text) => text.startsWith(`def ${name}(`));
 function placeOf(i) {
   const line = steps()[i][LINE];
@@ -29,14 +30,14 @@ function stepAt(place) {
 
 // ---- The scores of a head ----------------------------------------------------------------------------------------
 
-// The steps at which layers begin; an encoder's come before a decoder's.
+// The steps at which layers begin. An encoder's layers come before a decoder's.
 let begun = { of: null, at: [] };
 function layerSteps() {
   if (begun.of !== steps()) begun = { of: steps(), at: [...steps().keys()].filter((i) => meta.loops.includes(steps()[i][LINE])) };
   return begun.at;
 }
 
-// A choice of the layer, each by the function that runs it and its number.
+// A choice of layers. Each has the name of the function that runs it, if there are several, and its number.
 const layerHere = el("select", { "aria-label": "Layer", onchange: () => go(Number(layerHere.value)) });
 function drawLayers() {
   const begins = layerSteps();
@@ -51,7 +52,7 @@ function drawLayers() {
   layerHere.value = begins.filter((i) => i <= at).at(-1) ?? "";
 }
 
-// The begins of the layers of an attention: the first kind is that of the first loop over layers.
+// The first steps of the layers with a kind of attention: kind 0 is in the first loop over layers.
 function beginsOf(attention) {
   const begins = layerSteps();
   const loops = [...new Set(begins.map((i) => steps()[i][LINE]))];
@@ -60,7 +61,7 @@ function beginsOf(attention) {
 }
 const endOfLayer = (begin) => layerSteps().find((i) => i > begin) ?? steps().length;
 
-// The attention and layer of a step; before the first layer, those that were chosen last.
+// The attention and layer of a step or, before the first layer, the last choice of both.
 function layerOf(i) {
   const begin = layerSteps().filter((each) => each <= i).at(-1);
   if (begin === undefined) return { attention: place.attention, layer: place.layer };
@@ -68,7 +69,7 @@ function layerOf(i) {
   return { attention: Number(kinds[0]) || null, layer: beginsOf(kinds[0]).indexOf(begin) };
 }
 
-// The step of the current line in another layer; else that of the head's weights, or the first of the layer.
+// The step of the current line in another layer, or else the step of the head's weights, or the layer's first step.
 function inLayer({ attention, layer, head }) {
   const begin = beginsOf(attention)[Number(layer)];
   if (begin === undefined) return null;
@@ -80,7 +81,7 @@ function inLayer({ attention, layer, head }) {
   return same.filter((i) => isHere(begin, i))[nth] ?? (head == null ? null : weightsOf({ attention, layer, head })?.to) ?? begin;
 }
 
-// The first step that makes the weights of a layer's attention; `attention` is 1 for the second kind in a layer.
+// The step that computes the weights of a layer's attention.
 function weightsOf({ attention, layer, head }) {
   const from = beginsOf(attention)[Number(layer)];
   if (from === undefined) return null;
@@ -90,7 +91,7 @@ function weightsOf({ attention, layer, head }) {
   return to === null ? null : { to, head: Number(head) };
 }
 
-// Buttons that lead to the head on which the answer depends most, and to the head chosen on another tab.
+// Buttons that go to the head on which the answer depends most, and to the head chosen on another tab.
 const headsHere = el("span", { class: "to-heads" });
 function drawHeads() {
   const [decisive] = [...(doc.answers[0]?.heads ?? []).flat()].map(([head]) => head);

@@ -96,18 +96,19 @@ function sinkNote() {
   ];
 }
 
-// A row of a decoder is a token that it has read.
+// In a decoder, each row belongs to a token that the decoder has read.
 function writesNote() {
   const { tokens } = side("queries");
   if (meta.stacks.length < 2 || stack().title.startsWith("Encoder") || tokens.length < 2) return [];
   return [el("p", { class: "writes" }, "A row writes the next word: ", token(tokens[0]), " writes ", token(tokens[1]), ".")];
 }
 
-// "From time (1), flies (2)", each token in its own direction; nothing for no tokens.
+// "From time (1), flies (2)"; empty if there are no tokens. <bdi> isolates each token, because its script may run right
+// to left.
 const named = (lead, indices, which) =>
   indices.flatMap((i, n) => [n ? ", " : lead, el("bdi", {}, shown(side(which).tokens[i])), ` (${i})`]);
 
-// The tokens that a click has chosen, each with a button that releases it; or that the lines are those of all tokens.
+// The tokens that clicks have chosen, each with a button that releases it, or a note that all tokens have lines.
 const kept = el("div", { class: "field kept", role: "status" });
 function drawKept() {
   const key = JSON.stringify([state.pins, state.stack, state.form]);
@@ -130,7 +131,7 @@ function drawKept() {
 }
 
 function update() {
-  if (!weights) return; // pointed at before the first layer is inflated
+  if (!weights) return; // the pointer was over a token before the first layer was inflated
   drawKept();
   mark();
   list();

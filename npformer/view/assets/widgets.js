@@ -78,14 +78,14 @@ function arrowsMove(grid) {
   });
 }
 
-// Draws a grid again, and gives the focus back to the cell that had it.
+// Draws a grid again, and returns the focus to the cell that had it.
 function redrawn(grid, draw) {
   const focus = document.activeElement?.dataset?.at;
   draw();
   if (focus) grid.querySelector(`[data-at="${focus}"]`)?.focus();
 }
 
-// A box that scrolls sideways, with a shade and an arrow at the edge beyond which there is more.
+// A box that scrolls sideways, with a shade and an arrow at each edge that hides content.
 function scroller(...children) {
   const box = el("div", { class: "scroller" }, ...children);
   const step = (by, text, title) =>
@@ -115,7 +115,7 @@ function scroller(...children) {
 }
 
 // The largest of signed parts as a list with bars: [{ name: nodes, value, go }], `go` for a click on the name. With the
-// sign -1, a negative value has the colour of what is for the answer.
+// sign -1, negative values have the colour of parts that count for the answer.
 function largestParts(title, parts, decimals = 3, sign = 1) {
   const most = 10;
   const size = ({ value }) => Math.abs(value);
@@ -141,7 +141,7 @@ function largestParts(title, parts, decimals = 3, sign = 1) {
 const LONG = 48; // rows; a longer list shows the strongest and folds the others
 const KEPT = matchMedia("(max-width: 40rem)").matches ? 12 : 24; // strongest rows: about a phone's height, or a window's
 
-// The indices, with each run of several that are not kept as a list.
+// The indices, with each run of several indices that are not kept combined into a list.
 function foldedRows(indices, isKept) {
   const found = [];
   for (const i of indices) {
@@ -165,7 +165,7 @@ function sized(canvas, width, height) {
   return context;
 }
 
-// One coloured cell a pixel; the stylesheet enlarges it without smoothing.
+// Each pixel is one coloured cell; the stylesheet enlarges the canvas without smoothing.
 function pixels(canvas, width, height, colour) {
   canvas.width = width;
   canvas.height = height;

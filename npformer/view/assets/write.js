@@ -1,11 +1,11 @@
-// Write view: the next tokens with bars that the sliders move, a click appends one; or the beams of a translator.
+// Write view: the next tokens, with bars that follow the sliders, or a translator's beams. A click appends a token.
 
 const knobs = (live.knobs ??= { temperature: null, k: 0, p: 1, ahead: 0, written: [] }); // unchanged while the user writes
 
 const bars = el("ol", { class: "bars" });
 const status = el("p", { class: "about" });
 
-// The shares of the tokens after temperature, top-k and top-p, and that of all others; null where a token is left out.
+// The shares of the tokens after temperature, top-k and top-p, and of all others together; null for excluded tokens.
 function kept() {
   const step = knobs.temperature;
   const t = meta.temperatures[step];
@@ -43,7 +43,7 @@ function takeBack() {
   drawFields();
 }
 
-// A random token among those in the list, drawn with the probabilities shown.
+// A random token from the list, drawn with the probabilities shown.
 function sample() {
   const { words } = kept();
   let left = Math.random() * words.reduce((a, share) => a + (share ?? 0), 0);

@@ -1,6 +1,6 @@
-// Write view, a translator: its beams as a tree, which share the tokens before they part.
+// Write view, a translator: its beams as a tree, in which beams share the tokens before they differ.
 
-// The tree of the beams: { token, share, children, ends }, equal beginnings once.
+// The tree of the beams: { token, share, children, ends }. Equal beginnings occur once.
 function treeOf(beams) {
   const top = { children: [] };
   beams.forEach(({ tokens, shares, score }, beam) => {
@@ -18,7 +18,7 @@ function treeOf(beams) {
   return top.children;
 }
 
-// A run of tokens without a branch is one line.
+// Draws each run of tokens without a branch as one line.
 function branch(node) {
   const line = [];
   let at = node;

@@ -23,7 +23,7 @@ NOTES = [
 
 
 def change_view(model: Any, recorded: Trace, others: Trace | str | None, text: str) -> dict[str, Any]:
-    """Returns the data of the tab. others: the trace of text B, or why it has none."""
+    """Returns the data of the tab. others: the trace of text B, or the reason why there is none."""
     outputs = layer_outputs(recorded)
     return {
         "kind": "change", "heading": "Change the model", "subtitle": text, "title": f"Change the model: {text}",

@@ -63,7 +63,7 @@ class StateChange:
 class ScaleHead(StateChange):
     """Multiplies the output of a head; 0 removes it."""
 
-    attention: str  # such as layers.3.attention
+    attention: str  # for example layers.3.attention
     head: int
     factor: float = 0.0
     kind: ClassVar[str] = "head"
@@ -226,7 +226,7 @@ def read_change(value: Any, where: str) -> StateChange:
 
 
 def _value(value: Any, declared: str, where: str) -> Any:
-    """A value of a declared type."""
+    """Returns a value from JSON as the declared type. Raises NpformerError if it has a different type."""
     if declared == "float" and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if declared == "int" and isinstance(value, int) and not isinstance(value, bool):

@@ -27,7 +27,7 @@ def compare_view(found: list[dict[str, Any]], text: str) -> dict[str, Any]:
 
 
 def comparison(title: str, ours: tuple[Trace, ModelAnswer | None], theirs: Any, problem: str = "") -> dict[str, Any]:
-    """Compares a state with another one. theirs: its trace and answer, or None if it cannot be read."""
+    """Compares a state with another one. theirs: the other state's trace and answer, or None if it is unreadable."""
     if theirs is None:
         return {"title": title, "problem": problem}
     (trace, answer), (other, other_answer) = ours, theirs

@@ -30,7 +30,7 @@ def layer_at(
     """Returns the blocks of a layer at a token, each with what it reads and the length of what it adds.
 
     `answer` has the outcome that is explained and its probability, and `own` the name of the model's own answer.
-    layer: in order of computation, an encoder's first. changed: stages that the state changes.
+    layer: an index in order of computation; an encoder's layers come first. changed: stages that the state changes.
     """
     names = list(dict.fromkeys(found[1] for name in recorded if (found := LAYER.match(name))))
     if layer >= len(names):
@@ -88,7 +88,7 @@ def _length(
     """|block(x)| / |x|, where the layer adds block(x) to the row x. None if a change sets the sum itself."""
     sum_of = f"{at}.{block}_residual"
     terms = [block]
-    if sum_of not in recorded:  # blocks in parallel read and are added to the same row
+    if sum_of not in recorded:  # parallel blocks read the same row, and their outputs are added to it
         sum_of, terms = [name for name in recorded if name.startswith(f"{at}.")][-1], list(added)
     if sum_of in changed:
         return None
@@ -101,7 +101,7 @@ def without_blocks(
     model: Any, inputs: Any, found: dict[str, Any], token: int, changed: Callable[[], AbstractContextManager[None]],
     explained: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Adds to each block the answer without what it adds at the token.
+    """Adds to each block's entry the answer that the model gives when the block adds nothing at the token.
 
     `without` is (the outcome, its probability, the probability of the explained outcome, the change in its log-odds).
     changed: applies the changes of the state. explained: the number of an outcome, by default the model's answer.

@@ -43,7 +43,7 @@ NODES = (
 def changed_page(text: str, changes: Sequence[ChangeLine]) -> str:
     """The text with lines changed. Raises NpformerError for a line that is not arithmetic with the page's names.
 
-    A change gives the first line of a statement, and replaces the whole statement with another one.
+    A change names the first line of a statement, and replaces the whole statement.
     """
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     for change in sorted(changes, key=lambda each: -each.line):

@@ -1,4 +1,4 @@
-"""Runs a changed page in a process of its own, with limits of time and memory.
+"""Runs a changed page in a separate process, with limits of time and memory.
 
 The parent writes the program as a pickle to the standard input of `python -m npformer.view.explorer.page_worker`. The
 process executes a text that a user has changed, so its output is read as JSON and plain numbers, never as a pickle.
@@ -21,8 +21,8 @@ from npformer.common.errors import NpformerError
 from npformer.view.explorer.page_program import PageProgram
 from npformer.view.explorer.recorder import Recording, TooLong, record
 
-SECONDS = 20  # of processor time
-PATIENCE = 60  # seconds on a clock
+SECONDS = 20  # seconds of processor time
+PATIENCE = 60  # seconds of elapsed time
 MEMORY = 3_000_000_000  # maximum bytes in addition to the weights
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -30,7 +30,7 @@ ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_
 def run_apart(program: PageProgram) -> tuple[dict[str, np.ndarray], Recording]:
     """The answers of a page and the recording of its lines, from another process. Raises NpformerError if it fails."""
     given = pickle.dumps(tuple(program), protocol=pickle.HIGHEST_PROTOCOL)
-    root = str(Path(__file__).parents[3])  # finds the same npformer
+    root = str(Path(__file__).parents[3])  # with it, the process imports this npformer
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "npformer.view.explorer.page_worker"]
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": paths}
@@ -69,7 +69,7 @@ def _line(error: Exception) -> int:
 
 
 def _limit() -> None:
-    with suppress(ImportError, ValueError, OSError):  # Windows has no resource limits; the parent's patience remains
+    with suppress(ImportError, ValueError, OSError):  # Windows has no resource limits; PATIENCE still applies
         import resource
 
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

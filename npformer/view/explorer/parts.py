@@ -49,9 +49,9 @@ Part = dict[str, Any]
 
 
 class Seen(NamedTuple):
-    """A model's reading of a state: the text that views take, its trace, and the answer without effects of heads.
+    """A model's reading of a state: the text that the views show, its trace, and the answer without effects of heads.
 
-    outputs: the number of labels or tokens, and of the most probable ones their numbers; 0 without a single answer.
+    outputs: the number of labels or tokens (0 if the model has no single answer), and the indices of the likeliest.
     """
 
     text: Any
@@ -217,7 +217,7 @@ class Parts:
         return value_of(self.stepped(state), index)
 
     def was(self, state: State, check: Callable[[], None], step: int = 0, made: int = 0) -> Part:
-        """An array that a step made, as the same step made it for the unchanged text and page."""
+        """The array that a step computes for the unchanged text and page."""
         return value_before(self.stepped(state), self.stepped(state.without_changes()), step, made)
 
     def stepped(self, state: State) -> Stepped:
@@ -233,7 +233,7 @@ class Parts:
         return self._stepped[state]
 
     def layer(self, state: State, check: Callable[[], None], layer: int = 0, token: int = 0) -> Part:
-        """What a layer does at a token."""
+        """The effect of a layer at a token."""
         model, seen = self.models[state.model], self.seen(state)
         stages = frozenset(stage for change in state.changes if (stage := getattr(change, "stage", "")))
         found = layer_at(seen.trace, seen.answer, layer, token, stages)
@@ -244,7 +244,7 @@ class Parts:
             )  # fmt: skip
 
     def write(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab on which a model writes."""
+        """The tab that shows a model's next tokens or beams."""
         seen = self.seen(state)
         with self.changed(state):
             return {"view": write_view(self.models[state.model], seen.text, shown_text(state)), "arrays": {}}
@@ -319,7 +319,7 @@ OF_TRACE: Mapping[str, Callable[[Seen], View]] = {
 OF_MODEL: Mapping[str, Callable[[Any, Seen, int | None], View]] = {
     "attribution": lambda model, seen, label: attribution(
         model, seen.text, label=None if model.config.head == "masked-lm" else label, progress=False
-    ),  # of a masked word there is only the roll-out, which depends on no label
+    ),  # a masked word has only the roll-out, which depends on no label
     "logit": lambda model, seen, label: logit(model, seen.text, label=label),
     "lens": lambda model, seen, label: lens(model, seen.text),
     "ablation": _ablation,

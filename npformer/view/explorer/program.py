@@ -41,7 +41,7 @@ def program(state: State, name: str, model: Any) -> str:
 
 
 def _explained(state: State, text: str, head: str, is_edited: bool) -> list[str]:
-    """The lines that print what counts for the explained outcome, if it is not the model's own answer."""
+    """The lines that print the words and heads for the explained outcome, if it is not the model's own answer."""
     if state.explained is None:
         return []
     indent = "    " if is_edited else ""

@@ -39,7 +39,7 @@ def cut_note(model: Any, given: Any, name: str) -> str:
 
 
 def room_to_write(model: Any, given: Any) -> int:
-    """The number of tokens that can follow a text. Raises NpformerError for a text that the model has cut."""
+    """The number of tokens that can follow a text. Raises NpformerError for a text that was truncated."""
     limit = min(longest_text(model.folder, model.config), TOKENS)
     (encoded,) = Encoder(model).read([given])
     size = encoded.n_tokens

@@ -28,7 +28,7 @@ class TooLong(Exception):
 
 @dataclass
 class Recording:
-    """The lines of a run in order, and the values that they made.
+    """The executed lines of a run, in order, and the values that they computed.
 
     frames: for each call, (function, index of the step that called it, or -1, {parameter: value}).
     steps: for each line, [frame, line, depth, {name: value}, returned value or None].
@@ -118,7 +118,7 @@ class _Recorder:
         answer = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
         if isinstance(value, dict) and "logits" in value:
             answer = value["logits"]
-        if isinstance(answer, np.ndarray):  # of a head, by name
+        if isinstance(answer, np.ndarray):  # a head's answer, in a dict by name
             found = self.value(answer)
         elif isinstance(value, np.ndarray | np.number) and np.asarray(value).dtype.kind in "fiub":
             self.recording.values.append(picture(np.asarray(value)))

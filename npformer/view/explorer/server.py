@@ -1,11 +1,11 @@
-"""The server of the explorer: HTTP on 127.0.0.1 for one page, which knows the token in the address.
+"""The explorer's server: HTTP on 127.0.0.1 for a single page, whose address contains a secret token.
 
-Every request must name this server in `Host` (a page elsewhere could make its own name lead to 127.0.0.1) and, if it
-has an `Origin`, come from this server's own page. Without the token, nothing runs and nothing is revealed.
+Every request must name this server in `Host` (another site's domain name could resolve to 127.0.0.1) and, if it has an
+`Origin`, come from this server's own page. Without the token, nothing runs and nothing is revealed.
 
     GET  /TOKEN/         the page
     POST /TOKEN/parts    {"page": text, "number": int, "state": {...}, "parts": [name, ...]} -> {name: part, ...}
-    POST /TOKEN/save     the same without parts -> the offline page
+    POST /TOKEN/save     the same request without "parts" -> the offline page
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUMBERED = r"value:\d{1,6}|was:\d{1,6}:\d{1,3}|layer:\d{1,4}:\d{1,4}"  # names o
 SECONDS = 30  # idle time after which a connection is closed
 HEADERS = {
     "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",  # the address has the token
+    "Referrer-Policy": "no-referrer",  # the address contains the token
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -81,7 +81,7 @@ class ExplorerServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def server_close(self) -> None:
-        """Ends all connections, because a browser keeps its own open."""
+        """Closes all connections, because browsers keep idle connections open."""
         super().server_close()
         for each in list(self.connections):
             with suppress(OSError):
@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
             kind, body = routes[route]()
             self._send(HTTPStatus.OK, kind, body)
         except Refused as refused:
-            self.close_connection = True  # a body may be unread
+            self.close_connection = True  # part of the request's body may be unread
             self._send_error(refused.status, refused.reason)
         except Superseded:
             self._send_error(HTTPStatus.CONFLICT, "a newer state has come")
@@ -179,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         """The JSON object of the body."""
         if (
             self.headers.get("Content-Type", "").split(";")[0] != "application/json"
-        ):  # a form of another site has others
+        ):  # a form on another site cannot send this type
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type: expected application/json")
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or self.headers.get("Transfer-Encoding"):

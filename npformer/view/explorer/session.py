@@ -13,7 +13,7 @@ from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.text.inputs import as_text_or_pair
 
-#: Head -> the text that is shown without another one.
+#: Head -> the text that is shown if the caller gives none.
 TEXTS = {
     "causal-lm": "It is a truth universally acknowledged",
     "masked-lm": "I love [MASK] cream",
@@ -25,10 +25,11 @@ TEXT = "I love ice cream"
 def explore(
     model: BaseModel | Mapping[str, BaseModel], text: Any = None, *, port: int = 0, browser: bool = False
 ) -> Explorer:
-    """Starts a local page on which texts are typed and the model is changed, computed by this process.
+    """Starts a local page where you can type texts and change the model. This process computes the results.
 
-    The page has the views of `page` for any text, and recomputes them as one types. The server listens on 127.0.0.1
-    only, and answers only the page that has the token in its address. It ends with this process, or by `close`.
+    The page has the views of `page` for any text, and recomputes them as you type. The server listens on 127.0.0.1
+    only, and answers only the page that has the token in its address. It runs until this process ends or `close` is
+    called.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ def explore(
     text : str or Pair, optional
         The text that is shown first.
     port : int
-        The port; 0 is any free one.
+        The port; 0 chooses a free port.
     browser : bool
         Open the page in the browser.
 
@@ -56,7 +57,7 @@ def explore(
     ...     explorer.url.startswith("http://127.0.0.1:")
     True
     """
-    from npformer.view.explorer.live_page import live_page  # the views and the server load more than a name needs
+    from npformer.view.explorer.live_page import live_page  # imported here, because it loads all views and the server
     from npformer.view.explorer.parts import Parts
     from npformer.view.explorer.server import ExplorerServer
 

@@ -16,11 +16,11 @@ CHANGES = 200
 
 @dataclass(frozen=True)
 class State:
-    """The state of a page. It shows the first text; a second one is for comparison, patching or a direction.
+    """The state of a page, which shows the first text. A second text is for comparison, patching or a direction.
 
-    texts: one or two texts, each a tuple of one text, or of two that a model reads together.
-    changes: in the order in which they were made. model: index of the model that is shown. explained: the number of the
-    label or token that words and heads explain, or None for the model's own answer.
+    texts: one or two texts, each a tuple of one string, or of two strings that a model reads together.
+    changes: in the order in which they were made. model: index of the model that is shown. explained: the index of the
+    label or token that the words and heads explain, or None for the model's own answer.
     """
 
     texts: tuple[tuple[str, ...], ...]
@@ -39,14 +39,14 @@ class State:
         return Pair(*parts) if parts[1:] and parts[1].strip() else parts[0]
 
     def label(self, change: StateChange) -> str:
-        """The name of a change on the page; a word that occurs more than once has its number."""
+        """The name of a change on the page, with the word's number if the word occurs more than once."""
         if isinstance(change, ChangeWord) and change.part < len(self.texts[0]):
             same = self.texts[0][change.part].split().count(change.word)
             return f"{change.label} (word {change.at + 1})" if same > 1 else change.label
         return change.label
 
     def of_trace(self) -> State:
-        """The state without what no trace depends on."""
+        """The state without the field that does not affect traces."""
         return replace(self, explained=None)
 
     @property
@@ -60,7 +60,7 @@ class State:
         return [each for each in self.changes if isinstance(each, ChangeLine)]
 
     def without_stages(self) -> State:
-        """The state with the changed words alone, as the page reads it."""
+        """The state with only the first text and the changes to its words, which is all that the plain page reads."""
         return replace(self, texts=self.texts[:1], changes=self.words)
 
     def without_changes(self) -> State:

@@ -27,7 +27,7 @@ NOTES = [
 
 
 class Refused(NamedTuple):
-    """A rejected line, without which the page runs, and the reason."""
+    """A rejected line and the reason. The page runs without this change."""
 
     line: int
     to: str
@@ -45,7 +45,7 @@ class Stepped(NamedTuple):
 
 
 def stepped(model: Any, inputs: Any, lines: list[ChangeLine]) -> Stepped:
-    """Runs the page of a model for one text, in a process of its own if lines are changed.
+    """Runs the page of a model for one text, in a separate process if lines are changed.
 
     The page runs without rejected lines, so that it stays visible with the reasons.
     """
@@ -82,7 +82,7 @@ def page_answer(model: Any, text: Any, lines: list[ChangeLine]) -> ModelAnswer |
 
 
 def _checked(text: str, lines: list[ChangeLine]) -> tuple[list[ChangeLine], list[Refused]]:
-    """The lines that may run, and the others with the reasons."""
+    """The lines that may run, and the rejected lines with the reasons."""
     allowed, refused = [], []
     for each in lines:
         try:
@@ -126,10 +126,10 @@ def value_of(run: Stepped, index: int) -> dict[str, Any]:
 
 
 def value_before(run: Stepped, before: Stepped, step: int, made: int) -> dict[str, Any]:
-    """Returns the array `made` of a step as the unchanged run made it, at the same line and the same time.
+    """Returns an array of a step as the unchanged run has it, at the same execution of the same line.
 
-    made: index among the names that the step assigned, and the value that it returned. A changed page has the same
-    line numbers.
+    made: index of the array among the values that the step assigned, followed by the value that it returned. Changes
+    of a page do not shift its line numbers.
     """
     steps, others = run.recording.steps, before.recording.steps
     names = [*steps[step][3], "returned"] if step < len(steps) else []

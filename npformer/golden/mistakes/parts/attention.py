@@ -123,7 +123,7 @@ def _query_scaled(port: Any) -> Ways:
 def _split_otherwise(split: Rule, combine: Rule) -> Callable[[Any], Ways]:
     """Ways to split rows of query, key and value into the wrong heads, or to combine heads in the wrong order.
 
-    split : rows (T, D) -> rows that the correct split turns into those heads; applied before a rotation
+    split : maps rows (T, D) to rows that the correct split turns into the wrong heads; applied before a rotation
     """
 
     def ways(port: Any) -> Ways:
