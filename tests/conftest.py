@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from npformer.engine.runtime.threads import blas_libraries, single_blas_thread
-from npformer.golden.page_edits import fitting
+from npformer.golden.page_edits import of_model
 from tests.support import absent_models, kernels
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
@@ -21,7 +21,7 @@ absent_models.watch()
 
 #: A diagnosis searches the page for edits for up to ten seconds, but the usual mistake is not an edit of one place.
 #: Only tests marked `edits` use the result, so the search lasts a fifth of a second in all other tests.
-SEARCH, BRIEF = (fitting.FULL, fitting.EACH), (0.2, 0.0)
+SEARCH, BRIEF = (of_model.FULL, of_model.EACH), (0.2, 0.0)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,7 +43,7 @@ def pytest_collection() -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     absent_models.begin()
-    fitting.FULL, fitting.EACH = SEARCH if item.get_closest_marker("edits") else BRIEF
+    of_model.FULL, of_model.EACH = SEARCH if item.get_closest_marker("edits") else BRIEF
     return (yield)
 
 

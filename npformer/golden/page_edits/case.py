@@ -53,9 +53,6 @@ class Case:
         self.page, self.theirs, self.budgets, self.stage = page, theirs, budgets, stage
         self.right, self.exported = [each[stage] for each in right], frozenset(before)
         self.stages = [{name: each[name] for name in earlier if name in each} for each in right]
-        #: Number of golden stages between the last exported stage and the wrong one.
-        shown = max((order.index(each) for each in before), default=-1)
-        self.hidden = sum(each in budgets for each in earlier[shown + 1 :])
         self.calls: list[list[Frame]] = []
         self.makers: list[Frame | None] = []
         for run in runs:

@@ -22,8 +22,6 @@ from npformer.golden.page_edits.instrumented import Frame, Page
 from npformer.golden.page_edits.operators import Edit
 
 SECONDS = 10.0
-FULL = 2.0  # seconds to search if the stage before the wrong one is exported; every hidden stage adds EACH
-EACH = 0.5
 FOR_PAIRS = 0.2  # the share of the time that is reserved for pairs of edits
 KNOWN = 0.5  # the share of the time to search if a known mistake gives the values, too
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
@@ -71,10 +69,7 @@ def explain(
     - y = x * 2
     + y = x + 2
     """
-    with (
-        single_blas_thread(),
-        warnings.catch_warnings(),
-    ):  # threads of BLAS would wait for one another in small products
+    with single_blas_thread(), warnings.catch_warnings():  # in small products, threads of BLAS wait for one another
         warnings.simplefilter("ignore")  # SyntaxWarning: an edit may subscript a number
         return _explained(source, runs, theirs, budgets, seconds, page_name, all_of_them, stage)
 
@@ -94,8 +89,7 @@ def _explained(
     case = Case(page, runs, theirs, budgets, stage, right)
     if not any(each.any() for each in case.wrong):  # the page agrees with the other program
         return Causes("", [], 0, False)
-    seconds = min(seconds, FULL + EACH * case.hidden) * (1 if all_of_them else KNOWN)
-    return _Search(case, seconds, page_name, all_of_them).causes()
+    return _Search(case, seconds * (1 if all_of_them else KNOWN), page_name, all_of_them).causes()
 
 
 def first_wrong(

@@ -21,6 +21,8 @@ from npformer.plain.source import standalone_model
 
 #: Starts of the functions that read the arrays, compute the answers, and print them.
 READING, ANSWERS, MAIN = "\n\n\ndef nested(", "\n\n\ndef answers(", "\n\n\ndef main("
+FULL = 2.0  # seconds to search if the stage before the wrong one is exported; every hidden stage adds EACH
+EACH = 0.5
 LARGE, LARGEST = 1 << 18, 1 << 21  # numbers in the hidden states of a text in all layers
 
 
@@ -59,10 +61,21 @@ def edits_of_model(
     runs = [partial(_run, model.config, tree, texts[i]) for i in some]
     theirs = {name: [arrays[i] for i in some] for name, arrays in theirs.items()}
     name = f"npformer page {model.config.model_type} --standalone"
+    seconds = min(seconds, FULL + EACH * _hidden(stage, theirs, budgets)) if stage else seconds
     found = explain(source, runs, theirs, budgets, seconds, name, all_of_them, stage)
     lines = source.splitlines()
     own = page_of(model.config).__name__.rpartition(".")[2]
     return replace(found, causes=[_on_page(each, lines, own) for each in found.causes])
+
+
+def _hidden(stage: str, theirs: Mapping[str, Any], budgets: Mapping[str, float]) -> int:
+    """The number of stages that the port did not export, between the last one that it did and the wrong one.
+
+    budgets: of all stages of a golden file, in order
+    """
+    order = list(budgets)
+    earlier = order[: order.index(stage)]
+    return next((i for i, name in enumerate(reversed(earlier)) if name in theirs), len(earlier))
 
 
 def _length(text: Any) -> int:
