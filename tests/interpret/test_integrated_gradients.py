@@ -192,7 +192,7 @@ def test_the_next_word_of_a_causal_model_is_explained_by_every_measure() -> None
         return float(row[number] - np.logaddexp.reduce(np.delete(row, number)))
 
     whole = odds("It is a truth")
-    without = [odds(" is a truth"), odds("It  a truth"), odds("It is  truth"), odds("It is a ")]
+    without = [odds("is a truth"), odds("It a truth"), odds("It is truth"), odds("It is a")]
     np.testing.assert_allclose(left_out.scores, [whole - each for each in without], rtol=0, atol=1e-6)
     ids, _, explained = prepared(model, "It is a truth", number)
     rows, h = slope(model, [ids], explained).rows, 1e-6
