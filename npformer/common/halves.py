@@ -18,5 +18,11 @@ def half(kind: str, array: np.ndarray) -> np.ndarray:
 def cut_bits(array: np.ndarray, bits: int) -> np.ndarray:
     """Rounds to float32 without the last `bits` bits, to nearest with ties to even, and converts back."""
     number = array.astype(np.float32).view(np.uint32)
-    kept = (number + (((1 << bits - 1) - 1) + (number >> bits & 1))) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
+    nearest = number + (((1 << bits - 1) - 1) + (number >> bits & 1))
+    return truncated(nearest.view(np.float32), bits).astype(array.dtype)
+
+
+def truncated(array: np.ndarray, bits: int) -> np.ndarray:
+    """Converts to float32 with zeros for the last `bits` bits, and converts back."""
+    kept = array.astype(np.float32, copy=False).view(np.uint32) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
     return kept.view(np.float32).astype(array.dtype)

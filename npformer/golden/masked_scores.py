@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from npformer.golden.budget import largest_error
 from npformer.golden.format import Golden
 from npformer.golden.names import Theirs
 
@@ -26,7 +27,9 @@ def without_masked_scores(golden: Golden, theirs: Theirs, ratio: float) -> Their
     for scores in [name for name in theirs.stages if name.endswith("attention.scores")]:
         weights = golden.truth.get(f"{scores.removesuffix('scores')}weights")
         right, given, budget = golden.truth[scores], theirs.stages[scores], golden.budgets[scores] * ratio
-        if weights is None or max(map(_largest, right, given)) <= budget:
+        with np.errstate(invalid="ignore"):  # a difference that is not a number is not within the budget
+            is_right = largest_error(given, right) <= budget
+        if weights is None or is_right:
             continue
         seen = [each > 0 for each in weights]
         if any((np.isnan(each[own]) | np.isposinf(each[own])).any() for each, own in zip(given, seen, strict=True)):
@@ -39,12 +42,6 @@ def without_masked_scores(golden: Golden, theirs: Theirs, ratio: float) -> Their
     said = f"{left_out[0]}{more}: not compared, because your scores include the mask or another term"
     kept = {name: arrays for name, arrays in theirs.stages.items() if name not in left_out}
     return replace(theirs, stages=kept, notes=[*theirs.notes, said])
-
-
-def _largest(right: np.ndarray, given: np.ndarray) -> float:
-    with np.errstate(invalid="ignore"):
-        error = float(np.abs(given - right).max(initial=0))
-    return error if np.isfinite(error) else np.inf
 
 
 def _are_masked(given: list[np.ndarray], seen: list[np.ndarray]) -> bool:

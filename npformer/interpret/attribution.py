@@ -70,6 +70,7 @@ class Target:
     what: str  # a description for use in sentences, such as "the log-odds of POSITIVE"
     labels: tuple[int, ...]
     alone: bool  # True if the target is the logit itself, because labels are independent
+    outcome: str = ""  # the label or word alone, if the target is the log-odds of one
     # row of the first label in a text's logits (-1: the last row), or None if the text has a single row of logits
     first: int | None = None
 
@@ -110,7 +111,7 @@ def target(model: Any, label: str | int | None, logits: np.ndarray) -> Target:
     config = model.config
     if config.head == "causal-lm":
         word, name = asked_label(model, int(logits.argmax()) if label is None else label, len(logits), "attribution")
-        return Target(f"{ODDS} '{name}' as the next token", (word,), False, first=-1)
+        return Target(f"{ODDS} '{name}' as the next token", (word,), False, f"'{name}'", first=-1)
     names = list(config.labels) if len(config.labels) == len(logits) else [f"label {i}" for i in range(len(logits))]
     wanted = int(logits.argmax()) if label is None else label
     number = names.index(wanted) if isinstance(wanted, str) and wanted in names else wanted
@@ -119,7 +120,7 @@ def target(model: Any, label: str | int | None, logits: np.ndarray) -> Target:
     if config.problem_type == "regression":
         return Target("the model's output", (number,), True)
     independent = config.problem_type == "multi_label_classification" or len(logits) == 1
-    return Target(f"{ODDS} {names[number]}", (number,), independent)
+    return Target(f"{ODDS} {names[number]}", (number,), independent, names[number])
 
 
 def _without(logits: np.ndarray, at: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -245,10 +246,9 @@ def left_out(
     if explained.is_odds and len(explained.labels) == 1:
         probabilities = 0.5 + 0.5 * np.tanh(odds / 2)  # the sigmoid, without overflow
         about += f" Probability on the whole text: {probabilities[0]:.4f}."
-        outcome = explained.what.removeprefix(ODDS).strip().partition(" as the next ")[0].partition(" after token ")[0]
-        beside = (f"probability of {outcome} without the {part}", probabilities[1:])
+        beside = (f"probability of {explained.outcome} without the {part}", probabilities[1:])
     name = "Leave one word out" if size == 1 else f"Leave {size} words out"
-    verb = "fall" if explained.what.startswith(ODDS) else "falls"
+    verb = "fall" if explained.is_odds else "falls"
     unit = f"how far {explained.what} {verb} without the {part}"
     return Method(name, about, texts, odds[0] - odds[1:], True, places, beside, unit)
 

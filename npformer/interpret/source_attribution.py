@@ -134,7 +134,7 @@ def written(model: Seq2Seq, target: Text, position: int | None) -> Target:
         return Target(f"the mean {ODDS.removeprefix('the ')} the translation's words", tuple(ids), False, first=0)
     at = position_of(position, len(ids), "attribution")
     name = label_name(model, ids[at], model.config.decoder.vocab_size)
-    return Target(f"{ODDS} '{name}' after token {at}", (ids[at],), False, first=at)
+    return Target(f"{ODDS} '{name}' after token {at}", (ids[at],), False, f"'{name}'", first=at)
 
 
 def _leave_one_out(

@@ -43,7 +43,7 @@ from npformer.tasks.task import Task
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to prepared texts: a value for JSON, with iterators in place of lists, or pieces of a text.
+    """An answer to prepared texts: a JSON value, whose lists may be iterators, or the pieces of a text.
 
     Iterators and functions in the value are computed outside the event loop, so slow computations belong there.
     """
@@ -63,7 +63,7 @@ class Service:
     batcher: Batcher
     limits: ServiceLimits
     in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
-    in_renderer: Callable[..., Awaitable[Any]]  # the same, but for chat templates, which would delay tokenizing
+    in_renderer: Callable[..., Awaitable[Any]]  # the same in other threads, for chat templates
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
         """Encodes the texts of a request. Refuses too many texts, and texts that are too long."""

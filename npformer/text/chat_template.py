@@ -89,7 +89,7 @@ STARTING = threading.Lock()
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """A rendered template, as a list in which texts alternate with the roles of the texts to insert."""
+    """A rendered template: fixed texts, which alternate with the roles of the texts to insert."""
 
     parts: tuple[str, ...]
 

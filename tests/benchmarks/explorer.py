@@ -15,8 +15,10 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tests.browser.chromium import chromium
+from tests.browser.page import Page
 
 KEYS = 24
 WARM = 4  # the first keys are not counted
@@ -43,40 +45,35 @@ def main() -> None:
     parser.add_argument("--tab", nargs="+", default=["heads", "stages"], help="tabs to measure (heads stages)")
     args = parser.parse_args()
     browser = chromium()
-    browser.set_window_size(1440, 900)
-    browser.get("about:blank")
     try:
+        page = Page(browser, Path())
+        page.resize(1440, 900)
         for tab in args.tab:
-            opened, times = measured(browser, args.model, args.text, tab)
-            print(f"{tab}: opens in {opened:.2f} s; median {statistics.median(times):.0f} ms, "
-                  f"{min(times):.0f} to {max(times):.0f} ms")  # fmt: skip
+            opened, times = measured(page, args.model, args.text, tab)
+            median = statistics.median(times)
+            print(f"{tab}: opens in {opened:.2f} s; median {median:.0f} ms, {min(times):.0f} to {max(times):.0f} ms")
     finally:
         browser.quit()
 
 
-def measured(browser: object, model: str, text: str, tab: str) -> tuple[float, list[float]]:
+def measured(page: Page, model: str, text: str, tab: str) -> tuple[float, list[float]]:
     """Returns the seconds from the command to an open page, and the milliseconds from each key to the picture."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "npformer", "explore", text, "-m", model, "--no-browser"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        address = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
-        js = browser.execute_script  # type: ignore[attr-defined]
-        browser.get(address)  # type: ignore[attr-defined]
-        shown = "return document.documentElement.dataset.busy === undefined && !!document.querySelector('.answer li')"
-        while not js(shown):
-            time.sleep(0.01)
+        page.driver.get(next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line))))
+        page.until(lambda: page.all(".answer li") and page.js("return !document.documentElement.dataset.busy"))
         opened = time.perf_counter() - start
-        js(f"document.querySelector('.tabs [data-view={tab}]').click()")
+        page.click(page.one(f".tabs [data-view={tab}]"))
         time.sleep(1)
-        js(CLOCK)
+        page.js(CLOCK)
         for i in range(KEYS):
-            browser.switch_to.active_element.send_keys(" " if i % 3 == 2 else "abcdefgh"[i % 8])  # type: ignore[attr-defined]
-            while js("return globalThis.pictures.length") <= i:
-                time.sleep(0.01)
+            page.press(" " if i % 3 == 2 else "abcdefgh"[i % 8])
+            page.until(lambda count=i: page.js("return globalThis.pictures.length") > count)
             time.sleep(0.5)
-        return opened, js("return globalThis.pictures")[WARM:]
+        return opened, page.js("return globalThis.pictures")[WARM:]
     finally:
         server.terminate()
         server.wait()

@@ -1,8 +1,8 @@
 """Measures the overhead of the interpreter: `python -m tests.benchmarks.overhead [--quick] [--json FILE]`.
 
 Models with almost no arithmetic show the cost of a pass besides its products: a forward pass of six layers for 8
-tokens, a step of 30 layers, and a step of 12. Each is timed, in turns, as the engine is written and as a replay. Models
-of real width follow, in which products dominate. The table also shows the number of function calls in a pass (Python
+tokens, a step of 30 layers, and a step of 12. Passes of the engine and replays take turns. Models of real width follow,
+in which products dominate. The table also shows the number of function calls in a pass (Python
 and C), and the bytes of its programs.
 """
 

@@ -108,7 +108,7 @@ class Page:
         self.js("arguments[0].focus({ focusVisible: true })", element)
 
     def choose(self, label: str, value: Any) -> None:
-        """Chooses an option of the labelled select by its text, as a keyboard or a mouse would."""
+        """Chooses the option with this text in the select with this label."""
         from selenium.webdriver.support.ui import Select
 
         field = next(f for f in self.all("label.field") if f.text.startswith(label))

@@ -49,7 +49,7 @@ def tab(page: Page, kind: str) -> Any:
 
 
 def at(page: Page, shown: view.View, words: str, **size: Any) -> None:
-    """Opens the page at an address with these selections, as a link would."""
+    """Opens the address of the page with these selections."""
     page.show(shown, words, **size)
 
 

@@ -10,7 +10,7 @@ from npformer.engine.runtime.products import with_margins
 from npformer.engine.runtime.threads import parallel_for, part_counts
 from npformer.engine.taps import listening, spare
 
-# Elements in a block: few enough to fit in the cache of a core, but so many that threads rarely wait for the GIL
+# Elements in a block: few enough to fit in the cache of a core, and enough that threads rarely wait for the GIL
 # between the steps of a formula.
 BLOCK = 1 << 16
 SCORES = 1 << 16  # scores in a tile: few enough to stay in the cache of a core for all steps of softmax

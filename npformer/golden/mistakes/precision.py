@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from npformer.common.halves import HALVES, cut_bits, half
+from npformer.common.halves import HALVES, cut_bits, half, truncated
 from npformer.golden.at import At
 from npformer.golden.budget import RATIOS, largest_error
 from npformer.golden.graph import INNER, parted
@@ -28,7 +28,7 @@ def tf32(array: np.ndarray) -> np.ndarray:
 
 def tf32_cut(array: np.ndarray) -> np.ndarray:
     """Truncates to the bits of `tf32` instead of rounding."""
-    return (array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(array.dtype)
+    return truncated(array, 13)
 
 
 def held(kind: str, array: np.ndarray) -> bool:

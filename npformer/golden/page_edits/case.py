@@ -294,7 +294,8 @@ def _before(start: int, early: Any, own: Any) -> Any:
 def _one_row_early(start: int, own: np.ndarray) -> np.ndarray:
     """Writes row `start` over the row before it; later rows are 0, as in a cache whose own row is not written."""
     made = _unwritten(start, own)
-    made[..., start - 1 : start, :] = own[..., start : start + 1, :] if start < own.shape[-2] else own[..., -1:, :]
+    if start < own.shape[-2]:
+        made[..., start - 1, :] = own[..., start, :]
     return made
 
 

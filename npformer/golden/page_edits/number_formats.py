@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.halves import half
+from npformer.common.halves import half, truncated
 from npformer.golden.mistakes.precision import quantized, tf32
 
 
@@ -26,9 +26,7 @@ _bfloat16 = _of_floats("bfloat16")
 
 def bfloat16(x: np.ndarray, toward_zero: bool = False) -> np.ndarray:
     """Rounds to bfloat16, to nearest or toward zero, and converts back. Toward zero, the low 16 bits are cut off."""
-    if not toward_zero:
-        return _bfloat16(x)
-    return (np.asarray(x, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+    return truncated(np.asarray(x, np.float64), 16) if toward_zero else _bfloat16(x)
 
 
 def bfloat16_read_as_float16(x: np.ndarray) -> np.ndarray:

@@ -48,7 +48,7 @@ def _misread_weight(own: str) -> Iterator[str]:
 
 
 def format_of(theirs: np.ndarray, own: np.ndarray) -> str:
-    """The rounding or misreading of a weight (in, out) that gives another program's weight, as a call; "" if none does.
+    """Returns the call that turns a weight (in, out) into another program's weight, or "" if no known format does.
 
     Only formats of single numbers, columns and groups of rows are tried, on a few columns.
     """

@@ -14,7 +14,6 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.interpret.answer import ModelAnswer, outcome_of, probabilities_of
 from npformer.interpret.edits import edit, replace_row
-from npformer.interpret.metric import label_name
 from npformer.interpret.text_parts import has_source_rows
 from npformer.interpret.traces import Trace
 from npformer.view.answer_data import log_odds
@@ -99,26 +98,20 @@ def _length(
 
 def without_blocks(
     model: Any, inputs: Any, found: dict[str, Any], token: int, changed: Callable[[], AbstractContextManager[None]],
-    explained: int | None = None,
+    explained: int, before: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Adds to each block's entry the answer that the model gives when the block adds nothing at the token.
 
     `without` is (the outcome, its probability, the probability of the explained outcome, the change in its log-odds).
-    changed: applies the changes of the state. explained: the number of an outcome, by default the model's answer.
+    changed: applies the changes of the state. explained, before: the number and the probability of the outcome
     """
-    with changed():
-        shares = probabilities_of(model, inputs, model.run([inputs])[0])
-    if shares is None:
-        return found
-    nothing, best = np.zeros(model.config.d_model), int(shares.argmax()) if explained is None else explained
-    if explained is not None:
-        found["answer"] = label_name(model, best, len(shares)), float(shares[best])
+    nothing = np.zeros(model.config.d_model)
     for block in found["blocks"]:
         with changed(), edit(replace_row(block["stage"], token, nothing)):
             (answers,) = model.run([inputs])
         without, outcome = probabilities_of(model, inputs, answers), outcome_of(model, inputs, answers)
         assert without is not None
         assert outcome is not None
-        change = log_odds(without[best]) - log_odds(shares[best])
-        block["without"] = (*outcome.outcomes[0], float(without[best]), float(change))
+        after = float(without[explained])
+        block["without"] = (*outcome.outcomes[0], after, float(log_odds(np.array(after)) - log_odds(np.array(before))))
     return found

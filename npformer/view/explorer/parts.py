@@ -9,6 +9,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.common.progress import before_each
@@ -51,13 +53,13 @@ Part = dict[str, Any]
 class Seen(NamedTuple):
     """A model's reading of a state: the text that the views show, its trace, and the answer without effects of heads.
 
-    outputs: the number of labels or tokens (0 if the model has no single answer), and the indices of the likeliest.
+    shares: the probabilities of the labels or tokens; None if the model has no single answer.
     """
 
     text: Any
     trace: Trace
     answer: ModelAnswer | None
-    outputs: tuple[int, list[int]]
+    shares: np.ndarray | None
 
 
 class Parts:
@@ -103,9 +105,7 @@ class Parts:
         inputs = read_given(model, given)
         text = inputs if model.config.head == "translation" else given
         recorded, (answers,) = trace_and_answers(model, text)
-        shares = probabilities_of(model, inputs, answers)
-        outputs = (0, []) if shares is None else (len(shares), most_probable(shares, MOST_WORDS))
-        return Seen(text, recorded, outcome_of(model, inputs, answers), outputs)
+        return Seen(text, recorded, outcome_of(model, inputs, answers), probabilities_of(model, inputs, answers))
 
     def original(self, state: State, index: int) -> Trace:
         """The trace of a text in the unchanged model, from which rows and directions are taken."""
@@ -141,12 +141,12 @@ class Parts:
             with self.changed(state):
                 words = next_words(model, seen.text)
         explained = None
-        if state.explained is not None and seen.answer:
-            _, explained = asked_label(model, state.explained, seen.outputs[0], "explained")
+        if state.explained is not None and seen.shares is not None:
+            _, explained = asked_label(model, state.explained, len(seen.shares), "explained")
         return {
             "answer": seen.answer and answer_meta(seen.answer, [heads(seen.trace)], words),
             "explained": explained,
-            "numbers": seen.outputs[1],
+            "numbers": [] if seen.shares is None else most_probable(seen.shares, MOST_WORDS),
             "before": before and before.outcomes,
             "notes": [each for each in self._cuts(state) if each],
             "tokens": piece_names(seen.trace.tokens),
@@ -237,11 +237,15 @@ class Parts:
         model, seen = self.models[state.model], self.seen(state)
         stages = frozenset(stage for change in state.changes if (stage := getattr(change, "stage", "")))
         found = layer_at(seen.trace, seen.answer, layer, token, stages)
+        if seen.shares is None:
+            return found
+        best = int(seen.shares.argmax())
+        if state.explained is not None:
+            best, name = asked_label(model, state.explained, len(seen.shares), "explained")
+            found["answer"] = name, float(seen.shares[best])
+        inputs, before = read_inputs(model, seen.text).inputs[0], float(seen.shares[best])
         with _checking(check):
-            return without_blocks(
-                model, read_inputs(model, seen.text).inputs[0], found, token, lambda: self.changed(state),
-                state.explained,
-            )  # fmt: skip
+            return without_blocks(model, inputs, found, token, lambda: self.changed(state), best, before)
 
     def write(self, state: State, check: Callable[[], None]) -> Part:
         """The tab that shows a model's next tokens or beams."""
