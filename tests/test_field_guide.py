@@ -16,9 +16,9 @@ import npformer
 from npformer.families import FAMILIES, EncoderTable
 from npformer.golden.suite import cases, encoder_config
 from npformer.interpret.stages import of_model
+from npformer.pages.find import names
 from npformer.plain import page
 from npformer.plain.formulas import rotate
-from npformer.plain.pages import names
 
 ROOT = Path(__file__).parent.parent
 GUIDE = ROOT / "docs" / "models"

@@ -19,7 +19,7 @@ from itertools import groupby
 from types import ModuleType
 from typing import Any
 
-from npformer.plain.pages import PACKAGE
+from npformer.pages.find import PACKAGE
 
 Function = Callable[..., Any]
 #: Purpose of a function -> parameters that it has. The first purpose that fits counts.

@@ -26,8 +26,8 @@ from npformer import Text
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tree import own_to_tree
 from npformer.config import Config
+from npformer.pages.find import PACKAGE, names
 from npformer.plain import source
-from npformer.plain.pages import PACKAGE, names
 from tests.support.page_stages import Page
 
 #: The repository on GitHub, and the checkout.

@@ -15,7 +15,8 @@ from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.common.files import is_stream, written_whole
 from npformer.loading import load
-from npformer.plain.source import source, standalone_model
+from npformer.pages.source import source
+from npformer.pages.standalone import standalone_model
 
 EPILOG = """examples:
   npformer page llama

@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from npformer.plain.source import contents
+from npformer.pages.one_file import contents
 
 Function = Callable[..., Any]
 

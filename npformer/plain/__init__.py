@@ -7,20 +7,28 @@ or its decoding. Pages take arrays, sizes and dicts of weights, and import only 
 """
 
 from importlib import import_module
-from types import ModuleType
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from npformer.plain.pages import names, page, run
-from npformer.plain.source import source
+if TYPE_CHECKING:
+    from npformer.pages.find import page
+    from npformer.pages.run import run
+    from npformer.pages.source import source
 
 __all__ = ["page", "run", "source"]
+#: Maps each function to its module in `npformer.pages`. These modules import pages, so this one imports them later.
+_MODULES = {"page": "find", "run": "run", "source": "source"}
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Imports a page on first use, so that `npformer.plain.gpt2` needs no separate import."""
-    if name in names():
+def __getattr__(name: str) -> Any:
+    """Imports a function or a page on first use, so that `npformer.plain.gpt2` needs no separate import."""
+    if name in _MODULES:
+        return getattr(import_module(f"npformer.pages.{_MODULES[name]}"), name)
+    if find_spec(f"npformer.plain.{name}"):
         return import_module(f"npformer.plain.{name}")
     raise AttributeError(f"module 'npformer.plain' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *names()]
+    names: list[str] = import_module("npformer.pages.find").names()
+    return [*__all__, *names]

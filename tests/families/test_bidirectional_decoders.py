@@ -12,7 +12,8 @@ import pytest
 import npformer
 from npformer import NpformerError
 from npformer.families import read_config, write_config
-from npformer.plain import pages, source
+from npformer.pages.find import NOTE
+from npformer.plain import run, source
 from tests.support import sentence_folders, tiny
 from tests.support.one_file import answering
 
@@ -100,10 +101,10 @@ def test_its_page_has_a_mask_that_hides_nothing(model_type: str, tmp_path: Path)
     """The page's text says that nothing is hidden, and its code computes the model's rows, in place and as one file."""
     model = npformer.load(described(tmp_path / "model", model_type, is_causal=False), dtype="float64")
     text = source(model)
-    assert pages.NOTE.strip() in text
+    assert NOTE.strip() in text
     assert "causal_mask" not in text
     rows = model([IDS]).last_hidden_state
-    np.testing.assert_allclose(pages.run(model, [IDS]).last_hidden_state, rows, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(run(model, [IDS]).last_hidden_state, rows, rtol=1e-11, atol=1e-12)
     found = answering(model, IDS, tmp_path)(IDS)["last_hidden_state"]
     np.testing.assert_allclose(found, rows[0], rtol=1e-11, atol=1e-12)
 

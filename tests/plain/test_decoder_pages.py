@@ -19,7 +19,7 @@ from npformer.engine.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, L
 from npformer.engine.runtime.padding import unpadded
 from npformer.engine.transformer import stages
 from npformer.families import read_config, write_config
-from npformer.plain.sizes import SCALINGS, bind
+from npformer.pages.sizes import SCALINGS, bind
 from tests.plain.test_pages import ODD, TEXTS, TOLERANCE, assert_same_stages, model_of
 from tests.support import tiny, torch_values
 from tests.support.one_file import answering

@@ -16,10 +16,10 @@ from npformer.engine.mechanisms import Rotary, Window, disentangled, relative_bi
 from npformer.engine.runtime.packing import Text
 from npformer.engine.runtime.padding import unpadded
 from npformer.engine.transformer import stages
+from npformer.pages.run import functions_of
+from npformer.pages.sizes import bind
 from npformer.plain import deberta, t5
-from npformer.plain.pages import functions_of
 from npformer.plain.roberta import padded_positions
-from npformer.plain.sizes import bind
 from tests.plain.test_pages import TEXTS, TOLERANCE, assert_same_stages, model_of, text_of
 from tests.support import tiny, torch_values
 from tests.support.one_file import answering

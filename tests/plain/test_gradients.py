@@ -18,6 +18,7 @@ from npformer.engine.runtime.packing import pack
 from npformer.engine.tape import Recording
 from npformer.engine.taps import listen
 from npformer.engine.transformer import backward, forward, transformer, transformer_backward
+from npformer.pages.sizes import bind
 from npformer.plain import (
     decoding,
     formulas,
@@ -28,7 +29,6 @@ from npformer.plain import (
     training,
     transformer_gradients,
 )
-from npformer.plain.sizes import bind
 from npformer.training.optimizer import Adam
 from tests.plain.test_pages import TOLERANCE, model_of
 

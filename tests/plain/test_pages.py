@@ -12,7 +12,7 @@ from npformer import plain
 from npformer.config import Decoder
 from npformer.engine.transformer import stages
 from npformer.families import FAMILIES, EncoderTable
-from npformer.plain.pages import PAGES
+from npformer.pages.find import PAGES
 from tests.support import tiny
 from tests.support.page_stages import Page
 

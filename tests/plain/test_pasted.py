@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer.plain.source import one_file
+from npformer.pages.one_file import one_file
 from tests.common.test_public_formulas import CASES, FORMULAS, parts
 
 

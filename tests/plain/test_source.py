@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import npformer
-from npformer.plain.pages import names
-from npformer.plain.source import source, standalone_model
+from npformer.pages.find import names
+from npformer.pages.source import source
+from npformer.pages.standalone import standalone_model
 from tests.plain.test_pages import TEXTS, TOLERANCE, cases, model_of
 from tests.support.cli_runner import run
 from tests.support.one_file import answering, executed

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from npformer import plain
-from npformer.plain.pages import names
+from npformer.pages.find import names
 
 FOLDER = Path(plain.__file__).parent
 PAGES = [FOLDER / f"{name}.py" for name in names()]

@@ -15,9 +15,9 @@ from npformer.checkpoint import load_folder
 from npformer.config import Decoder, Positions
 from npformer.engine.mechanisms import RelativeBias
 from npformer.families import FAMILIES, read_config, torch_nn, write_config
+from npformer.pages.sizes import ACTIVATIONS, chosen
+from npformer.pages.source import source
 from npformer.plain import torch_nn as page
-from npformer.plain.sizes import ACTIVATIONS, chosen
-from npformer.plain.source import source
 from tests.golden import seq2seq_cases as cases
 from tests.plain.test_pages import TEXTS, TOLERANCE, assert_same_stages, heads_of, model_of, text_of
 from tests.support.cli_runner import run

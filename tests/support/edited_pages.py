@@ -26,11 +26,12 @@ from npformer.engine.runtime.packing import Text
 from npformer.golden.mistakes.precision import tf32
 from npformer.golden.page_edits.stages import Recorder, Stages
 from npformer.model import Model
+from npformer.pages.find import page_of
+from npformer.pages.run import functions_of
+from npformer.pages.sizes import bind
+from npformer.pages.standalone import standalone_model
 from npformer.plain.formulas import softmax
-from npformer.plain.pages import functions_of, page_of
 from npformer.plain.roberta import padded_positions
-from npformer.plain.sizes import bind
-from npformer.plain.source import standalone_model
 
 Arrays = dict[str, np.ndarray]
 #: Edits with which the pages of encoder-decoders, which read one text without padding, read a padded batch.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.plain.source import standalone_model
+from npformer.pages.standalone import standalone_model
 
 
 def executed(text: str, path: Path) -> dict[str, Any]:

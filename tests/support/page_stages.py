@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from npformer.golden.page_edits.stages import Recorder, Stages
-from npformer.plain.pages import PAGES, answers
+from npformer.pages.find import PAGES
+from npformer.pages.run import answers
 
 
 class Page(Stages):

@@ -15,7 +15,8 @@ from npformer.families import FAMILIES, encoders
 from npformer.interpret.answer import outcome_of
 from npformer.interpret.edits import edit
 from npformer.interpret.study_inputs import read_inputs
-from npformer.plain.pages import answers, page_of
+from npformer.pages.find import page_of
+from npformer.pages.run import answers
 from npformer.view.explorer import page_worker
 from npformer.view.explorer.changes import ChangeLine
 from npformer.view.explorer.page_edit import changed_page, statements

@@ -15,9 +15,10 @@ import numpy as np
 from npformer.checkpoint import tree as layout
 from npformer.golden.page_edits.causes import Cause, Causes
 from npformer.golden.page_edits.fitting import SECONDS, explain
-from npformer.plain.pages import functions_of, names, page_of, text_of
-from npformer.plain.sizes import bind
-from npformer.plain.source import standalone_model
+from npformer.pages.find import names, page_of, text_of
+from npformer.pages.run import functions_of
+from npformer.pages.sizes import bind
+from npformer.pages.standalone import standalone_model
 
 #: Starts of the functions that read the arrays, compute the answers, and print them.
 READING, ANSWERS, MAIN = "\n\n\ndef nested(", "\n\n\ndef answers(", "\n\n\ndef main("

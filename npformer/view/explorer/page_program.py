@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from npformer.plain.pages import PACKAGE, functions_of, page_of
-from npformer.plain.sizes import bind
-from npformer.plain.source import contents, one_file
+from npformer.pages.find import PACKAGE, page_of
+from npformer.pages.one_file import contents, one_file
+from npformer.pages.run import functions_of
+from npformer.pages.sizes import bind
 
 
 class OfPage(NamedTuple):

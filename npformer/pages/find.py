@@ -1,26 +1,18 @@
-"""Finds the page of a model, and computes the answers of a loaded model with its page."""
+"""Finds the page of a model, and lists all pages."""
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.resources import files as files_of
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from npformer.common.checks import nearest, shown
 from npformer.common.errors import NpformerError
-from npformer.plain import heads
-from npformer.plain.sizes import bind
 
-#: Modules that are not pages.
-NO_PAGES = frozenset({"__init__", "pages", "sizes", "source"})
 #: model_type -> page, if the page has a different name.
 PAGES = {
     "xlm-roberta": "roberta",
@@ -116,71 +108,9 @@ def _page_with(name: str) -> str:
 def names() -> list[str]:
     """The names of all pages."""
     files = (each.name for each in files_of("npformer.plain").iterdir())
-    return sorted(each[:-3] for each in files if each.endswith(".py") and each[:-3] not in NO_PAGES)
+    return sorted(each[:-3] for each in files if each.endswith(".py") and each != "__init__.py")
 
 
-def run(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The answers of a loaded model, computed by its page, which is slow: one text after another.
-
-    Parameters
-    ----------
-    model : a loaded model
-    args, kwargs : arguments of a call of the model
-
-    Returns
-    -------
-    Output, as from a call of the model
-
-    Raises
-    ------
-    NpformerError
-        model is not a loaded model, or the arguments are invalid for the model.
-
-    Examples
-    --------
-    >>> model = npformer.load("distilbert-sst2")
-    >>> npformer.plain.run(model, [101, 1045, 2293, 102]).logits.shape
-    (1, 2)
-    """
-    if not hasattr(model, "config"):
-        raise NpformerError(f"run: expected a loaded model, such as npformer.load(name), got {shown(model)}")
-
-    class Page(type(model)):  # type: ignore[misc]
-        """The model, computed by its page instead of the engine."""
-
-        def run(self, texts: Any) -> list[dict[str, np.ndarray]]:
-            self.check_inputs(texts)
-            return [answers(page_of(self.config), self.config, self.weights, text) for text in texts]
-
-    reader = copy.copy(model)
-    reader.__class__ = Page
-    return reader(*args, **kwargs)
-
-
-def answers(on: ModuleType, config: Any, weights: Mapping[str, Any], text: Any) -> dict[str, np.ndarray]:
-    """The answers of a model for one text, or one pair of source and target, computed by a page."""
-    function, head = functions_of(on, config, weights)
-    rows = bind(function, config, weights, text)()
-    x, *others = rows if isinstance(rows, tuple) else (rows,)
-    source = {"source": others[0]} if "source" in inspect.signature(head).parameters else {}
-    found: dict[str, np.ndarray] = bind(head, config, weights, text)(x, **source)
-    return found
-
-
-def functions_of(
-    on: ModuleType, config: Any, weights: Mapping[str, Any]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns a page's functions for the rows of the last layer, and for the answers of a head from these rows."""
-    head = on.HEADS[config.head]
-    if "pooler" in inspect.signature(head).parameters and "pooler" not in weights:
-        head = heads.hidden_states  # a base model without a pooler in its file
-    if config.head == "causal-lm":
-        head = getattr(on, "WITH_CAP" if config.logit_cap else "WITHOUT_CAP", head)
-    return _model(on, config), head
-
-
-def _model(on: ModuleType, config: Any) -> Callable[..., Any]:
-    """Returns the function of a model on a page. A page may have a second function for a single stack."""
-    if config.convolution:
-        return on.WITH_CONVOLUTION
-    return on.ALONE if hasattr(on, "ALONE") and not config.decoder else on.MODEL  # a single stack of an encoder-decoder
+def name_of(module: ModuleType) -> str:
+    """The name of a page, without its package."""
+    return module.__name__.removeprefix(PACKAGE)

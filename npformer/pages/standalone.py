@@ -1,23 +1,19 @@
-"""Returns the text of a page, either unchanged or as one file that needs only NumPy."""
+"""Writes one file that computes the answers of a loaded model with only NumPy."""
 
 from __future__ import annotations
 
-import ast
 import inspect
-import io
 import re
-import tokenize
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from npformer.common.checks import shown
-from npformer.common.errors import NpformerError
-from npformer.plain.pages import PACKAGE, functions_of, page, page_of, text_of
-from npformer.plain.sizes import OPTIONAL, OPTIONS, SIZES, Call, Name, chosen
+from npformer.pages.find import PACKAGE, name_of, page_of
+from npformer.pages.one_file import contents, one_file
+from npformer.pages.run import functions_of
+from npformer.pages.sizes import OPTIONAL, OPTIONS, SIZES, Call, Name, chosen
 
 #: Maps names of values of a text to expressions in a file, for values that have no variable.
 IN_FILE = {"length": "len(ids)"}
@@ -27,49 +23,6 @@ LONG: Mapping[str, Any] = {
     "width": 116, "initial_indent": " " * 8, "subsequent_indent": " " * 12, "break_long_words": False,
     "break_on_hyphens": False,
 }  # fmt: skip
-Place = tuple[str, str]  # a page and a name that it defines
-
-
-class Contents(NamedTuple):
-    """The docstring of a page, the text of each definition, and the places where imported names are defined."""
-
-    docstring: str
-    definitions: Mapping[str, str]
-    imported: Mapping[str, Place]
-
-
-def source(model: Any, standalone: bool = False) -> str:
-    """The text of a page.
-
-    Parameters
-    ----------
-    model : the name of a family, such as "llama", or a loaded model
-    standalone : bool, return one file with everything that the page uses, which then needs only NumPy. For a loaded
-        model, the file ends with a `main` that prints answers. It reads the arrays that `standalone_model` also
-        returns.
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    NpformerError
-        No page has this name, or model is not a loaded model.
-
-    Examples
-    --------
-    >>> "def bert(" in npformer.plain.source("bert")
-    True
-    """
-    if not isinstance(model, str) and not hasattr(model, "config"):
-        raise NpformerError(f"source: expected the name of a page or a loaded model, got {shown(model)}")
-    if standalone and not isinstance(model, str):
-        return standalone_model(model)[0]
-    name = _name(page(model) if isinstance(model, str) else page_of(model.config))
-    if not standalone:
-        return text_of(name)
-    return one_file(contents(name).docstring, [(name, each) for each in contents(name).definitions])
 
 
 def standalone_model(
@@ -99,7 +52,7 @@ def standalone_model(
         main = re.sub(r"(def answers\(weights, ids), target_ids=.*\):", r"\1):", main)
     wanted = [(each.__module__.removeprefix(PACKAGE), each.__name__) for each in (*functions, *file.used)]
     docstring = (
-        f"{contents(_name(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
+        f"{contents(name_of(on)).docstring}\n\nRun it with the ids of a text's tokens: python model.py 101 2054 102\n"
     )
     return f"{one_file(docstring, wanted, 'import sys', 'from pathlib import Path')}\n\n{main}", flat
 
@@ -233,89 +186,3 @@ def _walk(node: Any, name: str, found: dict[str, np.ndarray]) -> None:
         items = node.items() if isinstance(node, Mapping) else enumerate(node)
         for key, each in items:
             _walk(each, f"{name}.{key}".lstrip("."), found)
-
-
-# --- one file -------------------------------------------------------------------------------------------------------
-
-
-def one_file(docstring: str, wanted: Sequence[Place], *imports: str) -> str:
-    """Writes one file: the docstring, the imports, and the definitions with their dependencies, in order."""
-    order: list[Place] = []
-    for place in wanted:
-        _add(place, order)
-    names = [name for _, name in order]
-    texts = []
-    for place in order:
-        here = contents(place[0])
-        renamed = {
-            name: f"{other[0]}_{other[1]}"
-            for name, other in {**{each: (place[0], each) for each in here.definitions}, **here.imported}.items()
-            if names.count(other[1]) > 1
-        }
-        texts.append(_renamed(here.definitions[place[1]], renamed))
-    body = "\n\n\n".join(text.rstrip() for text in texts)
-    math = ["import math"] if re.search(r"\bmath\.", body) else []
-    top = "\n".join(sorted([*math, *(each for each in imports if each.startswith("import "))]))
-    top += "".join(f"\n{each}" for each in imports if each.startswith("from "))
-    blank = "\n" * (2 if body.startswith(("def ", "@")) else 1)
-    text = f'"""{docstring.strip()}\n"""\n\n{top}\n\nimport numpy as np\n{blank}{body}\n'
-    return text.replace('"""\n\n\n\n', '"""\n\n')
-
-
-def _add(place: Place, order: list[Place]) -> None:
-    """Appends a definition to the order, after all definitions that it uses."""
-    if place in order:
-        return
-    name, defined = place
-    here = contents(name)
-    for used in sorted(_names(here.definitions[defined]) - {defined}):
-        if used in here.definitions:
-            _add((name, used), order)
-        elif used in here.imported:
-            _add(here.imported[used], order)
-    if place not in order:
-        order.append(place)
-
-
-def _names(text: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-
-
-def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """The text with names replaced, except attributes and keyword arguments."""
-    if not names:
-        return text
-    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    lines = text.splitlines(keepends=True)
-    for i in reversed(range(len(tokens))):
-        token = tokens[i]
-        is_argument = tokens[i + 1].string == "=" and tokens[i + 1].start == token.end if i + 1 < len(tokens) else False
-        if token.type == tokenize.NAME and token.string in names and tokens[i - 1].string != "." and not is_argument:
-            (row, start), (_, end) = token.start, token.end
-            lines[row - 1] = lines[row - 1][:start] + names[token.string] + lines[row - 1][end:]
-    return "".join(lines)
-
-
-def _name(module: Any) -> str:
-    return str(module.__name__).removeprefix(PACKAGE)
-
-
-@lru_cache(maxsize=64)
-def contents(name: str) -> Contents:
-    """The contents of a page, by its name."""
-    text = text_of(name)
-    lines, tree = text.splitlines(keepends=True), ast.parse(text)
-    definitions: dict[str, str] = {}
-    imported: dict[str, Place] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PACKAGE):
-            of = str(node.module).removeprefix(PACKAGE)
-            imported |= {each.asname or each.name: (of, each.name) for each in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.Assign):
-            first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))]) - 1
-            while lines[first - 1].startswith("#"):
-                first -= 1
-            own = "".join(lines[first : node.end_lineno])
-            target = node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.targets[0])
-            definitions[target] = own
-    return Contents(ast.get_docstring(tree) or "", definitions, imported)
