@@ -15,7 +15,7 @@ from npformer.config import POOLED_HEADS
 from npformer.engine.output_heads.formulas import probabilities
 from npformer.engine.runtime.packing import Text
 from npformer.engine.transformer import head_stack
-from npformer.interpret.metric import label_name, masked, position_of
+from npformer.interpret.metric import asked_label, label_name, masked, position_of
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
 
@@ -26,7 +26,8 @@ class LogitLens:
 
     `rows` names the embeddings and the layers. `tokens` and `positions` are the tokens that were read. `numbers`,
     `logits` and `probabilities` (rows, positions, most) belong to the outputs with the largest logits, in descending
-    order.
+    order. `followed` names an output for each position: the asked one, or the answer of the last row. Its probabilities
+    and its places in the order, 1 for the largest, are (rows, positions).
     """
 
     rows: tuple[str, ...]
@@ -36,9 +37,18 @@ class LogitLens:
     numbers: np.ndarray
     logits: np.ndarray
     probabilities: np.ndarray
+    followed: tuple[str, ...]
+    followed_probabilities: np.ndarray
+    followed_places: np.ndarray
 
 
-def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = None, most: int = 5) -> LogitLens:
+def logit_lens(
+    model: BaseModel,
+    text: Any,
+    positions: Sequence[int] | None = None,
+    most: int = 5,
+    label: str | int | None = None,
+) -> LogitLens:
     """Computes logits from the hidden states of each layer, with the final norm and the head.
 
     logits_l = head(Normalize(x_l)), where x_l is the output of layer l. In a translation model, the layers are those of
@@ -53,6 +63,8 @@ def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = No
         or encoder. A classifier of texts reads one row, which `positions` cannot change.
     most : int
         The number of labels or words in each row.
+    label : str or int, optional
+        The label or word to follow through the rows. By default the last row's answer at each position.
 
     Returns
     -------
@@ -61,7 +73,8 @@ def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = No
     Raises
     ------
     NpformerError
-        If the head has no labels or words, a position is outside the text, or the text has no masked word.
+        If the head has no labels or words, a position is outside the text, the text has no masked word, or the model
+        lacks the label.
 
     References
     ----------
@@ -85,17 +98,26 @@ def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = No
     if isinstance(recorded.ids, list):
         raise NpformerError("logit_lens: expected one text; call it once per text")
     at = _positions(model, recorded, positions)
-    found = [_largest(model, hidden_logits(model, recorded[name][at], "logits"), most) for name in stages]
     count = model.weights["head"]["output"]["weight"].shape[-1]
-    numbers, logits, probabilities = (np.stack(each) for each in zip(*found, strict=True))
-    names = {int(each): label_name(model, int(each), count) for each in np.unique(numbers)}
+    asked = None if label is None else asked_label(model, label, count, "logit_lens")[0]
+    follow = np.empty(0, int)
+    found: list[tuple[np.ndarray, ...]] = []
+    for name in reversed(stages):  # the last row's answers are followed through the others
+        wide = hidden_logits(model, recorded[name][at], "logits").astype(np.float64)
+        if not found:
+            follow = wide.argmax(-1) if asked is None else np.full(len(wide), asked)
+        found.append((*_largest(model, wide, most), *_followed(model, wide, follow)))
+    numbers, logits, shares, follow_shares, places = (np.stack(each[::-1]) for each in zip(*found, strict=True))
+    names = {int(each): label_name(model, int(each), count) for each in np.unique([*numbers.flat, *follow])}
     tokens = recorded.tokens or [str(each) for each in recorded.ids]
     return LogitLens(
         ("embeddings", *(f"layer {i}" for i in range(len(stages) - 1))),
         tuple(tokens[i] for i in at),
         tuple(at),
         tuple(tuple(tuple(names[each] for each in cell) for cell in row) for row in numbers.tolist()),
-        *(numbers, logits, probabilities),
+        *(numbers, logits, shares),
+        tuple(names[each] for each in follow.tolist()),
+        *(follow_shares, places),
     )
 
 
@@ -134,7 +156,13 @@ def _positions(model: BaseModel, recorded: Trace, asked: Sequence[int] | None) -
 
 def _largest(model: BaseModel, logits: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the numbers, logits and probabilities of the `most` largest logits of each row."""
-    wide = logits.astype(np.float64)
-    numbers = np.argsort(-wide, axis=-1, kind="stable")[:, :most]
-    shares = probabilities(wide, model.config.scoring)
-    return numbers, np.take_along_axis(wide, numbers, axis=-1), np.take_along_axis(shares, numbers, axis=-1)
+    numbers = np.argsort(-logits, axis=-1, kind="stable")[:, :most]
+    shares = probabilities(logits, model.config.scoring)
+    return numbers, np.take_along_axis(logits, numbers, axis=-1), np.take_along_axis(shares, numbers, axis=-1)
+
+
+def _followed(model: BaseModel, logits: np.ndarray, follow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the probability of one output of each row, and its place in the order of the row's logits, from 1."""
+    own = np.take_along_axis(logits, follow[:, None], axis=-1)
+    shares = np.take_along_axis(probabilities(logits, model.config.scoring), follow[:, None], axis=-1)
+    return shares[:, 0], 1 + (logits > own).sum(axis=-1)

@@ -18,7 +18,9 @@ from npformer.view.terminal import fit
 LAST = 16  # default number of tokens, at the end of the text, for which predictions are shown
 
 
-def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = None) -> LensView:
+def lens(
+    source: Any, text: Any = None, *, positions: Sequence[int] | None = None, label: str | int | None = None
+) -> LensView:
     """Draws the labels or words with the largest logits after the embeddings and after each layer.
 
     Parameters
@@ -28,6 +30,8 @@ def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = Non
     positions : tokens whose rows are read, optional
         As in `npformer.interpret.logit_lens.logit_lens`; by default the last sixteen for causal-lm and translation
         models.
+    label : str or int, optional
+        The label or word to follow through the layers. By default the last layer's answer.
 
     Returns
     -------
@@ -37,7 +41,7 @@ def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = Non
     Raises
     ------
     NpformerError
-        If the model has no labels or words, or a position is outside the text.
+        If the model has no labels or words or lacks the label, or a position is outside the text.
 
     Examples
     --------
@@ -51,7 +55,8 @@ def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = Non
     tokens, head = read.tokens[0], source.config.head
     if positions is None and head in ("causal-lm", "translation"):
         positions = range(max(0, len(tokens) - LAST), len(tokens))
-    return LensView(logit_lens(source, read.inputs[0] if read.sources else text, positions), tuple(tokens))
+    found = logit_lens(source, read.inputs[0] if read.sources else text, positions, label=label)
+    return LensView(found, tuple(tokens))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -85,6 +90,9 @@ class LensView(View):
             "words": found.words,
             "logits": found.logits.tolist(),
             "shares": found.probabilities.tolist(),
+            "followed": found.followed,
+            "followedShares": found.followed_probabilities.tolist(),
+            "followedPlaces": found.followed_places.tolist(),
             "notes": [
                 "Logit lens: the last norm and the head, applied to each layer's hidden states.",
                 "Probabilities are the softmax of these logits; only the last row is the model's own answer.",

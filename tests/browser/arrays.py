@@ -64,7 +64,9 @@ def logit_lens_of(words: Sequence[str], layers: int = 2, most: int = 3) -> Logit
     shares = np.exp(largest) / np.exp(logits).sum(axis=-1, keepdims=True)
     names = tuple(tuple(tuple(words[i] for i in cell) for cell in row) for row in numbers.tolist())
     rows = ("embeddings", *(f"layer {i}" for i in range(layers)))
-    return LogitLens(rows, tuple(words[:2]), (3, 4), names, numbers, largest, shares)
+    followed = tuple(cell[0] for cell in names[-1])
+    places = np.ones(shares.shape[:2], int)
+    return LogitLens(rows, tuple(words[:2]), (3, 4), names, numbers, largest, shares, followed, shares[..., 0], places)
 
 
 def head_effects_on(words: Sequence[str], layers: int = 2, heads: int = 3) -> HeadEffects:

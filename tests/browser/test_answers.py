@@ -176,12 +176,9 @@ def test_the_largest_outputs_of_every_layer(page: Page, causal: Any) -> None:
     assert numbers() == [printed(share) for share in found.probabilities[-1, -1]]
     page.click(page.one("[data-at='1 2']"))
     page.until(lambda: numbers() == [printed(share) for share in found.probabilities[1, 2]])
-    answer = found.words[-1][2][0]
     through = page.js("return [...document.querySelectorAll('.panel .layers output')].map((o) => o.value)")
-    assert through == [
-        printed(shares[2][words[2].index(answer)]) if answer in words[2] else "not among the first 5"
-        for words, shares in zip(found.words, found.probabilities, strict=True)
-    ]
+    rows = zip(found.followed_probabilities[:, 2], found.followed_places[:, 2], strict=True)
+    assert through == [printed(share) + (f", place {place:,}" if place > 1 else "") for share, place in rows]
     assert page.js("return location.hash") == "#layer=0&at=2"
 
 

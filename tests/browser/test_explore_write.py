@@ -76,6 +76,17 @@ def test_sliders_move_the_bars_as_the_engine_samples(
     assert live.fits()
 
 
+def test_one_temperature_is_shown_in_the_tab_and_above_the_views(live: Live, models: dict[str, Any]) -> None:
+    """The slider above the views is hidden in the tab, and shows the temperature that was chosen there."""
+    live.explore({"gpt2": models["gpt2"]}, TEXT, at="view=write")
+    assert not live.one(".answer .temperature").is_displayed()
+    slide(live, "Temperature", LEFT * 5)
+    live.click(live.one(".tabs [data-view='heads']"))
+    live.settle()
+    live.until(lambda: live.one(".answer .temperature").is_displayed())
+    assert live.text(".answer .temperature output") == "0.5"
+
+
 def test_a_click_appends_a_word_and_is_taken_back(live: Live, models: dict[str, Any]) -> None:
     model, text = models["gpt2-austen"], "It is a truth"
     live.explore({"gpt2-austen": model}, text, at="view=write")

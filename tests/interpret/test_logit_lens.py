@@ -11,7 +11,8 @@ import npformer
 from npformer.common.errors import NpformerError
 from npformer.engine.functions import softmax
 from npformer.engine.norms.layernorm import LayerNorm
-from npformer.interpret.logit_lens import logit_lens
+from npformer.interpret.logit_lens import LogitLens, logit_lens
+from npformer.interpret.metric import label_name
 from npformer.interpret.study_inputs import pair_of
 from npformer.interpret.traces import trace
 from tests.support import tiny
@@ -29,6 +30,25 @@ def test_logits_of_a_layer_are_the_heads_for_its_hidden_states(layer: int) -> No
     assert found.numbers[layer + 1, 0].tolist() == numbers.tolist()
     np.testing.assert_allclose(found.logits[layer + 1, 0], logits[numbers], rtol=0, atol=1e-12)
     np.testing.assert_allclose(found.probabilities[layer + 1, 0], softmax(logits)[numbers], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("label", [None, 7])
+def test_an_output_is_followed_through_the_layers(label: int | None) -> None:
+    """By default it is the last row's answer at each position; places count from 1."""
+    model = tiny.model("gpt2", "causal-lm", dtype=np.float64)
+    logits = logit_lens(model, TEXT, positions=[1, 4], most=10_000, label=label)
+    whole = [dict(zip(cell.tolist(), shares, strict=True)) for cell, shares in _cells(logits)]
+    numbers = [label] * 2 if label is not None else logits.numbers[-1, :, 0].tolist()
+    expected = np.reshape([shares[numbers[i % 2]] for i, shares in enumerate(whole)], (3, 2))
+    np.testing.assert_array_equal(logits.followed_probabilities, expected)
+    places = [cell.tolist().index(numbers[i % 2]) + 1 for i, (cell, _) in enumerate(_cells(logits))]
+    assert logits.followed_places.tolist() == np.reshape(places, (3, 2)).tolist()
+    assert logits.followed == tuple(label_name(model, each, 10_000) for each in numbers)
+
+
+def _cells(found: LogitLens) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the numbers and probabilities of each row at each position."""
+    return [pair for pairs in zip(found.numbers, found.probabilities, strict=True) for pair in zip(*pairs, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +95,8 @@ def test_errors_name_the_argument() -> None:
         logit_lens(words, TEXT, positions=[])
     with pytest.raises(NpformerError, match="most: expected a whole number of at least 1, got 0"):
         logit_lens(words, TEXT, positions=[1], most=0)
+    with pytest.raises(NpformerError, match="logit_lens: label='nothing': expected"):
+        logit_lens(words, TEXT, label="nothing")
     with pytest.raises(NpformerError, match="positions: omit it"):
         logit_lens(tiny.model("bert"), TEXT, positions=[0])
     with pytest.raises(NpformerError, match="expected one text"):

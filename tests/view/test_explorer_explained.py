@@ -32,6 +32,7 @@ def test_another_outcome_is_explained_in_every_part_and_as_python(capsys: pytest
     assert [(word, number.replace("+", "-")) for word, number in words] == against
     assert parts.part(other, "ablation")["view"]["answer"] == "NEGATIVE"
     assert "NEGATIVE" in parts.part(other, "attribution")["view"]["explained"][0]["methods"][0]["about"]
+    assert [parts.part(each, "lens")["view"]["followed"] for each in (own, other)] == [("POSITIVE",), ("NEGATIVE",)]
     assert parts.stepped(own) is parts.stepped(other)
     exec(parts.part(other, "python")["text"], {})
     printed = capsys.readouterr().out

@@ -15,9 +15,9 @@ const nameOf = ({ y, head }) => `${meta.rows[y].title}, head ${head}`;
 
 function draw() {
   about.replaceChildren(
-    "Click a head to switch it off. With all heads: ",
+    "Click a head to switch it off. With all heads, the probability of ",
     el("bdi", {}, shown(meta.answer)),
-    ` ${percent(meta.before)}. `,
+    ` is ${percent(meta.before)}. `,
     ...turning(),
   );
   grid.replaceChildren(

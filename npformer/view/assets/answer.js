@@ -99,7 +99,16 @@ function sampled({ logits, others }, t, step) {
   return powers.map((power) => power / sum);
 }
 
-let chosenStep = null; // the chosen step of the temperature
+let chosenStep = null; // the chosen step of the temperature, here and in the Write tab
+
+// Moves the slider above the views to a step that was chosen in the Write tab.
+function chooseStep(step) {
+  chosenStep = step;
+  const slider = document.querySelector(".temperature input");
+  if (!slider) return;
+  slider.value = step;
+  slider.dispatchEvent(new Event("input"));
+}
 
 // The slider; it lists the words with their probabilities, the rest of the vocabulary last.
 function temperature(next, outcomes, before) {

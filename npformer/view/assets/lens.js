@@ -35,7 +35,7 @@ function draw() {
       ),
     ),
   );
-  panel.replaceChildren(...ranks(), ...through(answer));
+  panel.replaceChildren(...ranks(), ...through());
 }
 
 // A sentence about the rows in which the last row's answer has the largest output.
@@ -90,17 +90,14 @@ const ranks = () => [
   ),
 ];
 
-// The output of the last row's answer in every row.
-function through(answer) {
-  const most = meta.words[0][column].length;
+// The probability and the place of the followed output in every row.
+function through() {
   const rows = meta.rows.map((name, y) => {
-    const rank = meta.words[y][column].indexOf(answer);
-    return rank < 0
-      ? listed(name, 0, `not among the first ${most}`)
-      : listed(name, meta.shares[y][column][rank], null);
+    const [share, place] = [meta.followedShares[y][column], meta.followedPlaces[y][column]];
+    return listed(name, share, place > 1 ? `${percent(share)}, place ${digits(place)}` : null);
   });
   return [
-    el("h2", {}, el("bdi", {}, shown(answer)), ", layer by layer"),
+    el("h2", {}, el("bdi", {}, shown(meta.followed[column])), ", layer by layer"),
     el("ol", { class: "outcomes layers" }, ...rows),
   ];
 }

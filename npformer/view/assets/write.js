@@ -1,13 +1,15 @@
 // Write view: the next tokens, with bars that follow the sliders, or a translator's beams. A click appends a token.
 
-const knobs = (live.knobs ??= { temperature: null, k: 0, p: 1, ahead: 0, written: [] }); // unchanged while the user writes
+const knobs = (live.knobs ??= { k: 0, p: 1, ahead: 0, written: [] }); // unchanged while the user writes
 
 const bars = el("ol", { class: "bars" });
 const status = el("p", { class: "about" });
 
+const stepHere = () => chosenStep ?? meta.temperatures.indexOf(1);
+
 // The shares of the tokens after temperature, top-k and top-p, and of all others together; null for excluded tokens.
 function kept() {
-  const step = knobs.temperature;
+  const step = stepHere();
   const t = meta.temperatures[step];
   const shares = sampled(meta, t, step);
   let others = shares.pop();
@@ -70,9 +72,8 @@ const knob = (label, attributes, text, set) => {
 
 const knobsHere = el("div", { class: "controls-row" });
 function drawKnobs() {
-  knobs.temperature ??= meta.temperatures.indexOf(1);
   knobsHere.replaceChildren(
-    knob("Temperature", { min: 0, max: meta.temperatures.length - 1, value: knobs.temperature }, () => meta.temperatures[knobs.temperature].toFixed(1), (v) => (knobs.temperature = v)),
+    knob("Temperature", { min: 0, max: meta.temperatures.length - 1, value: stepHere() }, () => meta.temperatures[stepHere()].toFixed(1), chooseStep),
     knob("Top-k", { min: 0, max: meta.words.length, value: knobs.k }, () => (knobs.k ? String(knobs.k) : "all"), (v) => (knobs.k = v)),
     knob("Top-p", { min: 0.05, max: 1, step: 0.05, value: knobs.p }, () => knobs.p.toFixed(2), (v) => (knobs.p = v)),
     ...writers,

@@ -325,7 +325,7 @@ OF_MODEL: Mapping[str, Callable[[Any, Seen, int | None], View]] = {
         model, seen.text, label=None if model.config.head == "masked-lm" else label, progress=False
     ),  # a masked word has only the roll-out, which depends on no label
     "logit": lambda model, seen, label: logit(model, seen.text, label=label),
-    "lens": lambda model, seen, label: lens(model, seen.text),
+    "lens": lambda model, seen, label: lens(model, seen.text, label=label),
     "ablation": _ablation,
 }
 #: Views for which the model runs many times: the page shows the answer before them.
