@@ -22,6 +22,7 @@ from npformer.interpret.answer import outcome_of
 from npformer.interpret.edits import add, edit, replace_row, scale, scale_head, without_head, zero
 from npformer.interpret.study_inputs import read_inputs
 from npformer.view.explorer.change_part import change_view
+from npformer.view.explorer.changes import ChangeWord, words_changed
 from npformer.view.explorer.parts import PARTS, Parts
 from npformer.view.explorer.server import BODY, CONNECTIONS
 from npformer.view.explorer.state import CHARACTERS, read_state
@@ -105,6 +106,12 @@ WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "deleted": ({"kind": "word", "at": 2, "word": "good", "to": ""}, "I love ice cream"),
     "replaced": ({"kind": "word", "at": 1, "word": "love", "to": "like"}, "I like good ice cream"),
 }
+
+
+@pytest.mark.parametrize(("at", "left"), [(0, "b  c\n\nd "), (1, "a  c\n\nd "), (2, "a b\n\nd "), (3, "a b  c ")])
+def test_a_deleted_word_takes_one_gap_with_it(at: int, left: str) -> None:
+    """The rest of the text stays as it was typed."""
+    assert words_changed("a b  c\n\nd ", [ChangeWord(at, "abcd"[at], "")], "") == left
 
 
 def mean(model: Any, text: str) -> np.ndarray:

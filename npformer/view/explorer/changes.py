@@ -15,6 +15,7 @@ import numpy as np
 
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
+from npformer.interpret.attribution import without_words
 from npformer.interpret.edits import Change as StageChange
 from npformer.interpret.edits import add, replace_row, scale, scale_head, without_head, zero
 from npformer.interpret.metric import MASKS
@@ -240,8 +241,8 @@ def words_changed(text: str, changes: list[ChangeWord], mask: str) -> str:
     """Returns a text with its words changed. Changes count words in the text as typed, before any change."""
     found = sorted((each.changed(text, mask) for each in changes), reverse=True)
     for start, end, word in found:
-        text = text[:start] + word + text[end:]
-    return re.sub(r"  +", " ", text).strip() if found else text
+        text = text[:start] + word + text[end:] if word.strip() else without_words(text, start, end)
+    return text
 
 
 def mask_token(model: Any) -> str:
