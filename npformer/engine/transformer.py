@@ -44,7 +44,7 @@ def forward(
 
 
 def forward_in_steps(weights: Mapping[str, Any], parts: Parts, batch: Batch) -> Steps[dict[str, np.ndarray]]:
-    """Computes the same as `forward`, with a step for each layer. A model with a decoder takes one step."""
+    """Computes the answers of `forward` in steps, one for each layer. A model with a decoder takes a single step."""
     if parts.decoder:
         return reread(weights, parts, batch)
     pooled_only = _reads_one_row(parts)

@@ -33,7 +33,7 @@ class Layer:
     Parameters
     ----------
     blocks : pairs of a name and a block, in the order of computation
-    norm : Norm, computed once for each block
+    norm : Norm, applied once for each block, each time with its own weights
     norm_first : bool
     unnormed : names of blocks without a norm
 

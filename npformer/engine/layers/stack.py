@@ -27,7 +27,7 @@ from npformer.engine.taps import scope, tap
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers in sequence, then an optional norm. Layers without weights at the end of the stack are skipped.
+    """Layers in sequence, then an optional norm. If the weights have fewer layers, the last layers are skipped.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Stack:
         return self.finish(x, weights)
 
     def in_steps(self, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> Steps[np.ndarray]:
-        """Computes the same as `__call__`, with a step for each layer."""
+        """Computes the output of `__call__` in steps, one for each layer."""
         texts = self._begun(x, texts, weights)
         for i in range(self._count(weights)):
             x = self._layer(i, x, texts, weights)

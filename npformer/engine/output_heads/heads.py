@@ -193,7 +193,7 @@ class Head(ABC):
 
     @abstractmethod
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
-        """The answers, from the input of the head's linear layer."""
+        """Computes the answers from `rows`, the input of the head's linear layer."""
 
     @abstractmethod
     def _answer_backward(

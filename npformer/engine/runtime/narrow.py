@@ -97,7 +97,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes and methods of the float32 array, such as `mean` and `astype`."""
-        if name.startswith("_") or name in ("values", "scale"):  # not set yet during a copy or while unpickling
+        if name.startswith("_") or name in ("values", "scale"):  # copy and pickle look these up before they exist
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 

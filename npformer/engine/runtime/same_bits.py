@@ -27,7 +27,7 @@ GROUP = 8  # number of columns at an edge
 ROWS = 48  # period of usable row counts: a multiple of every known tile height
 FAR = 16  # distance along the inner axis between terms that a kernel adds to the same accumulator
 INNER = 40  # enough terms to distinguish two orders of addition
-WIDE = 120 * VECTOR  # columns that span several blocks
+WIDE = 120 * VECTOR  # number of columns that spans several blocks
 LARGE = 2**23  # number of multiply-adds of a product that is large for every BLAS
 LONG = 2048  # length of an inner axis of more than two blocks
 GOLDEN = (1 + 5**0.5) / 2
@@ -147,7 +147,7 @@ class Kernel:
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
         a = self._irregular(high, len(b))
-        while high - low > 1:  # `low` rows are added in one pass, `high` rows block by block
+        while high - low > 1:  # a product of `low` rows is summed in one pass, of `high` rows block by block
             n_rows = (low + high) // 2
             in_parts = sum(a[:n_rows, part] @ b[part] for part in parts)
             low, high = (low, n_rows) if np.array_equal(a[:n_rows] @ b, in_parts) else (n_rows, high)
