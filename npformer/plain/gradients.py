@@ -2,7 +2,7 @@
 
 The backward of a function takes grad, the gradient of the loss with respect to the function's result, followed by the
 function's arguments. It returns the gradients of the arrays (x; q, k and v; x and source), and the gradients of the
-weights, nested like the weights. It computes intermediate values again. Rumelhart et al., 1986; Baydin et al., 2018,
+weights, nested like the weights. It recomputes intermediate values. Rumelhart et al., 1986; Baydin et al., 2018,
 section 3.2.
 Exceptions:
 
