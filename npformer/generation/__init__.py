@@ -226,7 +226,7 @@ def _kind(model: BaseModel) -> type[State]:
 
 
 def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, Any]) -> dict[Settings, list[int]]:
-    """Settings -> the indices of the texts with these settings.
+    """Groups the texts by their settings, and returns the indices of each group's texts.
 
     Texts have different settings if their maximum lengths depend on the number of tokens `before` the generated text.
     For sampling without a seed, a random seed is drawn.
@@ -280,5 +280,5 @@ def _joined(steps: Iterator[Step], count: int) -> Steps[list[list[Hypothesis]]]:
 
 
 def joined(likely: Sequence[Best]) -> Best | None:
-    """Concatenates the most likely tokens of each step, (1, n), into (L, n). Returns None for no steps."""
+    """Concatenates the most likely tokens of each step, (1, n), into (L, n). Returns None if there are no steps."""
     return Best(*map(np.concatenate, zip(*likely, strict=True))) if likely else None

@@ -45,8 +45,8 @@ MOST = 2**31
 MOST_LOGPROBS = 1000
 
 TIME = "results would depend on speed; use max_new_tokens"
-HARMLESS = (SPECULATION, TIME)  # reasons that do not affect which tokens are chosen
-UNHEARD = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # ids above the vocabulary have no effect
+HARMLESS = (SPECULATION, TIME)  # the reasons of settings that do not change which tokens are chosen
+UNHEARD = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # ids past the vocabulary do nothing
 
 #: Maps each unsupported setting to the values that have no effect, and the reason.
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -326,7 +326,7 @@ def _below(ids: Sequence[Any], vocabulary: int) -> list[Any]:
 
 
 def _own_ends(config: Config) -> tuple[int, ...]:
-    """The end tokens that can occur in a text, or all end tokens if none of them can, for an error message."""
+    """The end tokens that can occur in a text. If no end token can occur, returns all, for an error message."""
     ends = (config.decoder or config).end_ids
     return tuple(_below(ends, config.n_outputs)) or ends
 

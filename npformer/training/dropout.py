@@ -15,7 +15,7 @@ from npformer.config import Config
 from npformer.engine.tape import Edit, Pullback
 from npformer.families import family_of
 
-Rates = Mapping[str, float]  # stage or pattern -> fraction of elements to set to 0
+Rates = Mapping[str, float]  # by stage or pattern, the fraction of elements to set to 0
 
 
 def standard_rates(
