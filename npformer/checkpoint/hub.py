@@ -79,7 +79,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     except NpformerError:
         if missing:
             raise
-        return _model(cached.folder)  # only small files can be missing here, if other tools did not request them
+        return _model(cached.folder)  # only small files are missing, which another tool did not download
 
 
 class _Cached:

@@ -147,7 +147,7 @@ def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bo
 
 
 def _pieces(array: Array, result: Array) -> Iterator[tuple[Array, Array]]:
-    """Pieces of an array that are contiguous in the file, with the same pieces of the copy."""
+    """Yields pieces of an array that are contiguous in the file, each with the corresponding piece of the copy."""
     transposed = array.ndim == 2 and not array.flags.c_contiguous
     source, target = (array.T, result.T) if transposed else (np.atleast_1d(array), np.atleast_1d(result))
     rows = max(1, _PIECE * len(source) // max(1, source.size))

@@ -175,8 +175,8 @@ def _build(
     """Builds the nested dict from arrays with npformer's names. Ties arrays and computes sinusoids.
 
     A single error lists all missing names and wrong shapes. `unknown` names cause a warning, as in Transformers, or an
-    error in a strict family. Only the family of torch's own modules is strict. titles: npformer's name -> the name in
-    the file.
+    error in a strict family. Only the family of torch's own modules is strict. titles: for each of npformer's names,
+    the name in the file.
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})

@@ -70,7 +70,7 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
     reader.growth("post_processor", data.get("post_processor"))
     for names, times in (("normalizer and pre_tokenizer", before), ("decoder", after)):
         limits.check("growth", times, f"{where}: {names}: growth of a text")
-    added = growth * reader.added_tokens(data.get("added_tokens"))  # the library normalizes them when it reads the file
+    added = growth * reader.added_tokens(data.get("added_tokens"))  # the library normalizes added tokens during loading
     limits.check("characters", added, f"{where}: added_tokens: characters")
     return {**data, "has_regex": reader.has_regex, "growth": before, "highest": highest}
 
@@ -313,8 +313,8 @@ def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
 
 NORMAL_FORMS = 18  # maximum number of characters in a Unicode normal form of one character
 
-#: Field of tokenizer.json -> type of part -> its growth. Unicode normal forms have growth 1, because a repeated normal
-#: form has no further effect. `check_growth` multiplies by NORMAL_FORMS once.
+#: For each field of tokenizer.json, maps types of parts to their growth. Unicode normal forms have growth 1, because a
+#: repeated normal form has no further effect. `check_growth` multiplies by NORMAL_FORMS once.
 PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {
     "normalizer": {
         **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents"), _times(1)),
