@@ -49,8 +49,8 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
 
     A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without asking the
     hub for updates. For a newer version, name a commit, or delete the model from the cache. Only files that npformer
-    reads are downloaded. Without `weights`, these are config.json, modules.json and the tokenizer's settings.
-    `offline`, or the environment variable HF_HUB_OFFLINE, forbids network access.
+    reads are downloaded, and without `weights` only config.json, modules.json and the tokenizer's settings. `offline`,
+    or the environment variable HF_HUB_OFFLINE, forbids network access.
 
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
     or the weights are missing.

@@ -23,7 +23,7 @@ from npformer.engine.runtime.threads import run_tasks, threads_for_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LINE = 64  # bytes of a cache line; copies are aligned to it
+_LINE = 64  # bytes of a cache line, to which copies are aligned
 _BLOCK = 64  # rows per block of a transposing copy, which is ten times as fast because a block fits in the cache
 _PIECE = 1 << 20  # elements per copy by a thread
 

@@ -99,7 +99,7 @@ def own_to_tree(
 
 
 def _with_scales(flat: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors of a converted checkpoint. An int8 tensor and its scale become a `NarrowWeight`."""
+    """Returns the arrays of a converted checkpoint. An int8 tensor and its scale become a `NarrowWeight`."""
     found: dict[str, Any] = dict(flat)
     for name in [name for name in flat if name + SCALE in flat]:
         values, scale = flat[name], found.pop(name + SCALE)
@@ -300,7 +300,7 @@ def stored(tree: Tree, config: Config) -> dict[str, Array]:
 
 
 def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors of a converted checkpoint. A `NarrowWeight` becomes its values and, for int8, its scale."""
+    """Returns the tensors of a converted checkpoint: from a `NarrowWeight`, its values and, for int8, its scale."""
     return {
         name + end: part for name, array in arrays.items() for end, part in zip(("", SCALE), parts(array), strict=False)
     }

@@ -41,7 +41,7 @@ COUNTS = {"n_heads": 1, "n_queries": 0, "n_keys": 0, "length": 0, "width": 0, "d
 NUMBERS = ("eps", "axis", "magnitude", "theta", "heads", "past", "angles")
 #: Formulas that only rearrange numbers, of any dtype.
 REARRANGE = ("split_heads", "combine_heads", "embedding")
-#: Maps arguments that the formulas of pages do not have to the advice in the error.
+#: The advice in the error, for each argument that the formulas of pages lack.
 INSTEAD = {
     "layers": 'these are the weights of a model; write **model.weights["layers"][0] for one layer',
     "lengths": "x is one text (L, D), or a padded batch (B, L, D) with mask=npformer.padding_mask(lengths)",

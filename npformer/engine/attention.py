@@ -55,7 +55,7 @@ def scaled_dot_product_attention(
 ) -> np.ndarray:
     """softmax(add(q k^T * scale)) v over the keys that the mask allows. Shapes are not checked.
 
-    in_order: with a mask, add over keys in the fixed order of `masked_attention`. If in_order is False, every query
+    in_order: with a mask, sum over keys in the fixed order of `masked_attention`. If in_order is False, every query
     must have a key to which it may attend.
     """
     if mask is not None and in_order:

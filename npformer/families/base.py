@@ -97,7 +97,7 @@ class Source(NamedTuple):
     leading: bool = False  # the tensor gets a leading axis of size 1 in a new file
     kernel: int = 0  # width of a convolution, whose tensor is (out, in, kernel); 0 means no convolution
     buffer: bool = False  # the tensor may have a leading axis of size 1, like a buffer of positions
-    apart: tuple[str, ...] = ()  # names of tensors with only this array, if the tensors in `names` hold several
+    apart: tuple[str, ...] = ()  # names of tensors with only this array; the tensors in `names` may hold several arrays
 
     @property
     def title(self) -> str:
@@ -133,7 +133,7 @@ class Source(NamedTuple):
 class PieceOrder(NamedTuple):
     """Differences between token ids and the order of pieces in a SentencePiece file, as in fairseq."""
 
-    first: tuple[tuple[str, float], ...] = ()  # pieces before those of the file, as (role or name, score)
+    first: tuple[tuple[str, float], ...] = ()  # pieces before the pieces of the file, as (role or name, score)
     dropped: int = 0  # number of pieces at the beginning of the file that are replaced by `first`
     last: tuple[str, ...] = ()  # pieces after the pieces of the file
     sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>; a config may change their number
@@ -305,7 +305,10 @@ class Family:
 
 
 def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Reads fields of config.json. fields: for npformer's name, config.json's name and default (... if required)."""
+    """Reads fields of config.json.
+
+    fields: for each of npformer's names, the name in config.json and the default (... if the field is required).
+    """
     values = {}
     for ours, (theirs, default) in fields.items():
         if default is ... and theirs not in data:

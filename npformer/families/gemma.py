@@ -30,7 +30,7 @@ from npformer.families.text_model import VISION, text_tensor
 class Gemma(Llama):
     """The family of Gemma."""
 
-    bidirectional = False  # use_bidirectional_attention is supported
+    bidirectional = False  # whether use_bidirectional_attention is supported
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         """As in `EncoderTable`. "gelu" in config.json means the tanh approximation, as in Gemma's training."""

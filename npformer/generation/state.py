@@ -281,7 +281,7 @@ def _reach(mechanisms: Sequence[Mechanism]) -> int | None:
 
 
 def replayed_step(model: BaseModel, work: Work, batch: Batch, caches: Sequence[Any], recurs: bool = True) -> np.ndarray:
-    """Computes the rows of a step, which is replayed if it recurs and no listener hears its stages."""
+    """Computes the rows of a step, which is replayed if it recurs and no listener observes its stages."""
     size = (model.config.decoder or model.config).vocab_size
 
     def others(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

@@ -107,7 +107,8 @@ if __name__ == "__main__":
 
 def _filled(template: str, **values: Any) -> str:
     names = "|".join(map(str.upper, values))
-    return re.sub(names, lambda found: str(values[found[0].lower()]), template)  # one pass: values may contain names
+    # In a single pass, because a value may contain one of the names.
+    return re.sub(names, lambda found: str(values[found[0].lower()]), template)
 
 
 class _File:

@@ -90,7 +90,7 @@ def gelu_tanh_backward(grad, x):
     return grad * ((1 + t) + x * (1 - t**2) * slope) / 2
 
 
-#: Name of an activation -> its backward function.
+#: The backward function of each activation, by name.
 BACKWARDS = {
     "relu": relu_backward, "silu": silu_backward, "gelu": gelu_backward, "gelu_tanh": gelu_tanh_backward,
 }  # fmt: skip

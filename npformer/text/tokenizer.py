@@ -113,7 +113,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
 
 
 def longest_text(folder: Path | None, config: Config) -> int:
-    """The maximum number of tokens: the smaller of max_length, and of model_max_length in tokenizer_config.json."""
+    """The maximum number of tokens: the smaller of max_length and model_max_length in tokenizer_config.json."""
     limit = read_settings(folder).get("model_max_length") if folder is not None else None
     if limit is None or not isinstance(limit, int | float) or isinstance(limit, bool):
         return config.max_length

@@ -76,7 +76,10 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
 
 
 def _highest_id(where: str, ids: Sequence[bytes], rows: int) -> int:
-    """The highest id of a vocabulary, given decimal digits. Rejects ids far above the rows of the embedding table."""
+    """The highest id of a vocabulary, whose ids are given as decimal digits.
+
+    Rejects ids far above the rows of the embedding table.
+    """
     check_rows(where, len(ids), rows)
     most = rows + spare(rows)
     highest = most if max(map(len, ids), default=0) > 18 else max(map(int, ids), default=0)

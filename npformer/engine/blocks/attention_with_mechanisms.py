@@ -36,7 +36,7 @@ class AttentionWithMechanisms(PackedAttention):
     scale : float, factor of q k^T; 1 / sqrt(n K) if None, where n is the largest `products` of a mechanism
     mechanisms : the mechanisms that `Mechanism.in_layer` returned
     attending : slice or integer array, the rows that attend
-    places : (T,) and (S,) integer arrays, the places of the queries and of the keys; None without a batch
+    places : (T,) and (S,) integer arrays, the places of the queries and of the keys; None if there is no batch
     cache : OwnCache with keys and values of earlier rows, optional
     sums : gradients of the mechanisms' arrays; the backward pass adds to these gradients
     """

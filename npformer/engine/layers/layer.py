@@ -137,6 +137,6 @@ class Layer:
 
 
 def add_shared(shared: Shared, more: Shared) -> None:
-    """Adds the gradients in `more` to those in `shared`, in place."""
+    """Adds the gradients in `more` to the gradients in `shared`, in place."""
     for owner, sums in more.items():
         add_up(shared.setdefault(owner, {}), sums)

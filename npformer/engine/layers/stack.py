@@ -67,7 +67,7 @@ class Stack:
         return self.finish(x, weights)
 
     def _layer(self, i: int, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> np.ndarray:
-        """The output of layer i, from its input x."""
+        """The output of layer i, given its input x."""
         at = self._at(i, texts, last=i + 1 == len(weights["layers"]))
         with scope(f"layers.{i}"):
             x = self.layers[i](x, at, weights["layers"][i])
@@ -78,7 +78,7 @@ class Stack:
         return min(len(self.layers), len(weights["layers"]))
 
     def finish(self, x: np.ndarray, weights: Mapping[str, Any]) -> np.ndarray:
-        """The output of the stack, from the output x of its last layer."""
+        """The output of the stack, given the output x of its last layer."""
         return x if self.norm is None else tap("norm", self.norm(x, **weights["norm"]))
 
     def finish_backward(

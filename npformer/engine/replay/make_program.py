@@ -30,7 +30,7 @@ def make_program(each: Pass) -> Program:
 
 
 def _seen(recorder: Recorder, weights: Any) -> Any:
-    """Returns the weights as recorded views, because an index expression calls a method of the indexed table."""
+    """Returns the weights as recorded views, so that a lookup such as `table[ids]` is also recorded."""
     if isinstance(weights, Mapping):
         return {name: _seen(recorder, each) for name, each in weights.items()}
     if isinstance(weights, list | tuple):

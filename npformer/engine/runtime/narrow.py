@@ -80,7 +80,8 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
         if copy is False:
             raise ValueError("a NarrowWeight is widened to a new array; copy=False is not possible")
         if self.values.flags.f_contiguous and not self.values.flags.c_contiguous:
-            return self.T.__array__(dtype).T  # same layout as the float32 weight; the bits of a product depend on it
+            # The same layout as the float32 weight, because the bits of a product depend on the layout.
+            return self.T.__array__(dtype).T
         found = np.empty(self.shape, np.float32)
         for block in _blocks(len(found)):
             widen(self.values[block], found[block])

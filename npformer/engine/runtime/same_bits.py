@@ -6,8 +6,8 @@ A BLAS chooses a kernel by the sizes of a product, and kernels add terms in diff
 * it computes columns that do not fill a vector with kernels that depend on the number of rows (so products are padded
   to a multiple of `VECTOR` columns);
 * it adds the first and last columns of each block of a wide product in a different order (`Kernel.edges`);
-* it sums the inner axis of a large product block by block (`Kernel.k_blocks`), and that of a small product in one pass
-  (`Kernel.small`).
+* it sums the inner axis of a large product block by block (`Kernel.k_blocks`), and the inner axis of a small product in
+  one pass (`Kernel.small`).
 
 The trial takes a few milliseconds per dtype, once per process. `products.py` uses the results.
 """
@@ -147,7 +147,7 @@ class Kernel:
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
         a = self._irregular(high, len(b))
-        while high - low > 1:  # a product of `low` rows is summed in one pass, of `high` rows block by block
+        while high - low > 1:  # `low` rows give a product that is summed in one pass, `high` rows do not
             n_rows = (low + high) // 2
             in_parts = sum(a[:n_rows, part] @ b[part] for part in parts)
             low, high = (low, n_rows) if np.array_equal(a[:n_rows] @ b, in_parts) else (n_rows, high)

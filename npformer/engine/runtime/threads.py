@@ -263,7 +263,7 @@ _one_text = threading.Lock()  # two texts at the same time could each wait for a
 
 
 def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of tasks that must run at the same time, each on its own thread. Enough workers must be started."""
+    """The results of tasks that must run at the same time, each on its own thread. Enough workers must run."""
     barrier, slots = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
     members = [_Member(index, barrier, slots) for index in range(len(tasks))]
     with _one_text:
