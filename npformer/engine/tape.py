@@ -20,7 +20,7 @@ from npformer.common.errors import NpformerError
 from npformer.engine.taps import listeners
 
 Pullback = Callable[[np.ndarray], np.ndarray]  # maps the gradient after a change to the gradient before it
-Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> (old array, pullback)s
+Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (old array, pullback)s by (stage, firing)
 
 
 class UnknownDerivative(NpformerError):

@@ -131,7 +131,7 @@ class EncoderTable(Family):
         if fields.get("d_embedding") == fields["d_model"] and not self.always_projected:
             fields["d_embedding"] = 0  # no projection
         if self.layer_groups:
-            runs = fields["n_layers"]  # in config.json, n_layers is the number of times that a group runs
+            runs = fields["n_layers"]  # config.json counts runs of groups, not single layers
             groups = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
             layers = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
             fields |= {"n_layers": runs * layers, "sharing": Sharing(groups, layers)}

@@ -250,7 +250,8 @@ def _together(model: BaseModel, settings: Settings, longest: int) -> int:
 
 
 def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
-    """Bytes of the cached keys and values of a text with max_new_tokens. before: number of tokens in its prompt.
+    """Bytes of the cached keys and values of a text with max_new_tokens new tokens. before: number of tokens in its
+    prompt.
 
     Raises NpformerError if the bytes exceed the model's limit `cache`.
     """

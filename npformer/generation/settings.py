@@ -71,7 +71,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-#: Setting -> its range. Probabilities are at most 1; the other ranges prevent overflow of scores.
+#: The range of each setting. Probabilities are at most 1; the other ranges prevent overflow of scores.
 RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (0, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
@@ -115,7 +115,7 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before the penalty, and the factor
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before the penalty begins, and factor
     renormalize_logits: bool = False
     logprobs: int | None = None  # number of most likely tokens to return with each chosen token
 

@@ -306,7 +306,7 @@ class Trainer(Generic[E]):
 
 
 def _metrics(measured: Any) -> dict[str, float]:
-    """Returns the metrics of an evaluation as Python's numbers. Raises NpformerError for other values."""
+    """Returns the metrics of an evaluation as Python numbers. Raises NpformerError for other values."""
     if not isinstance(measured, Mapping):
         raise NpformerError(f"evaluate: expected a dict of metrics, got {shown(measured)}")
     metrics = {

@@ -41,7 +41,10 @@ def _seen(recorder: Recorder, weights: Any) -> Any:
 
 
 class _Cache:
-    """Replaces a cache in a recording. A program calls the caches of the replayed pass, because caches grow."""
+    """Replaces a cache in a recording.
+
+    A program calls the caches of the pass that it replays, because each pass has its own caches.
+    """
 
     complete = True  # whether the keys and values of the sources are stored
 
