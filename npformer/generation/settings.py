@@ -115,7 +115,8 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before the penalty begins, and factor
+    # The number of new tokens before the penalty begins, and its factor.
+    exponential_decay_length_penalty: tuple[int, float] | None = None
     renormalize_logits: bool = False
     logprobs: int | None = None  # number of most likely tokens to return with each chosen token
 

@@ -115,7 +115,7 @@ class Batch:
         last = np.maximum.accumulate(found)[np.cumsum(self.lengths) - 1]
         if (last < self.first).any():
             raise NpformerError(
-                f"input_ids: expected token {token} at the end of each text, because the head reads its row; "
+                f"input_ids: expected token {token} at the end of each text, because the head reads this token's row; "
                 "a text has no such token"
             )
         return last
