@@ -196,7 +196,7 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
     try:
         read_config(read_json(folder / start / CONFIG))
     except UnknownClass:
-        pass  # the caller may name the head
+        pass  # not an error here, because the caller may name the head
     except NpformerError as error:  # raised before the weights of an unsupported model are downloaded
         raise NpformerError(f"{name}: {error}") from None
     missing = _collect(folder, has, weights)

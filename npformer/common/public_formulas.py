@@ -35,7 +35,7 @@ REFUSALS = (
 PAGES = str(Path(__file__).parents[1] / "plain")
 FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 MASKS = frozenset({np.dtype(bool)})
-#: Names of parameters: arrays of whole numbers, whole numbers, and arguments that are not converted.
+#: Names of parameters: KEPT are arrays of whole numbers, COUNTS are whole numbers, and NUMBERS are not converted.
 KEPT = ("ids", "positions")
 COUNTS = {"n_heads": 1, "n_queries": 0, "n_keys": 0, "length": 0, "width": 0, "d_head": 0}  # lowest value by name
 NUMBERS = ("eps", "axis", "magnitude", "theta", "heads", "past", "angles")
