@@ -174,7 +174,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"npformer.{name}")
     from npformer.common.other_libraries import MODULE
 
-    if name in MODULE:  # `from npformer import` would replace an AttributeError's message
+    if name in MODULE:  # not an AttributeError, because `from npformer import` replaces its message
         from npformer.common.errors import NpformerError
 
         raise NpformerError(f"npformer has no {name}: {MODULE[name]}")

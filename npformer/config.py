@@ -357,7 +357,7 @@ class Config(Answering):
 
     @property
     def uncounted(self) -> int | None:
-        """The token without a position, such as the padding token in RoBERTa; None if every token has one."""
+        """The token without a position, such as the padding token in RoBERTa; None if every token has a position."""
         return self.pad_id if self.positions.skips_padding else None
 
     @property

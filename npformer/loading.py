@@ -169,7 +169,7 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 
 
 def bundled() -> dict[str, Path]:
-    """The bundled models: name -> folder.
+    """The folders of the bundled models, by name.
 
     Looks in the package, in the checkout that contains the package, in a checkout whose root is the working directory
     or at most two levels above (for work in docs/learn), and in a clone in the working directory.

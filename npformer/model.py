@@ -128,7 +128,7 @@ class Model(GeneratingModel):
         return answers
 
     def run_in_steps(self, texts: Sequence[Text]) -> Steps[list[dict[str, np.ndarray]]]:
-        """Computes the same as `run`, with a step for each layer, so that a caller can do other work between steps."""
+        """Computes the answers of `run` in steps, one per layer, so that a caller can do other work between steps."""
         if listening() or sum(map(len, texts)) <= REPLAYED:
             return self.run(texts)
         self.check_inputs(texts)
@@ -322,7 +322,7 @@ class Seq2Seq(GeneratingModel):
     def backward(
         self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[tuple[Text, Text]]
     ) -> dict[str, Any]:
-        """Does the same as in `BaseModel`. Raises NpformerError for a gradient of the encoder's output."""
+        """As in `BaseModel`. Raises NpformerError for a gradient of the encoder's output."""
         if np.any(grads["encoder_last_hidden_state"]):
             raise NpformerError("grads: expected a gradient of the logits only, got one of the encoder's output")
         source, target = (pack(texts) for texts in zip(*inputs, strict=True))

@@ -56,7 +56,7 @@ def test_phi_runs_with_the_config_that_its_authors_published(name, columns, long
     assert rotary.scaling is None or len(rotary.scaling.short) == len(rotary.scaling.long) == columns // 2
     assert unread_code(data, config) == (
         "auto_map: the checkpoint's own code ('modeling_phi3.Phi3ForCausalLM') is never run; npformer computes a phi3 "
-        "model, as Transformers does without it"
+        "model, as Transformers does by default"
     )
 
 

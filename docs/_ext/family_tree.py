@@ -61,7 +61,7 @@ def first_line(name: str) -> tuple[str, str]:
     """Returns the title of a page, and what it is: "Mistral", "Llama with a sliding window"."""
     line = (page(name).__doc__ or "").split("\n\n")[0].replace("\n", " ")
     title, _, rest = line.partition(": ")
-    if not rest:  # "The Transformer of 2017, an encoder and a decoder that translates."
+    if not rest:  # "The Transformer of 2017, an encoder and a decoder for translation."
         title, _, rest = line.partition(", ")
     return title, rest.partition(". ")[0].rstrip(".")
 

@@ -49,8 +49,8 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
 
     A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without asking the
     hub for updates. For a newer version, name a commit, or delete the model from the cache. Only files that npformer
-    reads are downloaded. Without `weights`, these are config.json, modules.json and the tokenizer's settings.
-    `offline`, or the environment variable HF_HUB_OFFLINE, forbids network access.
+    reads are downloaded, and without `weights` only config.json, modules.json and the tokenizer's settings. `offline`,
+    or the environment variable HF_HUB_OFFLINE, forbids network access.
 
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
     or the weights are missing.
@@ -79,7 +79,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     except NpformerError:
         if missing:
             raise
-        return _model(cached.folder)  # only small files can be missing here, if other tools did not request them
+        return _model(cached.folder)  # only small files are missing, which another tool did not download
 
 
 class _Cached:
@@ -196,7 +196,7 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
     try:
         read_config(read_json(folder / start / CONFIG))
     except UnknownClass:
-        pass  # the caller may name the head
+        pass  # not an error here, because the caller may name the head
     except NpformerError as error:  # raised before the weights of an unsupported model are downloaded
         raise NpformerError(f"{name}: {error}") from None
     missing = _collect(folder, has, weights)

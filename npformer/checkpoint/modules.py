@@ -65,7 +65,7 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def home(folder: Path) -> Path:
-    """The sentence-transformers folder that contains an encoder's folder; `folder` itself if there is none."""
+    """The sentence-transformers folder that contains an encoder's folder, or `folder` itself without such a folder."""
     inside = not (folder / MODULES).exists() and (folder.parent / MODULES).exists()
     return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
 

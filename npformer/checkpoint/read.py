@@ -49,7 +49,7 @@ class Stored(NamedTuple):
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, Array]  # in their stored dtypes
-    own: bool  # names and layout are those of npformer
+    own: bool  # the tensors have npformer's names and layout
     finite: bool = False  # the file is marked as `FINITE`
     limits: Limits = LIMITS
     gap: str = ""  # an entry of the shard index without a tensor

@@ -41,7 +41,7 @@ _LENGTH = 8  # bytes that store the length of the header
 
 
 def read_tensors(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> tuple[dict[str, Array], dict[str, str]]:
-    """Reads a safetensors file as (name -> read-only view of the file, metadata). mapped: as in `load`.
+    """Returns a dict of read-only views of a safetensors file by name, and its metadata. mapped: as in `load`.
 
     Tensors keep their dtypes, with bfloat16 as `BFLOAT16`. The header and all shapes are checked. The tensors must fill
     the file without gaps or overlaps. Sizes in the header never determine how much memory is allocated.

@@ -23,9 +23,9 @@ from npformer.engine.runtime.threads import run_tasks, threads_for_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LINE = 64  # bytes of a cache line; copies are aligned to it
+_LINE = 64  # bytes of a cache line, to which copies are aligned
 _BLOCK = 64  # rows per block of a transposing copy, which is ten times as fast because a block fits in the cache
-_PIECE = 1 << 20  # elements per copy by a thread
+_PIECE = 1 << 20  # elements that a thread copies at a time
 
 
 Buffer = MappedFile | bytes
@@ -118,8 +118,8 @@ def converted(array: Array, dtype: np.dtype[Any] | None) -> Array:
 def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = False) -> list[Array]:
     """`converted` for several arrays, with all copies in one block of memory.
 
-    One block is faster, because the system allocates it in large pages. The block exists as long as any of the arrays.
-    copy: copy all arrays, so that the results do not depend on a file.
+    One block is faster, because the system allocates it in large pages. The block exists as long as any of these arrays
+    exists. copy: copy all arrays, so that the results do not depend on a file.
     """
     kinds = [np.dtype(dtype or array.dtype.newbyteorder("=")) for array in arrays]
     copied = [
@@ -147,7 +147,7 @@ def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bo
 
 
 def _pieces(array: Array, result: Array) -> Iterator[tuple[Array, Array]]:
-    """Pieces of an array that are contiguous in the file, with the same pieces of the copy."""
+    """Yields pieces of an array that are contiguous in the file, each with the corresponding piece of the copy."""
     transposed = array.ndim == 2 and not array.flags.c_contiguous
     source, target = (array.T, result.T) if transposed else (np.atleast_1d(array), np.atleast_1d(result))
     rows = max(1, _PIECE * len(source) // max(1, source.size))

@@ -44,7 +44,7 @@ def drawn(config: Config) -> dict[str, Parameter]:
 
 
 def with_tables(found: Mapping[str, Array], pairs: Mapping[str, str]) -> dict[str, Array]:
-    """Adds missing tables from the arrays that are tied to them. pairs: name of the array -> name of the table.
+    """Adds missing tables from the arrays that are tied to them. pairs: the name of the table for each array's name.
 
     safetensors.torch.save_model stores only one of the tied arrays, possibly the projection instead of the table.
     """

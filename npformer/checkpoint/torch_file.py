@@ -35,7 +35,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "torch.BoolStorage": np.dtype("?"),
 }
 
-Spans = dict[str, tuple[int, int]]  # key of a storage -> first byte in the file, and byte after the last
+Spans = dict[str, tuple[int, int]]  # by key of a storage: its first byte in the file, and its end
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
@@ -43,7 +43,7 @@ _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., lengths of the 
 
 
 def read_torch(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> dict[str, Array]:
-    """Reads a .bin file as name -> read-only view of the file, in the stored dtype. mapped: as in `load`.
+    """Returns a dict of read-only views of a .bin file by name, in the stored dtypes. mapped: as in `load`.
 
     All offsets are checked against the size of the file. Checksums are ignored, because torch may omit them.
     """

@@ -99,7 +99,7 @@ def own_to_tree(
 
 
 def _with_scales(flat: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors of a converted checkpoint. An int8 tensor and its scale become a `NarrowWeight`."""
+    """Returns the arrays of a converted checkpoint. An int8 tensor and its scale become a `NarrowWeight`."""
     found: dict[str, Any] = dict(flat)
     for name in [name for name in flat if name + SCALE in flat]:
         values, scale = flat[name], found.pop(name + SCALE)
@@ -175,8 +175,8 @@ def _build(
     """Builds the nested dict from arrays with npformer's names. Ties arrays and computes sinusoids.
 
     A single error lists all missing names and wrong shapes. `unknown` names cause a warning, as in Transformers, or an
-    error in a strict family. Only the family of torch's own modules is strict. titles: npformer's name -> the name in
-    the file.
+    error in a strict family. Only the family of torch's own modules is strict. titles: for each of npformer's names,
+    the name in the file.
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})
@@ -300,7 +300,7 @@ def stored(tree: Tree, config: Config) -> dict[str, Array]:
 
 
 def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors of a converted checkpoint. A `NarrowWeight` becomes its values and, for int8, its scale."""
+    """Returns the tensors of a converted checkpoint: from a `NarrowWeight`, its values and, for int8, its scale."""
     return {
         name + end: part for name, array in arrays.items() for end, part in zip(("", SCALE), parts(array), strict=False)
     }

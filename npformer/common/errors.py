@@ -24,7 +24,7 @@ def escaped(text: str) -> str:
 
 
 def bounded(message: str) -> str:
-    """Escapes a message, shortens long lines in the middle, and drops the last lines of a message with too many."""
+    """Escapes a message, shortens long lines in the middle, and drops the last lines of a long message."""
     message = escaped(message)
     if len(message) <= _WIDTH:
         return message

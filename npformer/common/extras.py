@@ -13,5 +13,5 @@ def installation(extra: str) -> str:
 
 
 def lacks(what: str, packages: str, extra: str, otherwise: str = "") -> NpformerError:
-    """The error for missing packages of an extra that `what` needs. otherwise: a clause to append."""
+    """The error for `what`, which needs packages of an extra that is not installed. otherwise: a clause to append."""
     return NpformerError(f"{what} needs {packages}: {installation(extra)}{otherwise}")

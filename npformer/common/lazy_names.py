@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lazy_names(package: str, files: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package. files: file -> its public names, separated by spaces.
+    """The `__getattr__` and `__dir__` of a package. files: the public names of each file, separated by spaces.
 
     Loading a model thus imports only the mechanisms and blocks of that model. PEP 562.
     """

@@ -135,14 +135,14 @@ _CALL = {
     "labels": "npformer.training.gradients computes the loss",
     "return_dict": "outputs are always named; leave it out",
 }
-#: Function -> argument in another library -> replacement.
+#: For each function, maps arguments in other libraries to their replacements.
 ARGUMENTS: dict[str, Mapping[str, str]] = {
     "load": _LOAD,
     "log_softmax": {"dim": "write axis="},
     "search": {"top_k": "write k=", "query_chunk_size": "leave it out", "corpus_chunk_size": "leave it out"},
     "Model.__call__": _CALL,
 }
-#: Function -> older name of an argument in another library -> the argument.
+#: For each function, maps older names of arguments in other libraries to npformer's arguments.
 RENAMED: dict[str, Mapping[str, str]] = {"load": {"torch_dtype": "dtype"}}
 
 

@@ -35,13 +35,13 @@ REFUSALS = (
 PAGES = str(Path(__file__).parents[1] / "plain")
 FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 MASKS = frozenset({np.dtype(bool)})
-#: Names of parameters that are arrays of whole numbers, that are whole numbers, or that are not converted.
+#: Names of parameters: KEPT are arrays of whole numbers, COUNTS are whole numbers, and NUMBERS are not converted.
 KEPT = ("ids", "positions")
-COUNTS = {"n_heads": 1, "n_queries": 0, "n_keys": 0, "length": 0, "width": 0, "d_head": 0}  # name -> lowest value
+COUNTS = {"n_heads": 1, "n_queries": 0, "n_keys": 0, "length": 0, "width": 0, "d_head": 0}  # lowest value by name
 NUMBERS = ("eps", "axis", "magnitude", "theta", "heads", "past", "angles")
 #: Formulas that only rearrange numbers, of any dtype.
 REARRANGE = ("split_heads", "combine_heads", "embedding")
-#: Argument that is missing in the formulas of pages -> the line to write instead.
+#: The advice in the error, for each argument that the formulas of pages lack.
 INSTEAD = {
     "layers": 'these are the weights of a model; write **model.weights["layers"][0] for one layer',
     "lengths": "x is one text (L, D), or a padded batch (B, L, D) with mask=npformer.padding_mask(lengths)",

@@ -21,10 +21,11 @@ from npformer.engine.tape import Stages
 from npformer.engine.taps import listening, spare, tap
 
 Add = Callable[[np.ndarray], np.ndarray]  # adds terms to the scores, and may overwrite its argument
-#: Backward of an `Add`: gradient of the new scores -> gradient of the old scores, and the terms to add to dq and dk.
+#: Backward of an `Add`: given the gradient of the new scores, returns the gradient of the old scores, and the terms
+#: to add to dq and dk.
 AddBackward = Callable[[np.ndarray], tuple[np.ndarray, Any, Any]]
 
-QUERIES = 64  # queries per block: enough for a fast product, but so few that most masked keys are skipped
+QUERIES = 64  # queries per block: enough for a fast product, and few enough that most masked keys are skipped
 
 _softmax = partial(softmax, total=sum_in_order)
 
@@ -54,7 +55,7 @@ def scaled_dot_product_attention(
 ) -> np.ndarray:
     """softmax(add(q k^T * scale)) v over the keys that the mask allows. Shapes are not checked.
 
-    in_order: with a mask, add over keys in the fixed order of `masked_attention`. If in_order is False, every query
+    in_order: with a mask, sum over keys in the fixed order of `masked_attention`. If in_order is False, every query
     must have a key to which it may attend.
     """
     if mask is not None and in_order:
@@ -126,7 +127,7 @@ def masked_attention(
 
 
 def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """`masked_attention` in blocks of QUERIES queries, with keys in whole groups of `runtime.sums.groups`."""
+    """`masked_attention` in blocks of QUERIES queries, each with whole groups of keys (`runtime.sums.groups`)."""
     n_rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
     columns = in_columns(k.mT, n_rows)
     context = np.empty_like(q, order="C", shape=(*q.shape[:-1], v.shape[-1]))
@@ -173,7 +174,7 @@ def kv_heads(q: np.ndarray, k: np.ndarray, n_heads: int) -> int:
 
 
 def queries_of(heads: slice, size: int) -> slice:
-    """The query heads that share these key heads. Each key head has `size` query heads."""
+    """The query heads that share these key heads. Each key head is shared by `size` query heads."""
     return heads if heads.start is None else slice(heads.start * size, heads.stop * size)
 
 

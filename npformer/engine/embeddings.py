@@ -46,7 +46,7 @@ def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halv
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The sum of a row of each table, for each token.
+    """For each token, the sum of its rows in the tables.
 
     In the 2017 model, scale is sqrt(D) (section 3.4), and there is no norm. Models with tables that are narrower than
     the layers need a projection, for example ALBERT (Lan et al., 2020, section 3.1).

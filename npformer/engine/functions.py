@@ -32,7 +32,7 @@ _weights_are_constant: ContextVar[bool] = ContextVar("weights_are_constant", def
 
 @contextmanager
 def constant_weights() -> Iterator[None]:
-    """Inside the block, `linear_backward` omits the gradient of the weight matrix, which halves the work."""
+    """Inside the `with` block, `linear_backward` omits the gradient of the weight matrix, which halves the work."""
     token = _weights_are_constant.set(True)
     try:
         yield

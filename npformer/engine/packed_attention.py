@@ -27,7 +27,7 @@ from npformer.engine.runtime.tiles import Tile, over_heads
 from npformer.engine.tape import Stages
 from npformer.engine.taps import tap
 
-Formula = Callable[[Tile, np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # a tile, its q, k and v -> its context
+Formula = Callable[[Tile, np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # tile, q, k, v: returns the context
 
 
 @dataclass
@@ -100,7 +100,7 @@ class PackedAttention:
         return 1 / math.sqrt(d_head) if self.scale is None else float(self.scale)
 
     def formula(self, run: Run, scale: float) -> Formula:
-        """The attention of the texts of a run, for some of its texts and heads."""
+        """Returns the function that computes the attention of one tile: some texts of the run, and some heads."""
         return lambda tile, q, k, v: scaled_dot_product_attention(q, k, v, scale)
 
     def add_backward(self, run: Run, stages: Stages, q: np.ndarray, k: np.ndarray) -> AddBackward | None:

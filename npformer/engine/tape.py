@@ -19,8 +19,8 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.engine.taps import listeners
 
-Pullback = Callable[[np.ndarray], np.ndarray]  # gradient after a change -> gradient before it
-Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> (old array, pullback)s
+Pullback = Callable[[np.ndarray], np.ndarray]  # maps the gradient after a change to the gradient before it
+Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (old array, pullback)s by (stage, firing)
 
 
 class UnknownDerivative(NpformerError):

@@ -44,7 +44,7 @@ def forward(
 
 
 def forward_in_steps(weights: Mapping[str, Any], parts: Parts, batch: Batch) -> Steps[dict[str, np.ndarray]]:
-    """Computes the same as `forward`, with a step for each layer. A model with a decoder takes one step."""
+    """Computes the answers of `forward` in steps, one for each layer. A model with a decoder takes a single step."""
     if parts.decoder:
         return reread(weights, parts, batch)
     pooled_only = _reads_one_row(parts)
@@ -62,7 +62,7 @@ def _reads_one_row(parts: Parts) -> bool:
 def _headed(
     x: np.ndarray, weights: Mapping[str, Any], parts: Parts, batch: Batch, pooled_only: bool
 ) -> dict[str, np.ndarray]:
-    """The answers of the head, from the output x of the stack."""
+    """The answers of the head, given the output x of the stack."""
     head = parts.head
     read = tap("read", batch.read) if head.of_texts else batch.read
     if head.means:
@@ -128,7 +128,7 @@ def encode_backward(
     batch: Batch,
     row_indices: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Backward of `encode`: the gradients of the weights, from the gradient of its output, (T, D) or (B, D)."""
+    """Backward of `encode`: the gradients of the weights, given the gradient of its output, (T, D) or (B, D)."""
     x = stages[parts.embeddings.output]
     grad, tree, _ = parts.stack.backward(grad, stages, x, PackedTexts(batch.lengths, batch, row_indices), weights)
     return {"embeddings": parts.embeddings.backward(grad, stages, batch, weights), **tree}
@@ -150,7 +150,7 @@ def last_rows(stages: Stages, parts: Parts) -> np.ndarray:
 
 
 def transformer(weights: Mapping[str, Any], parts: Parts, source: Batch, target: Batch) -> dict[str, np.ndarray]:
-    """The logits of the token after each target token, from packed ids. Vaswani et al., 2017, section 3.
+    """The logits of the token after each target token, given packed ids. Vaswani et al., 2017, section 3.
 
     Text i of target attends to text i of source. Returns logits (T, V) and encoder_last_hidden_state (S, D).
     """
@@ -182,7 +182,7 @@ def transformer_backward(
 def _stacks_backward(
     grad: np.ndarray, stages: Stages, weights: Mapping[str, Any], parts: Parts, source: Batch, target: Batch
 ) -> dict[str, Any]:
-    """The gradients of the weights of both stacks, from the gradient of the decoder's output (T, D)."""
+    """The gradients of the weights of both stacks, given the gradient of the decoder's output (T, D)."""
     encoded = Source(last_rows(stages.within("encoder"), parts), source.lengths)
     grad, d_decoder = decode_target_backward(grad, stages, weights, parts, target, encoded)
     d_encoder = encode_backward(grad, stages.within("encoder"), weights["encoder"], parts, source)

@@ -59,7 +59,7 @@ class _Families(UserDict[str, Any]):
         return cast(Family, found)
 
 
-#: Maps each model_type to the "file.name" of its family, which the family replaces on first use.
+#: Maps each model_type to its family. Before its first use, a family is the string "file.name".
 FAMILIES: MutableMapping[str, Family] = _Families(
     {
         "distilbert": "distilbert.DISTILBERT",
@@ -97,7 +97,7 @@ FAMILIES: MutableMapping[str, Family] = _Families(
 
 
 def encoders() -> dict[str, EncoderTable]:
-    """The families that are `EncoderTable`s: model_type -> family."""
+    """Maps each model_type to its family, for the families that are `EncoderTable`s."""
     return {name: each for name, each in FAMILIES.items() if isinstance(each, EncoderTable)}
 
 
@@ -190,7 +190,7 @@ def unread_code(data: Mapping[str, Any], config: Config) -> str:
     if not code or CODE in family_of(config).reads:
         return ""
     return (
-        f"{CODE}: {code} is never run; npformer computes a {config.model_type} model, as Transformers does without it"
+        f"{CODE}: {code} is never run; npformer computes a {config.model_type} model, as Transformers does by default"
     )
 
 

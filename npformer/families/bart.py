@@ -26,12 +26,12 @@ from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
 from npformer.families.vaswani import check_one_end
 
-#: Head -> group of weights -> module.
+#: For each head, the module of each group of weights.
 TOP = {
     "sequence-classification": {"pooler": "classification_head.dense", "head.output": "classification_head.out_proj"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: The head of a model with only a decoder, and the groups that its layers lack.
+#: The head of a model with only a decoder, and the groups of weights that its layers lack.
 ALONE = "causal-lm"
 CROSSED = tuple(group for group in LAYER if group.startswith("cross_attention"))
 

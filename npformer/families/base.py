@@ -97,7 +97,7 @@ class Source(NamedTuple):
     leading: bool = False  # the tensor gets a leading axis of size 1 in a new file
     kernel: int = 0  # width of a convolution, whose tensor is (out, in, kernel); 0 means no convolution
     buffer: bool = False  # the tensor may have a leading axis of size 1, like a buffer of positions
-    apart: tuple[str, ...] = ()  # names of tensors with only this array, if those in `names` have several
+    apart: tuple[str, ...] = ()  # names of tensors with only this array; the tensors in `names` may hold several arrays
 
     @property
     def title(self) -> str:
@@ -133,7 +133,7 @@ class Source(NamedTuple):
 class PieceOrder(NamedTuple):
     """Differences between token ids and the order of pieces in a SentencePiece file, as in fairseq."""
 
-    first: tuple[tuple[str, float], ...] = ()  # pieces before those of the file, as (role or name, score)
+    first: tuple[tuple[str, float], ...] = ()  # pieces before the pieces of the file, as (role or name, score)
     dropped: int = 0  # number of pieces at the beginning of the file that are replaced by `first`
     last: tuple[str, ...] = ()  # pieces after the pieces of the file
     sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>; a config may change their number
@@ -153,10 +153,10 @@ class Family:
     """
 
     model_type: str
-    architectures: Mapping[str, str]  # class -> npformer's head; the first class with a head is written
+    architectures: Mapping[str, str]  # npformer's head of each class; the first class with a head is written
     constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config that are the same for all checkpoints
     prefix: str = ""  # prefix of the encoder's tensor names; optional in a model without a head
-    stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> output stage, or LAYER_OUTPUT
+    stages: Mapping[str, str] = field(default_factory=dict)  # output stage (or LAYER_OUTPUT) by module
     reads: frozenset[str] = frozenset()  # fields of `unsupported.py` that this family supports
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
     single: str = "cls $A sep"  # special tokens around a text; ":1" means token type 1
@@ -214,8 +214,8 @@ class Family:
             return head
         expected, got = ", ".join(self.architectures), checks.shown(data["architectures"][0])
         raise UnknownClass(
-            f"architectures: expected one of {expected}, got {got}; name the head, load(..., head=...) with one of "
-            f"{', '.join(self.all_heads)}, or the task, pipeline(task, ...)"
+            f"architectures: expected one of {expected}, got {got}; name the task, pipeline(task, ...), or the head, "
+            f"load(..., head=...) with one of {', '.join(self.all_heads)}"
         )
 
     def named_head(self, data: Mapping[str, Any]) -> str | None:
@@ -270,7 +270,7 @@ class Family:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
-        """Returns the source of each array in a file, by npformer's flat name. arrays: flat name -> (group, name)."""
+        """Returns the source of each array in a file, by npformer's flat name. arrays: (group, name) by flat name."""
         raise NotImplementedError
 
     def part(self, config: Config, groups: Sequence[str], group: str) -> TensorPart:
@@ -305,7 +305,10 @@ class Family:
 
 
 def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Reads fields of config.json. fields: npformer's name -> name in config.json, and default (... if required)."""
+    """Reads fields of config.json.
+
+    fields: for each of npformer's names, the name in config.json and the default (... if the field is required).
+    """
     values = {}
     for ours, (theirs, default) in fields.items():
         if default is ... and theirs not in data:

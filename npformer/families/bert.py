@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npformer.families.encoder_table import READ, SIZES, EncoderTable
 
-#: Group -> module, for the masked-word head and the next-token head.
+#: Maps each group of weights to its module, for the masked-word head and the next-token head.
 WORDS = {
     "head.hidden": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",
@@ -13,7 +13,7 @@ WORDS = {
 
 
 def tables(prefix: str) -> dict[str, str]:
-    """Group -> module, for BERT's embeddings under a prefix such as "bert."."""
+    """Maps each group of weights of BERT's embeddings to its module, under a prefix such as "bert."."""
     return {
         "embeddings.token": f"{prefix}embeddings.word_embeddings",
         "embeddings.position": f"{prefix}embeddings.position_embeddings",
@@ -23,7 +23,7 @@ def tables(prefix: str) -> dict[str, str]:
 
 
 def layers(prefix: str) -> dict[str, str]:
-    """Group -> module, for BERT's layers under a prefix."""
+    """Maps each group of weights of BERT's layers to its module, under a prefix."""
     layer = f"{prefix}encoder.layer.*"
     return {
         "layers.*.attention.query": f"{layer}.attention.self.query",
@@ -38,7 +38,7 @@ def layers(prefix: str) -> dict[str, str]:
 
 
 def stages(prefix: str) -> dict[str, str]:
-    """Module without weights -> stage, for BERT's encoder under a prefix."""
+    """Maps each module without weights of BERT's encoder, under a prefix, to its output stage."""
     return {
         f"{prefix}encoder.layer.*.attention.self": "layers.*.attention.combined",
         f"{prefix}encoder.layer.*.attention": "layers.*.attention_norm",

@@ -26,7 +26,7 @@ from npformer.families.encoder_table import READ, SIZES, EncoderTable
 THEIRS = {**base.ACTIVATIONS, "tanh": "tanh"}  # possible activations of the convolution
 CONVOLUTIONS = {ours: first(THEIRS, ours) for ours in THEIRS.values()}
 EXPECTED = {"relative_attention": True}  # required, because Transformers' default is False
-FORMS = {"p2c": "query", "c2p": "key"}  # value in pos_att_type -> form of the table; written in this order
+FORMS = {"p2c": "query", "c2p": "key"}  # form of the table for each value in pos_att_type; written in this order
 
 
 class Deberta(EncoderTable):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from npformer.families import bert
 from npformer.families.encoder_table import READ, SIZES, EncoderTable
 
-#: Group -> module, for the masked-word head and the next-token head.
+#: Maps each group of weights to its module, for the masked-word head and the next-token head.
 WORDS = {
     "head.hidden": "generator_predictions.dense",
     "head.norm": "generator_predictions.LayerNorm",

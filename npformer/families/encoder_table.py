@@ -27,7 +27,7 @@ from npformer.families.base import (
 )
 from npformer.families.building import embeddings_of
 
-#: npformer's field -> field of config.json, for BERT and most of its successors.
+#: Maps npformer's fields to fields of config.json, for BERT and most of its successors.
 SIZES = {
     "vocab_size": "vocab_size",
     "d_model": "hidden_size",
@@ -37,14 +37,14 @@ SIZES = {
     "max_length": "max_position_embeddings",
 }
 
-#: Head -> stages with dropout that the head reads, for BERT and most of its successors.
+#: Maps each head to the stages with dropout that it reads, for BERT and most of its successors.
 READ = {
     "sequence-classification": "pooled",
     "multiple-choice": "pooled",
     "token-classification": "layers.*.ffn_norm",
 }
 
-#: Head -> group -> module, for most decoders.
+#: For each head, the module of each group of weights, in most decoders.
 DECODER_HEADS: dict[str, dict[str, str]] = {
     "base": {},
     "causal-lm": {"head.output": "lm_head"},
@@ -53,7 +53,7 @@ DECODER_HEADS: dict[str, dict[str, str]] = {
     "question-answering": {"head.output": "qa_outputs"},
 }
 
-#: Field of config.json that changes the computation -> the supported value.
+#: The supported values of fields of config.json that change the computation.
 SUPPORTED = {"add_cross_attention": False}
 
 
@@ -64,7 +64,7 @@ class EncoderTable(Family):
     Modules are named as in a checkpoint with a head. `*` stands for the number of a layer.
     """
 
-    sizes: Mapping[str, str]  # npformer's field -> required field of config.json
+    sizes: Mapping[str, str]  # required fields of config.json, by npformer's names
     activation: str  # field of config.json with the activation; "" means always `usual_activation`
     usual_activation: str = "gelu"  # default of that field
     eps: str = ""  # field of config.json with the eps of norms; "" means always 1e-12
@@ -73,20 +73,20 @@ class EncoderTable(Family):
     layer_groups: str = ""  # field of config.json with the number of groups that share weights; "" means no sharing
     group_layers: str = ""  # field of config.json with the layers per group; if set, module names have two `*`
     always_projected: bool = False  # a projection follows the tables even if the tables are as wide as the layers
-    encoder: Mapping[str, str]  # group -> module
-    heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; a head without a class cannot be written
+    encoder: Mapping[str, str]  # module of each group
+    heads: Mapping[str, Mapping[str, str]]  # modules of each head, by group; a head without a class cannot be written
     ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding
-    usual: Mapping[str, Any] = field(default_factory=dict)  # required field that files may omit -> value if missing
+    usual: Mapping[str, Any] = field(default_factory=dict)  # defaults of required fields that files may omit
     in_out: tuple[str, ...] = ()  # suffixes of modules with weights (in, out)
-    modules: Mapping[str, str] = field(default_factory=dict)  # group -> module in Transformers, if files differ
+    modules: Mapping[str, str] = field(default_factory=dict)  # module of a group in Transformers, if files differ
     settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED that are also written
-    supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> additions to SUPPORTED
-    twins: Mapping[str, str] = field(default_factory=dict)  # parameter -> its second name in a file
+    supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # additions to SUPPORTED for each head
+    twins: Mapping[str, str] = field(default_factory=dict)  # second name of a parameter in a file
     lacking: frozenset[str] = frozenset()  # optional groups of the base model
     buffers: frozenset[str] = frozenset()  # tensors that are not weights of a supported model
     dropped: tuple[str, ...] = ()  # stages with dropout in training; `Parts.dropped` if empty
-    read: Mapping[str, str] = field(default_factory=dict)  # head -> stages with dropout that the head reads
-    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> dropout rate of `read`, if different
+    read: Mapping[str, str] = field(default_factory=dict)  # for each head, the stages with dropout that it reads
+    read_rate: Mapping[str, float] = field(default_factory=dict)  # by head, the dropout rate of `read`, if different
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class EncoderTable(Family):
         if fields.get("d_embedding") == fields["d_model"] and not self.always_projected:
             fields["d_embedding"] = 0  # no projection
         if self.layer_groups:
-            runs = fields["n_layers"]  # in config.json, n_layers is the number of times that a group runs
+            runs = fields["n_layers"]  # config.json counts runs of groups, not single layers
             groups = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
             layers = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
             fields |= {"n_layers": runs * layers, "sharing": Sharing(groups, layers)}
@@ -181,7 +181,7 @@ class EncoderTable(Family):
         return causal
 
     def named_head(self, data: Mapping[str, Any]) -> str | None:
-        """As in `Family`, but without the head of a decoder with `is_causal` False, which predicts no next token."""
+        """As in `Family`, but a decoder with `is_causal` False has no next-token head, because it sees later tokens."""
         head = super().named_head(data)
         sees_later = "causal" in self.constants and data.get("is_causal") is False
         return "base" if sees_later and head == "causal-lm" else head
@@ -268,7 +268,7 @@ class EncoderTable(Family):
         return self.in_layer(self.modules[pattern], config, int(layer or 0)) if pattern in self.modules else ""
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
-        """Returns group -> module, for all groups that are possible with this head."""
+        """Maps each group of weights to its module, for all groups that are possible with this head."""
         modules = {}
         for ours, theirs in {**self.encoder, **self.heads[head]}.items():
             for layer in range(config.n_layers) if "*" in ours else [0]:
@@ -311,7 +311,7 @@ class EncoderTable(Family):
 
 
 def decoder_classes(name: str, answers: bool = True) -> dict[str, str]:
-    """Class -> head of a decoder whose classes in Transformers begin with `name`. answers: with question answering."""
+    """The head of each Transformers class that begins with `name`. answers: include question answering."""
     heads = {"Model": "base", "ForCausalLM": "causal-lm", "ForSequenceClassification": "sequence-classification"}
     heads |= {"ForTokenClassification": "token-classification", "ForQuestionAnswering": "question-answering"}
     return {name + end: head for end, head in heads.items() if answers or head != "question-answering"}

@@ -30,7 +30,7 @@ from npformer.families.text_model import VISION, text_tensor
 class Gemma(Llama):
     """The family of Gemma."""
 
-    bidirectional = False  # use_bidirectional_attention is supported
+    bidirectional = False  # whether use_bidirectional_attention is supported
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         """As in `EncoderTable`. "gelu" in config.json means the tanh approximation, as in Gemma's training."""
@@ -203,7 +203,7 @@ GEMMA = kin_of_llama(
     Gemma, "gemma", decoder_classes("Gemma", answers=False), CONSTANTS, usual=usual_length(8192), **SHARED
 )
 ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
-#: Group -> module, for norms that Llama does not have, or whose names denote a different norm in Llama.
+#: Maps norms to their modules: the norms that Llama lacks, and the norms whose module names mean another norm in Llama.
 NORMS = {
     "layers.*.attention.output_norm": "model.layers.*.post_attention_layernorm",
     "layers.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",

@@ -181,7 +181,7 @@ class Qwen3(Qwen2):
 
 
 def window_of(size: Any) -> Window:
-    """The window of `sliding_window`, in which a token attends to itself and to the size - 1 tokens before it."""
+    """The `Window` for a `sliding_window` of this size: a token sees itself and the size - 1 tokens before it."""
     return Window(checks.whole("sliding_window", size, 1, MOST) - 1)
 
 

@@ -23,7 +23,8 @@ from npformer.families.base import (
 )
 from npformer.families.vaswani import Transformer
 
-#: npformer's field -> field of config.json, and default (... if the field is required or `Marian.ids` has its default).
+#: For each field of npformer, the field of config.json and its default. The default is ... if the field is required,
+#: or if `Marian.ids` has its default.
 FIELDS = {
     "vocab_size": ("vocab_size", ...),
     "d_model": ("d_model", ...),
@@ -43,7 +44,7 @@ DECODER_FIELDS = {
     "start_id": ("decoder_start_token_id", ...),
 }
 
-#: Group of a layer -> module in a layer.
+#: Maps each group of weights in a layer to its module in the layer.
 LAYER = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -65,8 +66,8 @@ LAYER = {
 class Marian(Transformer):
     """The family of Marian, and the base of families with the same tensor names."""
 
-    ids: Mapping[str, int]  # field of config.json -> default id
-    always: Mapping[str, Any] = field(default_factory=dict)  # field of older checkpoints -> the supported value
+    ids: Mapping[str, int]  # default id of each field of config.json
+    always: Mapping[str, Any] = field(default_factory=dict)  # supported values of older fields
     scales_outside: bool = False  # Transformers' embedding module does not multiply by sqrt(d_model)
 
     def completed(self, config: Config) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.rope import check_even_heads
 
-#: Field in Transformers -> field on the hub, named as in GPT-2.
+#: Maps fields of Transformers to fields on the hub, which are named as in GPT-2.
 HUB = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -53,7 +53,7 @@ SUPPORTED = {
     "scale_attn_by_inverse_layer_idx": False,
 }
 PRETRAINING = "NomicBertForPreTraining"  # class of checkpoints on the hub with a masked-word head
-OLDER = "bert."  # prefix of tensor names in that class
+OLDER = "bert."  # prefix of tensor names in checkpoints of this class
 
 
 class NomicBert(EncoderTable):
@@ -105,7 +105,7 @@ def _as_transformers(data: Mapping[str, Any]) -> dict[str, Any]:
     renamed = {ours: data[theirs] for ours, theirs in HUB.items() if data.get(theirs) is not None}
     width, rows = checks.whole("n_embd", data["n_embd"], 1, MOST), data.get("vocab_size")
     multiple = checks.whole("pad_vocab_size_multiple", data.get("pad_vocab_size_multiple", 1), 1, MOST)
-    if rows is not None:  # round the number of rows up to a multiple
+    if rows is not None:  # the table has a multiple of `multiple` rows
         renamed["vocab_size"] = -(-checks.whole("vocab_size", rows, 1, MOST) // multiple) * multiple
     rope = {"rope_type": "default", "rope_theta": data.get("rotary_emb_base", 10_000.0)}
     defaults = {"pad_token_id": None, "layer_norm_eps": 1e-5, "intermediate_size": 4 * width}

@@ -34,7 +34,7 @@ CAMEMBERT_PIECES = PieceOrder(
     dropped=1,
     last=("mask_token",),
 )  # fmt: skip
-#: Group -> module, for the masked-word head and the next-token head.
+#: Maps each group of weights to its module, for the masked-word head and the next-token head.
 WORDS = {
     "head.hidden": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",

@@ -22,12 +22,15 @@ THETA = 2_000_000.0
 
 
 class SmolLM3(Llama):
-    """The family of SmolLM3. Local layers are layers without rotation."""
+    """The family of SmolLM3. In `Config`, its local layers are the layers without rotation."""
 
     kinds: tuple[type[Mechanism], ...] = (Rotary, Window)
 
     def config(self, head: str, **fields: Any) -> Config:
-        """As in `Family`. By default, every fourth layer has no rotation, or the last layer if there are only a few."""
+        """As in `Family`.
+
+        By default, every fourth layer has no rotation, or the last layer if there are fewer than four.
+        """
         count = fields["n_layers"]
         return super().config(head, **{"local": Local(every(min(4, count), count), ()), **fields})
 
@@ -56,7 +59,7 @@ def every(period: int, n_layers: int) -> tuple[int, ...]:
 
 
 def _unrotated(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The layers without rotation: those with 0 in `no_rope_layers`, or by default every fourth layer."""
+    """The layers without rotation: the layers with 0 in `no_rope_layers`, or by default every fourth layer."""
     rotated = data.get("no_rope_layers")
     if rotated is None:
         name = "no_rope_layer_interval"

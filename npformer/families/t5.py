@@ -26,7 +26,7 @@ from npformer.families import base
 from npformer.families.base import PieceOrder, Source
 from npformer.families.vaswani import Transformer, check_one_end, residual_rates
 
-#: npformer's field -> field of config.json.
+#: Maps npformer's fields to fields of config.json.
 SIZES = {
     "vocab_size": "vocab_size",
     "d_model": "d_model",
@@ -36,7 +36,7 @@ SIZES = {
 }
 #: Heads that need only the encoder.
 ALONE = ("base", "token-classification")
-#: Head -> group of weights -> module.
+#: For each head, the module of each group of weights.
 TOP = {
     "base": {},
     "translation": {"head.output": "lm_head"},
@@ -46,11 +46,11 @@ TOP = {
 }
 #: Heads of classes in which the model is in a module "transformer".
 WITHIN = ("sequence-classification", "token-classification")
-#: Block of a layer -> module.
+#: Maps each block of a layer to its module.
 BLOCKS = {"attention": "SelfAttention", "cross_attention": "EncDecAttention", "ffn": "DenseReluDense"}
 LINEAR = {"query": "q", "key": "k", "value": "v", "output": "o"}
 INNER = {"hidden": "wi", "gate": "wi_0", "up": "wi_1", "output": "wo"}
-#: Stack -> the blocks of a layer, in order.
+#: For each stack, the blocks of a layer, in order.
 INDEX = {"encoder": ("attention", "ffn"), "decoder": ("attention", "cross_attention", "ffn")}
 #: Groups of a stack outside its layers.
 ENDS = {"relative_bias": "block.0.layer.0.SelfAttention.relative_attention_bias", "norm": "final_layer_norm"}

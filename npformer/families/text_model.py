@@ -17,11 +17,11 @@ class TextModel(NamedTuple):
     """The text model of a family for images and text."""
 
     model_type: str  # model_type of the text model
-    architectures: Mapping[str, str]  # class of the whole model -> class of the text model with the same head
+    architectures: Mapping[str, str]  # class of the text model with the same head, by the model's class
     defaults: Mapping[str, Any]  # defaults in Transformers for fields that config.json may omit
 
 
-#: model_type of a model for images and text -> its text model.
+#: Maps the model_type of a model for images and text to its text model.
 TEXT_MODELS = {
     "gemma3": TextModel(
         "gemma3_text",

@@ -30,7 +30,7 @@ CLASSES = (
 #: Torch classes whose state dict contains the weights of a single layer at the top level, without embeddings.
 ONE_LAYER = ("nn.TransformerEncoderLayer", "nn.TransformerDecoderLayer", "nn.MultiheadAttention")
 
-#: npformer's field -> field of config.json and its default (... if required).
+#: For each field of npformer, the field of config.json and its default (... if required).
 FIELDS = {
     "d_model": ("d_model", ...),
     "n_heads": ("n_heads", ...),
@@ -67,7 +67,8 @@ OTHERS = (
     "dtype",
 )
 
-#: Last part of a group's name -> name in torch's enclosing module, or "" if the group is not a separate module.
+#: Maps the last part of a group's name to the name of its module inside torch's enclosing module, or to "" if the group
+#: is not a separate module.
 NAMES = {
     "attention": "self_attn",
     "attention_norm": "norm1",

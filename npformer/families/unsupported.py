@@ -14,7 +14,7 @@ from npformer.families.base import Family
 
 SHARED_NORM = "one norm shared by attention and a parallel feed-forward network"
 EXPERTS = "a mixture of experts: a router that chooses feed-forward networks for each token"
-#: model_type of an unsupported family -> the missing feature.
+#: Maps the model_type of an unsupported family to the missing feature.
 MISSING = {
     "big_bird": "block-sparse attention with random blocks",
     "canine": "characters as tokens, with hash embeddings",

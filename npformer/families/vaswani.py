@@ -43,7 +43,7 @@ class Transformer(Family):
         return None
 
     def weights(self, config: Config, head: str) -> dict[str, Group]:
-        """As in `Family`. The weights of torch's single layers and single attentions are not in a stack."""
+        """As in `Family`. For a single layer or attention of torch, names of weights have no prefix of a stack."""
         if not config.torch_class.endswith(("Layer", "Attention")):
             return super().weights(config, head)
         parts = self.build(config if config.n_layers or config.decoder else replace(config, n_layers=1), head)

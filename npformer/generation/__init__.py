@@ -201,7 +201,7 @@ def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int 
 def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
     """The cross-attention weights (H, L, S) of each decoder layer, from target tokens `ids` (L,) to source tokens.
 
-    One pass over the whole target computes the weights, with the same bits as token by token.
+    One pass over the whole target computes the weights, with the same bits as in one step per token.
     """
     heard = []
 
@@ -226,7 +226,7 @@ def _kind(model: BaseModel) -> type[State]:
 
 
 def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, Any]) -> dict[Settings, list[int]]:
-    """Settings -> the indices of the texts with these settings.
+    """Groups the texts by their settings, and returns the indices of each group's texts.
 
     Texts have different settings if their maximum lengths depend on the number of tokens `before` the generated text.
     For sampling without a seed, a random seed is drawn.
@@ -250,7 +250,8 @@ def _together(model: BaseModel, settings: Settings, longest: int) -> int:
 
 
 def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
-    """Bytes of the cached keys and values of a text with max_new_tokens. before: number of tokens in its prompt.
+    """Bytes of the cached keys and values of a text with max_new_tokens new tokens. before: number of tokens in its
+    prompt.
 
     Raises NpformerError if the bytes exceed the model's limit `cache`.
     """
@@ -280,5 +281,5 @@ def _joined(steps: Iterator[Step], count: int) -> Steps[list[list[Hypothesis]]]:
 
 
 def joined(likely: Sequence[Best]) -> Best | None:
-    """Concatenates the most likely tokens of each step, (1, n), into (L, n). Returns None for no steps."""
+    """Concatenates the most likely tokens of each step, (1, n), into (L, n). Returns None if there are no steps."""
     return Best(*map(np.concatenate, zip(*likely, strict=True))) if likely else None

@@ -19,7 +19,7 @@ from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
 from npformer.generation.state import State
 
-Stopping = Callable[[np.ndarray], np.ndarray]  # tokens with prompts (R, L) -> whether each row ends here (R,)
+Stopping = Callable[[np.ndarray], np.ndarray]  # from tokens and prompts (R, L), a mask of the rows that end here (R,)
 
 
 @dataclass

@@ -48,9 +48,9 @@ class BeamAncestry:
     def __init__(self, n_beams: int, prompts: np.ndarray) -> None:
         """prompts: number of rows in the prompt of each text, (B,)."""
         self.n_beams = n_beams
-        self.whole = prompts // TERMS * TERMS  # number of rows of each prompt in whole groups
+        self.whole = prompts // TERMS * TERMS  # number of rows of each prompt that are in whole groups
         self.front = int(self.whole.max(initial=0))
-        self.ends = prompts - self.whole  # number of prompt rows of each beam after the front, by text
+        self.ends = prompts - self.whole  # for each text, the number of prompt rows after whole groups
         self.mask = np.zeros((len(prompts), 1, n_beams, self.front + STEPS * n_beams), bool)
         self.mask[..., : self.front] = (np.arange(self.front) < self.whole[:, None])[:, None, None]
         of_beam = np.repeat(np.arange(TERMS), n_beams) < self.ends[:, None]
@@ -375,9 +375,9 @@ def _attend(
     """Attention of the beams of each text to its keys and values, (B * beams, H K) -> (B * beams, H K).
 
     blocks: rows of q with the keys (B, G, K, S), values (B, G, S, K) and mask of their texts. keep(heads) stores new
-    keys and values of some heads. The thread that reads them next calls keep, because they are then in the cache of its
-    core. front: number of leading columns that all beams of a text read. terms: terms that mechanisms add to the
-    scores.
+    keys and values of some heads. It is called by the thread that reads these keys and values next, so that they are in
+    the cache of its core. front: number of leading columns that all beams of a text read. terms: terms that mechanisms
+    add to the scores.
     """
     if keep is not None and listening():
         keep(slice(None))

@@ -61,7 +61,7 @@ class Perplexity:
         return -self.log_probability / self.bytes / math.log(2)
 
     def _of(self, count: int) -> float:
-        with np.errstate(over="ignore"):  # a word of many unlikely tokens can overflow
+        with np.errstate(over="ignore"):  # exp can overflow if words have many unlikely tokens
             return float(np.exp(np.float64(-self.log_probability / max(count, 1))))
 
     def __float__(self) -> float:

@@ -112,7 +112,9 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
 def check_choice(scores: np.ndarray) -> None:
     """Raises NpformerError if the best score is -inf, which means that all tokens are banned, NaN or +inf."""
     if (scores == -np.inf).any():
-        raise NpformerError("settings: expected an allowed next token; the settings ban all tokens, or a forced token")
+        raise NpformerError(
+            "settings: expected an allowed next token; the settings ban all tokens, or ban a forced token"
+        )
     if not np.isfinite(scores).all():
         raise NpformerError("the scores of the next token are not finite: the weights are damaged or far too large")
 

@@ -45,8 +45,8 @@ MOST = 2**31
 MOST_LOGPROBS = 1000
 
 TIME = "results would depend on speed; use max_new_tokens"
-HARMLESS = (SPECULATION, TIME)  # reasons that do not affect which tokens are chosen
-UNHEARD = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # ids above the vocabulary have no effect
+HARMLESS = (SPECULATION, TIME)  # the reasons of settings that do not change which tokens are chosen
+UNHEARD = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # ids past the vocabulary do nothing
 
 #: Maps each unsupported setting to the values that have no effect, and the reason.
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -71,7 +71,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-#: Setting -> its range. Probabilities are at most 1; the other ranges prevent overflow of scores.
+#: The range of each setting. Probabilities are at most 1; the other ranges prevent overflow of scores.
 RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (0, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
@@ -115,7 +115,8 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before the penalty, and the factor
+    # The number of new tokens before the penalty begins, and its factor.
+    exponential_decay_length_penalty: tuple[int, float] | None = None
     renormalize_logits: bool = False
     logprobs: int | None = None  # number of most likely tokens to return with each chosen token
 
@@ -326,7 +327,7 @@ def _below(ids: Sequence[Any], vocabulary: int) -> list[Any]:
 
 
 def _own_ends(config: Config) -> tuple[int, ...]:
-    """The end tokens that can occur in a text, or all end tokens if none of them can, for an error message."""
+    """The end tokens that can occur in a text. If no end token can occur, returns all, for an error message."""
     ends = (config.decoder or config).end_ids
     return tuple(_below(ends, config.n_outputs)) or ends
 

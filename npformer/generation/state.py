@@ -236,9 +236,10 @@ class PromptState:
         return replayed_step(self.model, work, batch, self.layers)
 
     def continued(self, ids: np.ndarray, count: int) -> Text:
-        """Returns a prompt whose first `count` tokens are those of the state's only text, with their keys and values.
+        """Returns a prompt that begins with `count` tokens of the state's only text, with the keys and values of these
+        tokens.
 
-        Keys and values are omitted if a text of the prompt's length has other keys, or if the prompt's new tokens
+        Keys and values are omitted if a text of the prompt's length has different keys, or if the prompt's new tokens
         read keys that a window has dropped.
         """
         if not all(each.has_rows(count) for each in self.layers):
@@ -280,7 +281,7 @@ def _reach(mechanisms: Sequence[Mechanism]) -> int | None:
 
 
 def replayed_step(model: BaseModel, work: Work, batch: Batch, caches: Sequence[Any], recurs: bool = True) -> np.ndarray:
-    """Computes the rows of a step, which is replayed if it recurs and no listener hears its stages."""
+    """Computes the rows of a step, which is replayed if it recurs and no listener observes its stages."""
     size = (model.config.decoder or model.config).vocab_size
 
     def others(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

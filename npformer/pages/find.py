@@ -13,7 +13,7 @@ from typing import Any
 from npformer.common.checks import nearest, shown
 from npformer.common.errors import NpformerError
 
-#: model_type -> page, if the page has a different name.
+#: Maps each model_type whose page has a different name to the name of the page.
 PAGES = {
     "xlm-roberta": "roberta",
     "camembert": "roberta",
@@ -28,7 +28,7 @@ PACKAGE = "npformer.plain."
 AS_ENCODER = "_as_encoder"
 #: Maps the mask function of a decoder to the mask function of its edited page.
 UNORDERED = {"causal_mask": "full_mask", "causal_window_mask": "window_mask"}
-NOTE = "\n\nEdited for a model that attends to later tokens, too (`is_causal` false): its mask hides none."
+NOTE = "\n\nEdited for a model whose tokens also attend to later tokens (`is_causal` false): the mask hides no token."
 
 
 def page(model_type: str) -> ModuleType:

@@ -18,7 +18,7 @@ from npformer.plain import heads
 
 
 def run(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The answers of a loaded model, computed by its page, which is slow: one text after another.
+    """The answers of a loaded model, computed slowly by its page, one text after another.
 
     Parameters
     ----------

@@ -156,7 +156,7 @@ SCALINGS: Mapping[str, Callable[[float, int, Any], Any]] = {
     "Yarn": _yarn,
     "LongRope": _longrope,
 }
-#: Class of a scaling -> the factor of cosines and sines, unless it is 1.
+#: Maps the class of a scaling to the factor of cosines and sines. In scalings without an entry, the factor is 1.
 MAGNITUDES: Mapping[str, Callable[[Any], float]] = {
     "Yarn": lambda s: s.attention or rotary.yarn_magnitude(s.factor),
     "LongRope": lambda s: s.attention or rotary.longrope_magnitude(s.factor, s.original),
@@ -165,7 +165,7 @@ MAGNITUDES: Mapping[str, Callable[[Any], float]] = {
 #: The soft cap for models without a cap. It is so high that no score changes, and a power of 2, so no score is rounded.
 NO_CAP = 2.0**64
 
-#: Name of a parameter -> key of its function in the CHOICES of the page.
+#: Maps the name of a parameter to a function that returns a key of CHOICES on the page, for the parameter's value.
 OPTIONS: Mapping[str, Callable[[Any], str]] = {
     "neox_layer": lambda config: "parallel" if config.parallel else "sequential",
     "buckets": lambda config: "log" if config.mechanisms[0].max_distance else "own",

@@ -15,7 +15,7 @@ from npformer.pages.one_file import contents, one_file
 from npformer.pages.run import functions_of
 from npformer.pages.sizes import OPTIONAL, OPTIONS, SIZES, Call, Name, chosen
 
-#: Maps names of values of a text to expressions in a file, for values that have no variable.
+#: Maps the name of a value that has no variable in a file to an expression for the value.
 IN_FILE = {"length": "len(ids)"}
 #: Format of an argument on a separate line. Long arguments, such as lists with an entry for each layer, need several
 #: lines.
@@ -107,7 +107,8 @@ if __name__ == "__main__":
 
 def _filled(template: str, **values: Any) -> str:
     names = "|".join(map(str.upper, values))
-    return re.sub(names, lambda found: str(values[found[0].lower()]), template)  # once: values may contain names
+    # In a single pass, because a value may contain one of the names.
+    return re.sub(names, lambda found: str(values[found[0].lower()]), template)
 
 
 class _File:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npformer.pages.source import source
 
 __all__ = ["page", "run", "source"]
-#: Maps each function to its module in `npformer.pages`. These modules import pages, so this one imports them later.
+#: Maps each function to its module in `npformer.pages`. These modules import pages, so they are imported on first use.
 _MODULES = {"page": "find", "run": "run", "source": "source"}
 
 

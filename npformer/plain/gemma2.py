@@ -75,7 +75,7 @@ def gemma2_layer(
     """
     normed = gemma_norm(x, **attention_norm, eps=eps)
     attended, past = gemma2_attention(normed, past, mask, heads, angles, scale_and_cap, eps, **attention)
-    attention_residual = x + attended  # normalized by its own norm
+    attention_residual = x + attended  # attended is normalized already
     normed = gemma_norm(attention_residual, **ffn_norm, eps=eps)
     ffn_residual = attention_residual + gemma2_feed_forward(normed, activation, eps, **ffn)
     return ffn_residual, past

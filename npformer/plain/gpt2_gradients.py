@@ -1,4 +1,4 @@
-"""The gradients of the loss of GPT-2's next token.
+"""The gradients of GPT-2's next-token loss.
 
 `gradients.py` has the backward function of each formula and explains the arguments.
 """

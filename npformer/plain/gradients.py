@@ -2,7 +2,7 @@
 
 The backward of a function takes grad, the gradient of the loss with respect to the function's result, followed by the
 function's arguments. It returns the gradients of the arrays (x; q, k and v; x and source), and the gradients of the
-weights, nested like the weights. It computes intermediate values again. Rumelhart et al., 1986; Baydin et al., 2018,
+weights, nested like the weights. It recomputes intermediate values. Rumelhart et al., 1986; Baydin et al., 2018,
 section 3.2.
 Exceptions:
 
@@ -90,7 +90,7 @@ def gelu_tanh_backward(grad, x):
     return grad * ((1 + t) + x * (1 - t**2) * slope) / 2
 
 
-#: Name of an activation -> its backward function.
+#: The backward function of each activation, by name.
 BACKWARDS = {
     "relu": relu_backward, "silu": silu_backward, "gelu": gelu_backward, "gelu_tanh": gelu_tanh_backward,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The gradients of the loss of Llama's next token, and backward functions of its formulas.
+"""The gradients of Llama's next-token loss, and backward functions of its formulas.
 
 `gradients.py` has the other backward functions and explains the arguments. These functions read a text as a whole,
 without a cache.

@@ -1,4 +1,4 @@
-"""Marian's translators: the Transformer of 2017 with other sinusoids. Junczys-Dowmunt et al., 2018, Marian.
+"""Marian's translators: the Transformer of 2017 with reordered sinusoids. Junczys-Dowmunt et al., 2018, Marian.
 
 In a row of the table, all sines come before all cosines. The activation is often SiLU, the logits have a bias, and
 encoder and decoder may share one table of tokens.

@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with other positions. Liu et al., 2019, RoBERTa.
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with different positions. Liu et al., 2019, RoBERTa.
 
 These models differ from BERT in one line: positions are counted from the padding token's id, and padding is not
 counted. The activation of the pooler is the same as in BERT, and a text classifier has its own pooler.

@@ -1,9 +1,9 @@
 """Frequencies of rotary positions, (K / 2,), and scalings for long texts. Su et al., 2021, RoFormer, section 3.2.2.
 
 With a scaling, a model can read texts that are longer than the texts in training, which had `original` tokens.
-Frequencies are rounded to float32 for every dtype, because models were trained so. Angles are not rounded.
-transformers computes cosines of angles in float32 even for float64 models, so its logits may differ by 1e-6. The
-magnitude, a factor of cosines and sines, is 1 unless the scaling defines it (`yarn_magnitude`, `longrope_magnitude`).
+Frequencies are rounded to float32 for every dtype, as in training. Angles are not rounded. transformers computes
+cosines of angles in float32 even for float64 models, so its logits may differ by 1e-6. The magnitude, a factor of
+cosines and sines, is 1 unless the scaling defines it (`yarn_magnitude`, `longrope_magnitude`).
 """
 
 import math

@@ -45,7 +45,7 @@ def adamw(weight, m, v, grad, step, learning_rate, weight_decay):
 
 
 def tree_map(function, tree, *others):
-    """function(leaf, *leaves of the others) for each leaf of nested dicts and lists with the same structure.
+    """Nested dicts and lists like `tree`, with function(leaf, *leaves of the other trees) for each leaf.
 
     >>> tree_map(max, {"a": 1, "b": [2, 3]}, {"a": 10, "b": [0, 30]})
     {'a': 10, 'b': [2, 30]}

@@ -1,4 +1,4 @@
-"""The Transformer of 2017, an encoder and a decoder that translates. Vaswani et al., 2017, Attention Is All You Need.
+"""The Transformer of 2017, an encoder and a decoder for translation. Vaswani et al., 2017, Attention Is All You Need.
 
 The decoder reads the target shifted right, which is a start token and the tokens so far, and predicts the next token.
 `source` is the result of the encoder, which torch calls memory. The mask of cross-attention is True, because sources

@@ -1,4 +1,4 @@
-"""The gradients of the loss of the Transformer of 2017, an encoder and a decoder that translates.
+"""The gradients of the translator of 2017, an encoder and a decoder.
 
 `gradients.py` has the other backward functions and explains the arguments. A decoder layer also returns the gradient of
 its source, the encoder's result. All layers of the decoder read the source, so these gradients are added.

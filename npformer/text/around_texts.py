@@ -72,7 +72,7 @@ def _around(tokenizer: Tokenizer, path: Path, forms: Sequence[str], special: Map
 
     tokens = {role: token_text(token) for role, token in special.items()}
     for token in tokens.values():
-        if token.startswith("$") or ":" in token:  # such tokens have a special meaning in a template
+        if token.startswith("$") or ":" in token:  # in a template, $ and : have a special meaning
             raise NpformerError(f"{path}: the special token {shown(token)} must not begin with $ or contain :")
         if tokenizer.token_to_id(token) is None:
             raise NpformerError(f"{path}: the special token {shown(token)} is not in the vocabulary")

@@ -61,7 +61,7 @@ class Borders:
             first = end
 
     def before(self, text: str, end: int, first: int = 0) -> int:
-        """Returns the last border between `first` and `end`, or 0 if there is none. The end of a text is a border."""
+        """Returns the last border between `first` and `end`, or 0 without a border. The end of a text is a border."""
         if end >= len(text):
             return len(text)
         return next((i for i in range(end, first, -1) if self._is_border(text, i)), 0)

@@ -134,7 +134,7 @@ class Chat:
 
 
 class _Marked:
-    """A conversation with placeholders for the texts of control tokens, and one at the end of an answer to continue."""
+    """A conversation with placeholders for the texts of control tokens, and for the end of an answer to continue."""
 
     def __init__(self, messages: list[dict[str, Any]], control: ControlTexts, in_answers: ControlTexts) -> None:
         self.name = f"@{secrets.token_hex(8)}"  # random, so that no message can contain it

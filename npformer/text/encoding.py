@@ -41,7 +41,7 @@ def was_cut(where: str, n_tokens: int, limit: int) -> str:
 def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
     """Issues one warning for all truncated texts.
 
-    cut: location of each truncated text -> its number of tokens. count: total number of texts.
+    cut: the number of tokens of each truncated text, by its location. count: total number of texts.
     """
     if cut:
         total = f"; {len(cut)} of {count} texts were cut" if count > 1 else ""
@@ -84,7 +84,7 @@ class Encoder:
         self.has_token_types = gives_token_types(model.folder, model.config)
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
         self.keeps_end = truncation_side(model.folder, self.tokenizer) == "left"
-        self._frames: dict[int, Tokens] = {}  # number of texts -> result of `_frame`
+        self._frames: dict[int, Tokens] = {}  # results of `_frame` by number of texts
 
     @cached_property
     def borders(self) -> Borders:

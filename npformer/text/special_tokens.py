@@ -37,7 +37,7 @@ USUAL: Mapping[str, Mapping[str, str]] = {
     "Qwen2": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
     "Bloom": {**LLAMA_TOKENS, "pad_token": "<pad>"},
 }
-#: model_type -> class of its tokenizer, if the folder names no class.
+#: Maps a model_type to the class of its tokenizer, for folders that name no class.
 USUAL_CLASS = {
     "llama": "Llama", "mistral": "Llama", "phi3": "Llama", "gemma": "Gemma", "gemma2": "Gemma", "gemma3": "Gemma",
     "gemma3_text": "Gemma", "gpt2": "GPT2", "opt": "GPT2", "gpt_neox": "GPTNeoX", "olmo2": "GPTNeoX", "qwen2": "Qwen2",
@@ -118,7 +118,7 @@ def _not_strings(folder: Path, files: list[Mapping[str, Any]]) -> NpformerError:
 
 
 def added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
-    """The tokens that are never split: those in added_tokens_decoder or added_tokens.json, by id, then special tokens.
+    """The tokens that are never split: from added_tokens_decoder or added_tokens.json, by id, then special tokens.
 
     Special tokens are not repeated if they are already among the added tokens.
     """

@@ -59,7 +59,7 @@ MOST_SENTINELS = 10_000  # maximum number of T5's sentinels <extra_id_0>, ...
 #: Unicode white space, which the tokenizers library strips from the end of each line of a vocab.txt.
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 
-#: Normalization settings of BERT: name in tokenizer_config.json -> name in the normalizer, and default.
+#: Maps BERT's normalization settings in tokenizer_config.json to their names in the normalizer and their defaults.
 CLEAN_UP: dict[str, tuple[str, bool | None]] = {
     "do_lower_case": ("lowercase", True),
     "strip_accents": ("strip_accents", None),
@@ -113,7 +113,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
 
 
 def longest_text(folder: Path | None, config: Config) -> int:
-    """The maximum number of tokens: the smaller of max_length, and of model_max_length in tokenizer_config.json."""
+    """The maximum number of tokens: the smaller of max_length and model_max_length in tokenizer_config.json."""
     limit = read_settings(folder).get("model_max_length") if folder is not None else None
     if limit is None or not isinstance(limit, int | float) or isinstance(limit, bool):
         return config.max_length

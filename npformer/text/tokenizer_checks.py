@@ -70,13 +70,16 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
     reader.growth("post_processor", data.get("post_processor"))
     for names, times in (("normalizer and pre_tokenizer", before), ("decoder", after)):
         limits.check("growth", times, f"{where}: {names}: growth of a text")
-    added = growth * reader.added_tokens(data.get("added_tokens"))  # the library normalizes them when it reads the file
+    added = growth * reader.added_tokens(data.get("added_tokens"))  # the library normalizes added tokens during loading
     limits.check("characters", added, f"{where}: added_tokens: characters")
     return {**data, "has_regex": reader.has_regex, "growth": before, "highest": highest}
 
 
 def _highest_id(where: str, ids: Sequence[bytes], rows: int) -> int:
-    """The highest id of a vocabulary, given decimal digits. Rejects ids far above the rows of the embedding table."""
+    """The highest id of a vocabulary, whose ids are given as decimal digits.
+
+    Rejects ids far above the rows of the embedding table.
+    """
     check_rows(where, len(ids), rows)
     most = rows + spare(rows)
     highest = most if max(map(len, ids), default=0) > 18 else max(map(int, ids), default=0)
@@ -313,8 +316,8 @@ def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
 
 NORMAL_FORMS = 18  # maximum number of characters in a Unicode normal form of one character
 
-#: Field of tokenizer.json -> type of part -> its growth. Unicode normal forms have growth 1, because a repeated normal
-#: form has no further effect. `check_growth` multiplies by NORMAL_FORMS once.
+#: For each field of tokenizer.json, maps types of parts to their growth. Unicode normal forms have growth 1, because a
+#: repeated normal form has no further effect. `check_growth` multiplies by NORMAL_FORMS once.
 PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {
     "normalizer": {
         **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents"), _times(1)),

@@ -24,7 +24,7 @@ MERGES_OF_WORDS = "bpe.codes"  # file next to the vocab.txt of BertweetTokenizer
 #: Values of tokenizer_class that make Transformers use a tokenizer.json unchanged.
 OF_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
-#: File of an older checkpoint -> names (without "Tokenizer") of the classes that npformer supports for this file.
+#: For each file of older checkpoints, the names (without "Tokenizer") of the classes that npformer supports.
 CLASSES: Mapping[str, tuple[str, ...]] = {
     VOCABULARY: (
         "Bert", "DistilBert", "Electra", "MPNet", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "DPRReader",
@@ -37,7 +37,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     LLAMA: ("Llama", "CodeLlama", "Gemma"),
 }  # fmt: skip
 
-#: Classes written in Python. For these, Transformers reads their own files, never a tokenizer.json.
+#: Classes written in Python. Transformers reads the files of these classes, never a tokenizer.json.
 IN_PYTHON = (
     "BertGeneration", "BertJapanese", "Bertweet", "BioGpt", "ByT5", "Canine", "CTRL", "Esm", "Flaubert", "FSMT",
     "GPTNeoXJapanese", "Luke", "MLuke", "Phobert", "ProphetNet", "RoCBert", "Tapas", "XLM", "XLMProphetNet",

@@ -161,7 +161,7 @@ class Files(Uncalled):
         return [byte_level_text(each) for each in found]
 
 
-#: Role of a special token in Marian -> the default token.
+#: Maps the roles of Marian's special tokens to the default tokens.
 SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 

@@ -73,7 +73,7 @@ def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def _of_bytes(tokens: Sequence[str]) -> bool:
-    """Whether the tokens are from byte-level BPE: a token has its marker, or all characters stand for valid UTF-8."""
+    """Whether the tokens are from byte-level BPE: a token begins with Ġ, or all characters stand for valid UTF-8."""
     if any(token.startswith("Ġ") for token in tokens):
         return True
     text = "".join(tokens)

@@ -275,7 +275,7 @@ def _columns(where: str, record: Mapping[str, Any], label: str) -> Sequence[str]
     if len(others) == 1 and len(record) == 2:
         return others
     wanted = "; ".join(map(_and, TEXTS))
-    got = f"{listed(record)}; --text-columns names another"
+    got = f"{listed(record)}; choose a column with --text-columns"
     raise NpformerError(f"{where}: expected text columns with one of these names: {wanted}; got {got}")
 
 
@@ -285,7 +285,7 @@ def _and(names: Sequence[str]) -> str:
 
 def _value(where: str, record: Mapping[str, Any], name: str) -> str:
     if name not in record:
-        others = "--label-column and --text-columns name others"
+        others = "choose columns with --label-column and --text-columns"
         raise NpformerError(f"{where}: expected a column {name!r}, got {listed(record)}; {others}")
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, str | int):

@@ -15,7 +15,7 @@ from npformer.config import Config
 from npformer.engine.tape import Edit, Pullback
 from npformer.families import family_of
 
-Rates = Mapping[str, float]  # stage or pattern -> fraction of elements to set to 0
+Rates = Mapping[str, float]  # fraction of elements to set to 0, by stage or pattern
 
 
 def standard_rates(
@@ -43,7 +43,7 @@ def standard_rates(
 
 
 class Dropout(Edit):
-    """x -> x * keep / (1 - p), where keep is 0 for each element with probability p, else 1.
+    """Maps x to x * keep / (1 - p), where keep is 0 for each element with probability p, else 1.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Dropout(Edit):
                 raise NpformerError(f"dropout: {name}: expected a rate of at least 0 and below 1, got {rate}")
         self._rates = dict(rates)
         self._random = np.random.Generator(np.random.SFC64(seed))
-        self._of: dict[str, int] = {}  # computed stage -> rate times 2^16
+        self._of: dict[str, int] = {}  # rate times 2^16 of each computed stage
 
     @property
     def unmatched(self) -> list[str]:

@@ -143,7 +143,7 @@ class Adam:
         """
         for name, grad in gradients.items():
             if name not in self.parameters:
-                raise unknown("Adam: gradient", name, self.parameters, "Its names are those of the parameters")
+                raise unknown("Adam: gradient", name, self.parameters, "Its names are the names of the parameters")
             if not isinstance(grad, SparseRows) and grad.shape != self.parameters[name].shape:
                 expected = self.parameters[name].shape
                 raise NpformerError(f"Adam: gradient {name}: expected {expected}, got {grad.shape}")

@@ -117,13 +117,13 @@ class Checkpoints:
                 self.folder.rmdir()
 
     def take_best(self, step: int, score: str) -> None:
-        """Sets the weights to those in `best.safetensors`.
+        """Replaces the weights with the weights in `best.safetensors`.
 
         Raises NpformerError if the file does not have the weights after this step, which has the best score.
         """
         assert self.folder is not None
         _, metadata = load_arrays(self.folder / BEST)
-        if metadata.get("step", str(step)) != str(step):  # without a step, `take_mean` reports the problem
+        if metadata.get("step", str(step)) != str(step):  # if the step is missing, `take_mean` reports it
             raise NpformerError(
                 f"{self.folder / BEST}: expected the weights of step {step}, which have the best {score!r:.80}, "
                 f"got those of step {metadata['step']:.20}; give `train` the same score as `choose`"

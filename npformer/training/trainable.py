@@ -47,7 +47,7 @@ class Trainable:
     def __init__(self, tree: Mapping[str, Any], config: Config) -> None:
         self.config = config
         self.flat: dict[str, np.ndarray] = {}
-        self._tied: dict[str, tuple[str, bool]] = {}  # tied name -> name in `flat`, and whether it is transposed
+        self._tied: dict[str, tuple[str, bool]] = {}  # for a tied name, its name in `flat` and whether to transpose
         flat = layout.flatten(dict(tree))
         for name, array in flat.items():
             if isinstance(array, NarrowWeight):

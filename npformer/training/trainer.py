@@ -238,7 +238,7 @@ class Trainer(Generic[E]):
 
         batch = gradients(self.objective, self.weights, examples, self.threads, dropout)
         if step == 0 and dropouts and (unmatched := dropouts[0].unmatched):
-            known = "npformer.trace(model, text) has their names"
+            known = "npformer.trace(model, text) lists the stages"
             raise NpformerError(f"dropout: {unmatched[0]!r:.80} matches no stage of this model; {known}")
         norm = global_norm(batch.flat)
         if not np.isfinite(norm):
@@ -306,7 +306,7 @@ class Trainer(Generic[E]):
 
 
 def _metrics(measured: Any) -> dict[str, float]:
-    """Returns the metrics of an evaluation as Python's numbers. Raises NpformerError for other values."""
+    """Returns the metrics of an evaluation as Python numbers. Raises NpformerError for other values."""
     if not isinstance(measured, Mapping):
         raise NpformerError(f"evaluate: expected a dict of metrics, got {shown(measured)}")
     metrics = {

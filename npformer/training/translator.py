@@ -54,7 +54,7 @@ def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, l
 
 
 def companions(tokenizer: Any, longest: int) -> dict[str, bytes]:
-    """Returns the tokenizer and generation settings of a translation model: file name -> content."""
+    """Returns the files with the tokenizer and generation settings of a translation model, as contents by file name."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
     generation = {
         "num_beams": 5, "max_length": longest, "decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1,

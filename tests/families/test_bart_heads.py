@@ -114,7 +114,7 @@ def test_the_last_end_token_is_read_and_the_decoder_is_a_token_behind() -> None:
             model([[0, 9, 7, 8, 2]], attention_mask=[mask])
     for given in ([[0, 9, 2], [0, 9, 7]], [[0, 9, 7]], [[0, 9, 7], [0, 9, 2]]):
         with pytest.raises(
-            NpformerError, match="expected token 2 at the end of each text, because the head reads its row"
+            NpformerError, match="expected token 2 at the end of each text, because the head reads this token's row"
         ):
             model(given)
 

@@ -80,7 +80,7 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
         ({"bad_words_ids": 5}, "bad_words_ids: expected a list of ids for each word, got 5"),
         (
             {"forced_bos_token_id": 9, "suppress_tokens": [9]},
-            "settings: expected an allowed next token; the settings ban all tokens, or a forced token",
+            "settings: expected an allowed next token; the settings ban all tokens, or ban a forced token",
         ),
         ({"num_beams": 2, "suppress_tokens": np.arange(120)}, "settings: expected an allowed next token"),
         ({"do_sample": True, "suppress_tokens": np.arange(120)}, "settings: expected an allowed next token"),

@@ -339,7 +339,7 @@ def test_an_unknown_class_takes_the_head_that_the_caller_names(family, head, tas
     assert pipeline(task, folder).model.config.head == load(folder, head=head).config.head == head
     got = {"MyModel": "'MyModel'", 3: "3"}.get(name if isinstance(name, str | int) else "", "a dict")
     with pytest.raises(
-        NpformerError, match=rf"config.json: architectures: expected .*, got {got}; name the head, load"
+        NpformerError, match=rf"config.json: architectures: expected .*, got {got}; name the task, pipeline"
     ):
         load(folder)
     with pytest.raises(NpformerError, match=f"config.json: cannot infer the task from the class {got}; pass the task"):

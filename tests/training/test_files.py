@@ -61,10 +61,14 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
         (
             "a.tsv",
             b"label\tx\ty\n1\ta\tb\n",
-            r"a\.tsv:1: expected text columns with one of these names: .*; got label, x, y; --text-columns names another",
+            r"a\.tsv:1: expected text columns with one of these names: .*; got label, x, y; choose a column with",
         ),
         ("a.tsv", b"label\tlabel\n1\ta\n", r"a\.tsv:1: duplicate column name"),
-        ("a.tsv", b"kind\ttext\n1\ta\n", r"a\.tsv:2: expected a column 'label', got kind, text; --label-column"),
+        (
+            "a.tsv",
+            b"kind\ttext\n1\ta\n",
+            r"a\.tsv:2: expected a column 'label', got kind, text; choose columns with --label-column",
+        ),
         ("a.csv", b'label,text\n1,"a\n', r"a\.csv:2: expected a closing quote within"),
         ("a.jsonl", b'{"label": 1, "text": "a"}\n{"label"\n', r"a\.jsonl:2: not JSON"),
         ("a.csv", b"label,text\n1,a\rb\n", r"a\.csv:2: a carriage return within a line"),

@@ -138,7 +138,7 @@ class CrossAttention(Block):
         return dx, grads, {SOURCE: {"rows": dsource}}
 
     def _source(self, texts: PackedTexts) -> tuple[Source, PackedAttention]:
-        """The source of the texts, and the attention of the heads to that source."""
+        """Returns the source of the texts, and the `PackedAttention` of the heads to that source."""
         assert texts.source is not None
         return texts.source, InOrder(self.n_heads, texts.lengths, texts.source.lengths, self.scale)
 

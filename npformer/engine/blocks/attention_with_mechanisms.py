@@ -28,15 +28,15 @@ class OwnCache(Protocol):
 
 @dataclass
 class AttentionWithMechanisms(PackedAttention):
-    """`PackedAttention` with all steps of the mechanisms of a layer.
+    """`PackedAttention` that also takes every step of a layer's mechanisms, such as rotation and masks.
 
     Parameters
     ----------
     n_heads, lengths, source_lengths : as in `PackedAttention`
     scale : float, factor of q k^T; 1 / sqrt(n K) if None, where n is the largest `products` of a mechanism
-    mechanisms : the mechanisms after `Mechanism.in_layer`
+    mechanisms : the mechanisms that `Mechanism.in_layer` returned
     attending : slice or integer array, the rows that attend
-    places : (T,) and (S,) integer arrays, the places of the queries and of the keys; None without a batch
+    places : (T,) and (S,) integer arrays, the places of the queries and of the keys; None if there is no batch
     cache : OwnCache with keys and values of earlier rows, optional
     sums : gradients of the mechanisms' arrays; the backward pass adds to these gradients
     """
@@ -53,7 +53,10 @@ class AttentionWithMechanisms(PackedAttention):
         return self.attend(q, k, v) if self.cache is None else self.cache.attend(q, k, v, self)
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, earlier: int = 0) -> np.ndarray:
-        """Attention of queries and keys after `turn`. earlier: number of keys before this pass, for a single text."""
+        """Attention of queries and keys that `turn` returned.
+
+        earlier: number of a single text's keys before this pass.
+        """
         if not earlier:
             return super().__call__(q, k, v)
         places = self.places and (self.places[0], np.arange(len(k)))
@@ -68,7 +71,7 @@ class AttentionWithMechanisms(PackedAttention):
         return dq, dk, dv
 
     def in_layer_backward(self, weights: Mapping[str, Linear], grads: dict[str, Any]) -> dict[Any, Sums]:
-        """Adds gradients of the weights of attention to `grads`. Returns the gradients of arrays that layers share."""
+        """Adds the gradients of attention's weights to `grads`. Returns the gradients of arrays that layers share."""
         found = [each for each in self.mechanisms if each in self.sums]
         return {each: each.in_layer_backward(self.sums[each], weights, grads) for each in found}
 
@@ -100,13 +103,13 @@ class AttentionWithMechanisms(PackedAttention):
             for each in reversed(self.mechanisms):
                 grad, more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
                 dq, dk = dq + more_q, dk + more_k
-                add_up(self.sums.setdefault(each, {}), own)  # even if empty, for the zero gradient of an unused table
+                add_up(self.sums.setdefault(each, {}), own)  # even if empty: an unused table has a gradient of 0
             return grad, dq, dk
 
         return backward
 
     def _places_of(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
-        """The places of queries (N, L) and keys (N, S) of the texts of a run."""
+        """For a run of texts, the places of their queries (N, L) and keys (N, S)."""
         if self.places is None:
             return np.empty((run.n_texts, 0)), np.empty((run.n_texts, 0))
         queries, keys = self.places

@@ -16,7 +16,7 @@ from npformer.engine.mechanisms.mechanism import Sums
 from npformer.engine.tape import Stages
 
 Activation = Callable[..., np.ndarray]
-Shared = dict[Hashable, Sums]  # owner of shared arrays, such as a mechanism -> their gradients
+Shared = dict[Hashable, Sums]  # gradients of shared arrays, by their owner, for example a mechanism
 Backward = tuple[np.ndarray, dict[str, Any], Shared]  # dx, gradients of the block's weights, gradients of shared arrays
 
 

@@ -120,7 +120,7 @@ def _neighbours(
     whole, all_places = all_gather(x, places)  # a thread may compute only some rows of a text, but it reads all rows
     counts = lengths if len(whole) == len(x) else np.array([len(whole)])
     texts = np.repeat(np.arange(len(counts)), counts)
-    texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows after the last text
+    texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows added after the last text
     reach = weight.shape[0] // x.shape[1] // 2
     stride = int(np.ptp(all_places)) + 2 * reach + 1
     keys = texts * stride + all_places - all_places.min()
@@ -133,5 +133,5 @@ def _neighbours(
 
 
 def _windows(x: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The K rows of x (T, D) at each row of the index `at` (N, K), concatenated to (N, K D); zeros for -1."""
+    """Concatenates the K rows of x (T, D) that each row of `at` (N, K) selects, (N, K D). -1 selects zeros."""
     return np.concatenate([x, np.zeros_like(x[:1])])[at].reshape(len(at), at.shape[1] * x.shape[1])

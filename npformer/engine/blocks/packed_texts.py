@@ -14,7 +14,7 @@ from npformer.engine.runtime.packing import Batch
 
 
 class SourceCache(Protocol):
-    """A cache of the keys and values of sources, which are the same in all steps of a decoder."""
+    """A cache of the sources' keys and values, which do not change between the steps of a decoder."""
 
     @property
     def complete(self) -> bool:
@@ -51,7 +51,7 @@ class PackedTexts(NamedTuple):
     attending : integer array, the rows that attention computes, the same number for each text; by default all rows
     source : Source of cross-attention
     embedded : (T, D) array, the input of the stack
-    mechanisms : each mechanism of the stack -> the mechanism after `begin`
+    mechanisms : for each mechanism of the stack, the mechanism that `begin` returned
     places : (T,) and (S,) integer arrays, the places of the rows, and of the rows that they may attend to
     caches : Caches of each layer of the stack, optional
     cache : Caches of the current layer, optional

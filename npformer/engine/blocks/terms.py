@@ -34,6 +34,6 @@ def adding(terms: Terms, tile: Tile, q: np.ndarray, k: np.ndarray, scale: float)
 
 
 def part(array: np.ndarray, tile: Tile) -> np.ndarray:
-    """The part of an array (N or 1, H or 1, ...) for a tile."""
+    """The part of an array (N or 1, H or 1, ...) that belongs to a tile."""
     texts, heads = tile
     return array[texts if len(array) > 1 else slice(None), heads if array.shape[1] > 1 else slice(None)]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from npformer.common.errors import NpformerError
 
 NAMES = 2  # version of the stage names; earlier files do not store it
-_NOW = {"hidden": "gate", "gate": "up"}  # earlier name -> present name
+_NOW = {"hidden": "gate", "gate": "up"}  # current names by earlier name
 _PART = re.compile(r"(.*\bffn)\.(hidden|gate|up)\b(.*)")
 _Array = TypeVar("_Array")
 

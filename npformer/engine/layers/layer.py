@@ -33,7 +33,7 @@ class Layer:
     Parameters
     ----------
     blocks : pairs of a name and a block, in the order of computation
-    norm : Norm, computed once for each block
+    norm : Norm, applied once for each block, each time with its own weights
     norm_first : bool
     unnormed : names of blocks without a norm
 
@@ -137,6 +137,6 @@ class Layer:
 
 
 def add_shared(shared: Shared, more: Shared) -> None:
-    """Adds the gradients in `more` to those in `shared`, in place."""
+    """Adds the gradients in `more` to the gradients in `shared`, in place."""
     for owner, sums in more.items():
         add_up(shared.setdefault(owner, {}), sums)

@@ -27,7 +27,7 @@ from npformer.engine.taps import scope, tap
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers in sequence, then an optional norm. Layers without weights at the end of the stack are skipped.
+    """Layers in sequence, then an optional norm. If the weights have fewer layers, the last layers are skipped.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Stack:
         return self.finish(x, weights)
 
     def in_steps(self, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> Steps[np.ndarray]:
-        """Computes the same as `__call__`, with a step for each layer."""
+        """Computes the output of `__call__` in steps, one for each layer."""
         texts = self._begun(x, texts, weights)
         for i in range(self._count(weights)):
             x = self._layer(i, x, texts, weights)
@@ -67,7 +67,7 @@ class Stack:
         return self.finish(x, weights)
 
     def _layer(self, i: int, x: np.ndarray, texts: PackedTexts, weights: Mapping[str, Any]) -> np.ndarray:
-        """The output of layer i, from its input x."""
+        """The output of layer i, given its input x."""
         at = self._at(i, texts, last=i + 1 == len(weights["layers"]))
         with scope(f"layers.{i}"):
             x = self.layers[i](x, at, weights["layers"][i])
@@ -78,7 +78,7 @@ class Stack:
         return min(len(self.layers), len(weights["layers"]))
 
     def finish(self, x: np.ndarray, weights: Mapping[str, Any]) -> np.ndarray:
-        """The output of the stack, from the output x of its last layer."""
+        """The output of the stack, given the output x of its last layer."""
         return x if self.norm is None else tap("norm", self.norm(x, **weights["norm"]))
 
     def finish_backward(

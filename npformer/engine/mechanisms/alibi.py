@@ -54,7 +54,7 @@ class Alibi(Mechanism):
 def alibi_slopes(n_heads: int) -> np.ndarray:
     """The slopes of ALiBi, (H,): m_h = 2^(-8 h / H) for h = 1 ... H, if H is a power of two.
 
-    Otherwise, the slopes are those for the next lower power of two, then every second slope for the next higher power,
+    Otherwise, these are the slopes for the next lower power of two, then every second slope for the next higher power,
     as in the published code.
     """
     below = 2 ** math.floor(math.log2(n_heads))

@@ -189,7 +189,7 @@ def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.n
     middle = n_buckets // 2
     far = np.maximum(np.abs(distance), middle).astype(np.float32) / np.float32(middle)
     # float32, as in torch, because rounding at the last distance of a bucket decides whether `ceil` returns the next
-    # number.
+    # integer.
     step = np.log(far) / np.log(np.float32((max_distance - 1) / middle)) * np.float32(middle - 1)
     return np.where(np.abs(distance) <= middle, distance, np.sign(distance) * (np.ceil(step).astype(int) + middle))
 
@@ -217,8 +217,8 @@ def distance_scores(
 ) -> np.ndarray:
     """q_i . K_r(i, j) + k_j . Q_r(i, j), which is added to q k^T, (..., H, L, S). He et al., 2021, equation 4.
 
-    distance_key, distance_query (..., H, R, K): K_r and Q_r, the distance table as keys and as queries; at least one.
-    ids (N or 1, L, S): r, the row of the table for each query and key.
+    distance_key, distance_query (..., H, R, K): K_r and Q_r, the distance table as keys and as queries; at least one is
+    given. ids (N or 1, L, S): r, the row of the table for each query and key.
     """
     products = []
     if distance_key is not None:  # q @ K.mT, with bits that do not depend on the number of rows of the table

@@ -25,7 +25,7 @@ def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
     if queries.size == 0:
         return np.empty((1, len(values), 0, width), values.dtype)
     ahead = keys[:, 0] - queries[:, 0]
-    first = values.shape[-1] // 2 + int(ahead[0])  # column of query 0 and key 0, and 1 less for each later query
+    first = values.shape[-1] // 2 + int(ahead[0])  # column of query 0 and key 0
     within = length <= first + 1 and first + width <= values.shape[-1]
     if within and (np.diff(queries) == 1).all() and (np.diff(keys) == 1).all() and (ahead == ahead[0]).all():
         runs = np.lib.stride_tricks.sliding_window_view(values, width, axis=-1)  # [h, s, j] = values[h, s + j]

@@ -30,7 +30,7 @@ class Mechanism:
     """
 
     cached: ClassVar[bool] = False  # whether the mechanism works with keys and values from a cache
-    in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, for the same bits with a cache
+    in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, so that a cache does not change bits
     read: ClassVar[tuple[str, ...]] = ()  # stages of attention that the mechanism's backward reads
 
     @property
@@ -48,7 +48,7 @@ class Mechanism:
         return self
 
     def same_until(self, length: int) -> int | None:
-        """The length of the longest text with the same keys as a text of this length; None if there is no limit."""
+        """The greatest length to which a text can grow from `length` while its cached keys stay valid, or None."""
         return None
 
     def farthest(self) -> int | None:
@@ -80,7 +80,10 @@ class Mechanism:
         return self
 
     def in_layer_backward(self, sums: Sums, projections: Mapping[str, Linear], grads: dict[str, Any]) -> Sums:
-        """Backward of `in_layer`: adds to `grads`, by projection. Returns the gradients of the arrays of `begin`."""
+        """Backward of `in_layer`: adds gradients of projections to `grads`.
+
+        Returns the gradients of `begin`'s arrays.
+        """
         return sums
 
     # --- queries and keys ---

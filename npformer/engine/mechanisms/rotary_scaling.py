@@ -32,7 +32,7 @@ class Scaling(ABC):
         """Raises NpformerError if the `Config` contradicts the scaling. d_head: number of rotated columns in a head."""
 
     def same_until(self, length: int) -> int | None:
-        """The length of the longest text with the same frequencies as this length; None if there is no limit."""
+        """The length of the longest text with the frequencies of a text of this length; None if there is no limit."""
         return None
 
     @abstractmethod

@@ -39,7 +39,7 @@ class Norm(ABC):
         """The group of weights for rows of this width."""
 
     def affine(self, z: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        """The output, from the normalized rows z."""
+        """The output of the norm, given the normalized rows z."""
         return z * weight if bias is None else z * weight + bias
 
     def stage(self, name: str, x: str, parent: str, y: str = "", shape: str = "(T, D)", hook: str = "") -> Stage:

@@ -150,7 +150,7 @@ class Head(ABC):
         return {**below, "head.output": weight_group.linear(width, self.n_outputs, self.bias)}
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
-        """Returns the answers by name, from the rows x (T, D) of the last layer and a row of each text, read (B, D)."""
+        """Returns the answers by name, given the last layer's rows x (T, D) and a row of each text, read (B, D)."""
         return self._answer(self.input(read if self.of_texts else x, weights), **weights["head"])
 
     def backward(
@@ -170,7 +170,7 @@ class Head(ABC):
         return (None, grad, tree) if self.of_texts else (grad, None, tree)
 
     def input(self, rows: np.ndarray, weights: Weights) -> np.ndarray:
-        """The input of the head's linear layer, from rows (..., D)."""
+        """The input of the head's linear layer, given rows (..., D)."""
         return rows if self.below is None else self.below(rows, weights)
 
     def pull(self, direction: Direction, weights: Weights) -> None:
@@ -184,7 +184,7 @@ class Head(ABC):
         return [*found, *self._stages(found[-1].name if found else x)]
 
     def finish(self, logits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Returns the logits, from the output of the head's linear layer. May write the result to `out`."""
+        """Returns the logits, given the output of the head's linear layer. May write the result to `out`."""
         return logits
 
     def gain(self, stages: Mapping[str, np.ndarray], place: tuple[int, ...]) -> float:
@@ -193,7 +193,7 @@ class Head(ABC):
 
     @abstractmethod
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
-        """The answers, from the input of the head's linear layer."""
+        """Computes the answers from `rows`, the input of the head's linear layer."""
 
     @abstractmethod
     def _answer_backward(

@@ -30,7 +30,7 @@ def make_program(each: Pass) -> Program:
 
 
 def _seen(recorder: Recorder, weights: Any) -> Any:
-    """Returns the weights as recorded views, because an index expression calls a method of the indexed table."""
+    """Returns the weights as recorded views, so that a lookup such as `table[ids]` is also recorded."""
     if isinstance(weights, Mapping):
         return {name: _seen(recorder, each) for name, each in weights.items()}
     if isinstance(weights, list | tuple):
@@ -41,7 +41,10 @@ def _seen(recorder: Recorder, weights: Any) -> Any:
 
 
 class _Cache:
-    """Replaces a cache in a recording. A program calls the caches of the replayed pass, because caches grow."""
+    """Replaces a cache in a recording.
+
+    A program calls the caches of the pass that it replays, because each pass has its own caches.
+    """
 
     complete = True  # whether the keys and values of the sources are stored
 

@@ -22,7 +22,7 @@ class InPlace:
     def __init__(self, *arrays: np.ndarray) -> None:
         assert all(each.base is None and each.flags.c_contiguous for each in arrays)
         self.arrays = arrays
-        self.bound: tuple[Any, Any] | None = None  # the last program, and its calls with these arrays
+        self.bound: tuple[Any, Any] | None = None  # the last program that ran, and its calls, bound to `arrays`
 
 
 class Pass(NamedTuple):

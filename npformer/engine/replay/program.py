@@ -134,11 +134,11 @@ def _layout(calls: Sequence[Call | InParts], answers: Sequence[int], sizes: Sequ
 
 
 class _Free:
-    """The free bytes below `end`."""
+    """Allocates bytes. `end` is the number of bytes needed so far, and the gaps are the free bytes below it."""
 
     def __init__(self) -> None:
         self.end = 0
-        self._gaps: list[tuple[int, int]] = []  # first byte and size, in order
+        self._gaps: list[tuple[int, int]] = []  # first byte and size of each gap, in order
 
     def take(self, size: int) -> int:
         """Reserves `size` bytes until `give`, and returns the first byte."""
@@ -187,12 +187,12 @@ class _Binder:
             parts = [partial(_run, [self.call(each) for each in part]) for part in call.parts]
             return parts[0] if len(parts) == 1 else partial(run_tasks, parts, len(parts))
         args, kwargs, out = self(call.args), self(call.kwargs), self(call.out)
-        if call.function is np.copyto and "where" not in kwargs:  # NumPy does not dispatch methods
+        if call.function is np.copyto and "where" not in kwargs:  # these methods avoid NumPy's dispatch
             target, source = args
             return partial(target.__setitem__, ..., source) if np.ndim(source) else partial(target.fill, source)
         function = call.function
         if isinstance(function, np.ufunc) and len(args) == function.nin and function not in (np.maximum, np.minimum):
-            return partial(function, *args, *out, **kwargs)  # faster than `out=`, which only those two need
+            return partial(function, *args, *out, **kwargs)  # a positional `out` is faster
         return partial(function, *args, **kwargs, **({"out": out[0]} if out else {}))
 
 

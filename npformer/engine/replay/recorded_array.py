@@ -17,7 +17,8 @@ from npformer.engine.replay.recorder import Recorder, owner, replaced
 from npformer.engine.runtime import recording
 from npformer.engine.runtime.recording import Changed, Unrecordable
 
-WITH_OUT, WITHOUT_OUT = (np.concatenate, np.dot), (np.where, np.bincount, np.lexsort)  # compiled; return a new array
+# Compiled functions that return a new array.
+WITH_OUT, WITHOUT_OUT = (np.concatenate, np.dot), (np.where, np.bincount, np.lexsort)
 VIEWS = (np.lib.stride_tricks.sliding_window_view, np.broadcast_to)  # these return a plain view of the first argument
 ASKING = (np.nonzero, np.flatnonzero)  # functions whose results depend on the values
 ABOUT_SHAPES = (np.result_type, np.can_cast, np.shape, np.ndim, np.size)
@@ -65,7 +66,7 @@ class Recorded(np.ndarray):
         found = super().__array_function__(function, types, args, kwargs)  # runs the Python code of the function
         for each in found if isinstance(found, tuple | list) else [found]:
             heard = function in ASKING if type(each) is not Recorded else recorder.knows(each)
-            if not heard:  # for example code that begins with `asarray`
+            if not heard:  # not recorded, for example after `asarray` in the function
                 raise Unrecordable(f"numpy.{function.__name__}")
         return found
 

@@ -105,7 +105,7 @@ class Recorder:
         self.fixed: list[np.ndarray] = []
         self.caches = CachesOfNow()
         self._noted: list[Any] = self.calls
-        self._numbers: dict[int, tuple[int, weakref.ref[np.ndarray]]] = {}  # by the identity of the owner
+        self._numbers: dict[int, tuple[int, weakref.ref[np.ndarray]]] = {}  # by id of the memory's owner
         self._given: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._owners = set[int]()  # the identities of the owners of given arrays
 

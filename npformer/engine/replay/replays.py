@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from npformer.engine.replay.program import Program
 
 PASSES = 12  # number of passes before a program is made, which takes about as long as these passes
-MOST_PASSES = 8 * PASSES  # maximum passes before a program that depends on unfinished trials is made
-REPLAYS = 64  # replays before a program that depends on trials is made again, because later trials may differ
+MOST_PASSES = 8 * PASSES  # maximum number of passes before a program is made although trials have not finished
+REPLAYS = 64  # replays after which a program is made again, because later trials may choose differently
 MOST_REPLAYS = 4096
 SHAPES = 512  # shapes whose passes are counted
 ROOM = 32 << 20  # maximum bytes of all programs of a model
@@ -24,14 +24,14 @@ IDLE = 1000  # passes of other shapes after which a program may be dropped to ma
 
 
 class _Shape:
-    """A shape of work: how often it ran, and its program."""
+    """A shape of work, with the number of passes that had this shape, and its program."""
 
     def __init__(self) -> None:
         self.passes = 0
         self.needed = PASSES
-        self.last = 0  # number of the shape's last pass among all passes of the model
-        self.replays = REPLAYS  # replays of the next program until it is made again
-        self.left: float = 0  # replays until the program is made again
+        self.last = 0  # when this shape last ran: the count of all passes of the model at that time
+        self.replays = REPLAYS  # number of replays after which the next program is made again
+        self.left: float = 0  # remaining replays until the program is made again
         self.program: Program | None = None
         self.tested = False
         self.refused = False
@@ -79,7 +79,7 @@ class _Shape:
         self.program, self.tested = program, False
 
     def drop(self) -> None:
-        """Drops the program. The number of passes until the next program is the same as for the first."""
+        """Drops the program. The next program is made after as many passes as the first."""
         self.program, self.passes, self.needed = None, 0, PASSES
 
     def refuse(self) -> None:

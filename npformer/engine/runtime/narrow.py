@@ -80,7 +80,8 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
         if copy is False:
             raise ValueError("a NarrowWeight is widened to a new array; copy=False is not possible")
         if self.values.flags.f_contiguous and not self.values.flags.c_contiguous:
-            return self.T.__array__(dtype).T  # same layout as the float32 weight; the bits of a product depend on it
+            # The same layout as the float32 weight, because the bits of a product depend on the layout.
+            return self.T.__array__(dtype).T
         found = np.empty(self.shape, np.float32)
         for block in _blocks(len(found)):
             widen(self.values[block], found[block])
@@ -97,7 +98,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes and methods of the float32 array, such as `mean` and `astype`."""
-        if name.startswith("_") or name in ("values", "scale"):  # not set yet during a copy or while unpickling
+        if name.startswith("_") or name in ("values", "scale"):  # copy and pickle look these up before they exist
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 

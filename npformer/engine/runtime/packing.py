@@ -110,12 +110,12 @@ class Batch:
         return replace(self, ids=ids)
 
     def last_of(self, token: int) -> np.ndarray:
-        """The row of the last occurrence of a token in each text, (B,). Raises NpformerError if a text has none."""
+        """The row of the last occurrence of a token in each text, (B,). Raises NpformerError for a text without it."""
         found = np.where(self.ids == token, np.arange(len(self.ids)), -1)
         last = np.maximum.accumulate(found)[np.cumsum(self.lengths) - 1]
         if (last < self.first).any():
             raise NpformerError(
-                f"input_ids: expected token {token} at the end of each text, because the head reads its row; "
+                f"input_ids: expected token {token} at the end of each text, because the head reads this token's row; "
                 "a text has no such token"
             )
         return last
@@ -150,7 +150,7 @@ def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False, padding: int | None = None) -> Batch:
     """Concatenates texts into a batch.
 
-    uncounted: a token that positions do not count, and whose position is -1. last: whether a head with one answer per
+    uncounted: a token id that positions do not count; its own position is -1. last: whether a head with one answer per
     text reads the last token that is not `padding`, instead of the first token.
     """
     lengths = np.array([len(text) for text in texts])

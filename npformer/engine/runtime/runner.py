@@ -37,7 +37,7 @@ class Runner:
     def __init__(self, threads: int | None = None, same_bits: bool | None = None) -> None:
         self.threads = thread_count(threads)
         self.same_bits = wants_same_bits(same_bits)
-        self._trials: dict[int, Trial[bool]] = {}  # for single texts: bit length of the number of tokens -> trial
+        self._trials: dict[int, Trial[bool]] = {}  # for single texts, by the bit length of the number of tokens
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
@@ -108,7 +108,7 @@ class Runner:
 
 
 def _advance(steps: Steps[A], found: list[A | None], index: int) -> bool:
-    """Runs one step. Returns whether it was the last step, after which the result is stored in `found`."""
+    """Runs one step. After the last step, stores the result in `found` and returns True, else returns False."""
     try:
         next(steps)
     except StopIteration as end:

@@ -6,8 +6,8 @@ A BLAS chooses a kernel by the sizes of a product, and kernels add terms in diff
 * it computes columns that do not fill a vector with kernels that depend on the number of rows (so products are padded
   to a multiple of `VECTOR` columns);
 * it adds the first and last columns of each block of a wide product in a different order (`Kernel.edges`);
-* it sums the inner axis of a large product block by block (`Kernel.k_blocks`), and that of a small product in one pass
-  (`Kernel.small`).
+* it sums the inner axis of a large product block by block (`Kernel.k_blocks`), and the inner axis of a small product in
+  one pass (`Kernel.small`).
 
 The trial takes a few milliseconds per dtype, once per process. `products.py` uses the results.
 """
@@ -27,7 +27,7 @@ GROUP = 8  # number of columns at an edge
 ROWS = 48  # period of usable row counts: a multiple of every known tile height
 FAR = 16  # distance along the inner axis between terms that a kernel adds to the same accumulator
 INNER = 40  # enough terms to distinguish two orders of addition
-WIDE = 120 * VECTOR  # columns that span several blocks
+WIDE = 120 * VECTOR  # number of columns that spans several blocks
 LARGE = 2**23  # number of multiply-adds of a product that is large for every BLAS
 LONG = 2048  # length of an inner axis of more than two blocks
 GOLDEN = (1 + 5**0.5) / 2
@@ -147,7 +147,7 @@ class Kernel:
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
         a = self._irregular(high, len(b))
-        while high - low > 1:  # `low` rows are added in one pass, `high` rows block by block
+        while high - low > 1:  # `low` rows give a product that is summed in one pass, `high` rows do not
             n_rows = (low + high) // 2
             in_parts = sum(a[:n_rows, part] @ b[part] for part in parts)
             low, high = (low, n_rows) if np.array_equal(a[:n_rows] @ b, in_parts) else (n_rows, high)

@@ -1,8 +1,8 @@
 """Sums in a fixed order. Groups of zeros between or after the terms do not change the bits of a sum.
 
-The order in which NumPy and BLAS add the terms of a long sum depends on its length. This module therefore adds sums in
-groups of TERMS terms. The terms of n sums may be interleaved after the first `front` terms. Each sum then has zeros
-instead of the terms of the other sums, in groups that are n times as long.
+The order in which NumPy and BLAS add the terms of a long sum depends on its length. This module therefore adds terms in
+groups of TERMS. The terms of n sums may be interleaved after the first `front` terms. Each sum then has zeros instead
+of the terms of the other sums, so its groups are n times as long.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ _one_text = threading.Lock()  # two texts at the same time could each wait for a
 
 
 def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of tasks that must run at the same time, each on its own thread. Enough workers must be started."""
+    """The results of tasks that must run at the same time, each on its own thread. Enough workers must run."""
     barrier, slots = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
     members = [_Member(index, barrier, slots) for index in range(len(tasks))]
     with _one_text:
@@ -332,7 +332,7 @@ class _Blas:
                 self.condition.notify_all()
 
     def _may_enter(self) -> bool:
-        """Whether this thread may use BLAS: no fork waits, or the fork waits for this thread itself."""
+        """Whether this thread may use BLAS: no fork is waiting, or the fork is waiting for this thread to finish."""
         thread = threading.current_thread()
         return not self.forking or thread in self.users.values() or thread in _workers
 
@@ -347,7 +347,7 @@ class _Blas:
             self.condition.notify_all()
 
     def _at_rest(self) -> bool:
-        """Whether each user's thread has ended or waits for a fork. The current thread waits for one."""
+        """Whether every thread in `users` has ended or is itself waiting for a fork, as the current thread is."""
         return not any(thread.is_alive() for thread in self.users.values() if thread not in self.forking)
 
     def put_back(self) -> None:

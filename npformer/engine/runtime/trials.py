@@ -44,7 +44,7 @@ class Trial(Generic[Way]):
         """Returns work(way). amount: size of the work in any unit; trials compare times per unit."""
         if len(self.ways) == 1:
             return work(self.ways[0])
-        if (hears := recorder()) is not None:  # the work will be repeated without this trial
+        if (hears := recorder()) is not None:  # replays repeat the recorded work without this trial
             hears.tried = True
             hears.settled &= self.decided
             return work(self.ways[self.way])

@@ -96,7 +96,7 @@ class _Way:
         self.no_panels: list[Panels | None] = [None] * len(shapes)
         paneled = [_may_have_panels(dtype, *shape) for shape in shapes]
         self.paneled = paneled if any(paneled) else []
-        # A first guess. The time to read the weights counts little, because more cores do not shorten it.
+        # A first guess, in which reading the weights counts little, because more cores do not read them faster.
         self.nanoseconds = sum([inner * columns for inner, columns in shapes]) * (0.05 + 0.02 * n_rows)
         self._trial = functools.partial(_trial, shapes, power(self.n_rows), dtype.char, *part_counts(self.nanoseconds))
         self.widths = tuple([columns for _, columns in shapes])
@@ -279,7 +279,10 @@ class Panels:
 
 @functools.lru_cache(maxsize=1000)
 def _few_at_a_time(n_rows: int, few: int) -> list[tuple[slice, int]]:
-    """Slices of n_rows rows, each with the number of rows in its products, at most `few`, and 1 only if n_rows is 1."""
+    """Splits n_rows rows into slices, and returns each slice with the number of rows in each of its products.
+
+    This number is at most `few`, and it is 1 only if n_rows is 1.
+    """
     if n_rows <= few:
         return [(slice(0, n_rows), n_rows)]
     count = (few - 1) // 4 * 4  # kernels process rows in groups of four
