@@ -68,7 +68,7 @@ def vectors(folder: Path, sentences: list[str], rounds: int) -> dict[str, Any]:
 
 
 def installed(names: tuple[str, ...]) -> dict[str, int]:
-    """Returns package -> the size of its files in bytes, for these packages and all their dependencies."""
+    """Returns the size in bytes of each of these packages and of all their dependencies, by name."""
     from packaging.requirements import Requirement
 
     found, waiting = dict[str, int](), list(names)

@@ -16,7 +16,7 @@ from tests.support import tiny
 
 TEXT = "I love good news about good ice cream"  # tokens 3 and 6 are "good"
 KINDS = ["heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation"]
-#: An address of each view, with every selection that the address keeps.
+#: For each view, the part of an address with every selection that the view keeps in it.
 ADDRESSES = {
     "heads": "layer=1&head=2&from=3+6",
     "model": "layer=1&head=3&from=2&to=5",
