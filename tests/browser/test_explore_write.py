@@ -32,8 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def shares(model: Any, text: str, **settings: Any) -> list[float | None]:
-    """Returns the engine's shares of the twenty words with the largest logits; None for words that sampling
-    excludes."""
+    """Returns the engine's shares of the twenty words with the largest logits; None if sampling excludes a word."""
     (inputs,) = read_inputs(model, text).inputs
     logits = model.run([inputs])[0]["logits"][-1:].astype(np.float64)
     scores = logits.copy()

@@ -53,7 +53,7 @@ class Slow(WorkerPlugin):
 
 
 class Held(WorkerPlugin):
-    """Makes a worker wait with its answers while a file exists and a folder has this many parts."""
+    """Makes a worker hold back its answers while a file exists and a folder has at least this many parts."""
 
     def __init__(self, file: Path, folder: Path, parts: int) -> None:
         self.file, self.folder, self.parts = file, folder, parts

@@ -228,7 +228,7 @@ def test_a_long_list_is_cut():
 
 @pytest.mark.parametrize("name", {each["config"]["model_type"]: name for name, each in ARCHITECTURES.items()}.values())
 def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
-    """As in Transformers, an unknown tensor only causes a warning. Tensors of other heads and buffers cause none."""
+    """As in Transformers, an unknown tensor causes only a warning. Tensors of other heads and buffers are ignored."""
     config, tensors = random_checkpoint(name)
     expected = flatten(to_tree(tensors, config))
     with pytest.warns(UserWarning, match="tensors that the model does not use.*\n  unknown: lora.weight$") as caught:

@@ -69,10 +69,8 @@ def test_logits_of_models_that_generate(case: str) -> None:
     ],
 )
 def test_all_sources_token_for_token(case: str, name: str) -> None:
-    """Every target of every source equals Transformers' target, unless Transformers itself finds another in float64.
-
-    Such ties do not occur in the golden models.
-    """
+    """Every target of every source equals Transformers' target. The only exceptions would be near ties, for which
+    Transformers itself finds another target in float64, but the golden models have none."""
     settings, expected = cases.SETTINGS[name], golden()[f"{case}/{name}/ids"]
     model = golden_model(case)
     found = generated(model, case, **settings)

@@ -341,7 +341,7 @@ def test_a_program_that_depends_on_trials_is_made_again(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("ends", "before"), [(False, 8 * PASSES), (True, 2 * PASSES)])
 def test_a_program_waits_for_trials_of_the_same_work(ends: bool, before: int) -> None:
-    """A trial needs passes of the engine, but the program does not wait forever for a trial."""
+    """A trial needs passes of the engine, so a program is made after the trial, or after a fixed number of passes."""
     trial = Trial((1, 2), 1)
 
     def work(weights: Any, inputs: Any, caches: Any) -> dict[str, np.ndarray]:
