@@ -216,7 +216,7 @@ def test_the_engine_imports_only_itself_and_what_all_packages_share() -> None:
 
 
 def test_the_maths_does_not_know_the_mistakes_of_ports() -> None:
-    """`golden.mistakes` contains every mistake. The diagnosis of ports loads it; `classify` does not."""
+    """`golden.mistakes` contains every mistake. It is loaded to diagnose ports, but not to run a model."""
     maths = [name for name in MODULES if name.startswith(("npformer.engine", "npformer.families"))]
     assert [name for name in maths if "mistake" in MODULES[name].read_text(encoding="utf-8").lower()] == []
     assert [name for name in maths if any(each.startswith("npformer.golden") for each in imports(name))] == []
@@ -229,7 +229,7 @@ print([name for name in sys.modules if name.startswith("npformer.golden")])
 
 
 def test_both_kinds_of_model_have_one_interface() -> None:
-    """A task refuses models of the wrong class, and a pipeline accepts both classes. No other code tests the class."""
+    """Tasks refuse models of the wrong class, and `pipeline` accepts both classes. No other code tests the class."""
     askers = {
         name
         for name, node in nodes("Seq2Seq")

@@ -98,7 +98,7 @@ def test_workers_share_mapped_weights(two):
     """
     pids = two.workers()
     assert len(pids) == 2
-    for stopped in pids:  # each worker then answers once, and reads its weights
+    for stopped in pids:  # the other worker answers, and so reads its weights
         os.kill(stopped, signal.SIGSTOP)
         try:
             assert two.post("/embed", {"inputs": "a text"})[0] == 200
@@ -272,7 +272,7 @@ def test_a_key(folders, tmp_path, source):
 
 
 def test_malformed_requests_do_not_fill_the_log(folders):
-    """uvicorn logs a line for each malformed request. The server must still answer others."""
+    """uvicorn would log a line for each malformed request. Valid requests must still be answered."""
     with Server(folders["encoder"]) as server:
         host, port = server.url.removeprefix("http://").split(":")
         for _ in range(40):

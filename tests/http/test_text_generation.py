@@ -280,7 +280,7 @@ def test_clients_share_a_batch_and_get_the_answers_they_get_alone(task: TextGene
 
 
 async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any], **limits: int) -> Reply:
-    """Returns a route's answer after reading its stream; `batches` gets the sizes in each batch."""
+    """Returns a route's answer after reading its stream; appends the sizes of each batch to `batches`."""
     [route] = [each for each in ALL_ROUTES if each.path == path]
     batcher = Batcher(10_000, 0.0, 100, lambda batch, seconds: batches.append([each.size for each in batch]))
     service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread, asyncio.to_thread)

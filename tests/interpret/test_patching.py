@@ -91,7 +91,7 @@ def test_patches_from_the_clean_run_restore_its_logits(family: str) -> None:
     assert list(layers.columns) == blocks
     assert layers.values[-1, layers.columns.index(last)] == pytest.approx(change, abs=1e-12) != 0
     rows = patch(model, CLEAN, CORRUPTED)
-    behind = int(family == "bart")  # BART's decoder reads a start token, and each token one place later
+    behind = int(family == "bart")  # BART's decoder first reads a start token
     assert [row.startswith("decoder.") for row in rows.rows] == [False] * 2 + [True] * 2 * behind
     assert rows.columns == (*clean.tokens[:behind], *(corrupted.key_tokens or corrupted.tokens))
     with edit(from_trace(clean, rows.rows[0], 1)):
@@ -213,7 +213,7 @@ def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None
 @pytest.mark.parametrize("by", ["position", "head", "layer"])
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm", "question-answering"])
 def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str) -> None:
-    """If the texts differ by a fraction of a word's vector, the error grows about with the square of this fraction."""
+    """If the texts differ by a fraction of a word's vector, the error grows about as the square of the fraction."""
     model = tiny.model("bert", head, dtype=np.float64)
     estimates, measured = [], []
     for share in (1e-3, 1e-4):

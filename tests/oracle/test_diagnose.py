@@ -87,7 +87,7 @@ def torch_model(folder: Path, recorded: golden.Golden, monkeypatch: pytest.Monke
     return made
 
 
-#: Families with different modules. All others have the modules of BERT or RoBERTa.
+#: Families whose modules differ. The modules of every other family are those of BERT or RoBERTa.
 OF_OWN_MODULES = ("distilbert", "bert", "albert", "roberta")
 FOR_ALL = [(family, plant) for family in OF_OWN_MODULES for plant in PLANTED]
 FOR_ALL.remove(("distilbert", segments_ignored))  # DistilBERT has no token types

@@ -4,8 +4,8 @@
     python -m tests.plain.count_lines FILE "SET UP" "CALL"
 
 The first form counts three calls of the pages, and the lines that their gradients add to the forward pass. The second
-form counts a call in any file. It runs two texts of Python in the file's namespace. The first text creates the
-arguments. The count includes the functions that the second text enters, in the file and in its folder. For example:
+form counts a call in any file. It runs two pieces of Python code in the file's namespace: SET UP creates the arguments,
+and CALL is counted. The count includes the functions that CALL enters, in the file and in its folder. For example:
 python -m tests.plain.count_lines gpt2.py "x = np.ones((3, 4))" "softmax(x)"
 
 Docstrings, comments and empty lines are not code lines. A function's signature and decorators are.

@@ -21,12 +21,13 @@ RULE = "(lambda i, j: {})(*np.indices((n_queries, max(n_queries, n_keys)))) & se
 
 
 def product(new: str, where: str = "'layers.' in at()") -> Plant:
-    """Replaces x W in every linear layer below the head, or in those whose group fulfils a condition."""
+    """Returns an edit that replaces x W in the linear layers for which `where` is true: by default, below the head."""
     return edited((LINEAR, f"({new} if {where} else x @ weight) + bias"))
 
 
 def context(new: str) -> Plant:
-    """Computes the context from masked scores `s`, their maxima, and their maxima so far, in tiles of 4 keys."""
+    """Returns an edit that computes the context from masked scores `s`, their maxima, and their maxima so far, in tiles
+    of 4 keys."""
     s = "s = np.where(mask, s, np.float32(-1e9)); most, length = s.max(-1, keepdims=True), s.shape[-1]"
     so_far = "so_far = np.maximum.accumulate(s, axis=-1)[..., np.minimum(np.arange(length) | 3, length - 1)]"
     old = "weights = masked_softmax(scores, mask)\n    return weights @ v"

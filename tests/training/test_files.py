@@ -194,7 +194,7 @@ def test_finetune_that_makes_no_sense(
 def test_accuracy_is_for_one_of_several_labels(
     fields: dict[str, Any], got: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In other models, the largest logit is not the answer. With one label, every text would count as correct."""
+    """Accuracy assumes that the largest logit is the answer. With only one label, every text would count as correct."""
     tiny.folder(tmp_path / "model", **fields)
     (tmp_path / "a.tsv").write_text("label\ttext\na\tit was so hot\n", encoding="utf-8")
     assert cli.main(["evaluate", "-m", str(tmp_path / "model"), "--data", str(tmp_path / "a.tsv")]) == 1
