@@ -153,7 +153,7 @@ def test_imports_point_one_way(name: str) -> None:
 
 
 def test_only_commands_import_names_from_the_top_level() -> None:
-    """The top level is above all other packages."""
+    """`npformer` itself comes after all other packages in the order, so only commands import from it."""
     above = {name for name in MODULES if "npformer" in imports(name)}
     assert {name.split(".")[1] for name in above} <= {"cli", "__main__"}
 

@@ -23,7 +23,7 @@ from tests.benchmarks.models import Contender, quieten
 
 VOCABULARY = 50_257
 TOKENS = 32
-WORKS = ((1, 16), (1, 128), (1, 512), (8, 16))  # number of prompts, tokens in each
+WORKS = ((1, 16), (1, 128), (1, 512), (8, 16))  # (number of prompts, tokens in each prompt)
 
 Engine = Callable[[np.ndarray], Any]  # prompts (B, L) -> new tokens (B, TOKENS)
 

@@ -96,7 +96,7 @@ def main() -> None:
         "sentences", nargs="?", type=Path, metavar="SENTENCES", help="a file with one sentence per line"
     )
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # warnings that the other libraries raise themselves
+    warnings.filterwarnings("ignore", category=FutureWarning)  # raised in the other libraries' own code
 
     result: dict[str, Any] = {"machine": measure.machine()}
     print(f"{measure.described(result['machine'])}\n", flush=True)

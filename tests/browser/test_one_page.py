@@ -262,7 +262,7 @@ def test_the_largest_parts_of_a_logit_are_listed(page: Page, model: Any) -> None
 
 def test_repeated_words_are_numbered(page: Page, shown: view.PageView) -> None:
     at(page, shown, "view=heads&head=1&from=3")
-    assert page.texts(".panel .placed sub").count("3") >= 8  # lines from the first "good"
+    assert page.texts(".panel .placed sub").count("3") >= 8  # the lines begin at the first "good"
     assert {"3", "6"} == set(page.texts(".panel .placed sub"))
     at(page, shown, "view=attribution")
     assert page.texts(".list .placed") == ["good3", "good6"] or page.texts(".list .placed") == ["good2", "good5"]

@@ -56,7 +56,7 @@ def test_what_the_page_asks_for_first_is_computed_while_the_browser_loads_it(fol
         client = Client(explorer)
         usual = {id(part) for part in parts._kept.values()}
         assert client.parts(state(["I love", "ice cream"]), "answer", "heads")["answer"]["answer"]
-        assert {id(part) for part in parts._kept.values()} == usual  # the page requests what has been computed
+        assert {id(part) for part in parts._kept.values()} == usual  # the page's request computes nothing new
 
 
 def test_the_first_answer_imports_no_other_families(folder: Path) -> None:

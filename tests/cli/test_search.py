@@ -60,7 +60,7 @@ def test_vectors_are_kept_until_the_file_or_the_model_changes(model, file, tmp_p
     first = search(model, "music", file)
     arrays, metadata = load_arrays(kept(file))
     assert arrays["vectors"].shape == (6, 32)
-    save_arrays(kept(file), {"vectors": -arrays["vectors"]}, metadata)  # changed, to see that they are used
+    save_arrays(kept(file), {"vectors": -arrays["vectors"]}, metadata)  # negated, to show that they are used
     assert search(model, "music", file)[1] != first[1]
     other = tiny.folder(tmp_path / "other", "bert", "base", seed=9)
     assert search(other, "music", file)[1] not in (first[1], "")

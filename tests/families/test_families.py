@@ -77,7 +77,7 @@ def test_module_paths_are_the_modules_of_the_model(name):
     modules = described.get("modules") or {tensor.rpartition(".")[0] for tensor in described["tensors"]}
     for ours, parameter in parameters(config).items():
         path = module_path(config, parameter.group)
-        if not sources[ours].alone:  # one module has several groups
+        if not sources[ours].alone:  # several groups of weights share a module
             assert path is None
         else:
             assert path in modules

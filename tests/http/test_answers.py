@@ -31,7 +31,7 @@ class Client:
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
-        self.allowed = asyncio.Semaphore(1)  # the head is read at once
+        self.allowed = asyncio.Semaphore(1)  # the client reads the head of an answer at once
 
     async def receive(self) -> Any:
         await asyncio.Event().wait()

@@ -115,7 +115,7 @@ def test_a_stream_joins_to_the_text(server: Server, task: TextGeneration) -> Non
     status, content, headers = server.post("/generate", body)
     found = events(content)
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-    assert headers["x-accel-buffering"] == "no"  # nginx passes on each event at once
+    assert headers["x-accel-buffering"] == "no"  # with this header, nginx passes on each event at once
     assert "".join(each["token"]["text"] for each in found) == found[-1]["generated_text"] == written(task, "é")
 
 

@@ -202,7 +202,7 @@ def test_a_word_s_term_is_the_contribution_of_its_values() -> None:
     weights, values = run["layers.1.attention.weights"], run["layers.1.attention.value_heads"]
     by_word = np.einsum("hj,hjk,hkd->hjd", weights[:, 0], values, output)
     np.testing.assert_allclose(by_word.sum(axis=1), written[1, :, 0], rtol=0, atol=1e-12)
-    # the same direction for all tokens
+    # a direction, the same for all tokens, onto which the parts are projected
     slope = np.linalg.lstsq(by_word.reshape(-1, 32), found.heads[1].reshape(-1), rcond=None)[0]
     np.testing.assert_allclose(by_word @ slope, found.heads[1], rtol=0, atol=1e-10)
     assert np.abs(found.heads[1]).min() > 0

@@ -229,7 +229,7 @@ def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str)
     errors = [np.abs(a - b).max() for a, b in zip(estimates, measured, strict=True)]
     assert np.abs(measured[0]).max() > 0
     assert errors[0] < 0.02 * np.abs(measured[0]).max()
-    assert errors[1] < errors[0] / 50  # 1/100, except for terms of third order
+    assert errors[1] < errors[0] / 50  # 1/100 up to terms of third order
 
 
 def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:

@@ -87,7 +87,7 @@ def _first(node: ast.FunctionDef) -> int:
 
 IDS, POSITIONS = np.array([1, 2, 3]), np.arange(3)
 LINEAR = {"weight": np.eye(4), "bias": np.zeros(4)}
-NARROW = {"weight": np.eye(4)[:, :2]}  # from four columns to one head of two
+NARROW = {"weight": np.eye(4)[:, :2]}  # from four columns to one head of two columns
 NORM = {"weight": np.ones(4)}
 ATTENTION = dict.fromkeys(("query", "key", "value", "output"), LINEAR)
 ENCODER_LAYER = {
@@ -128,7 +128,7 @@ CALLS = {
 def of_file(path: Path, set_up: str, call: str) -> Count:
     """Counts a call in the namespace of any file."""
     folder = path.resolve().parent
-    sys.path.insert(0, str(folder.parent))  # the file may import its neighbours
+    sys.path.insert(0, str(folder.parent))  # so that the file can import its neighbours
     spec = spec_from_file_location(f"{folder.name}.{path.stem}", path.resolve())
     assert spec is not None, path
     assert spec.loader is not None, path

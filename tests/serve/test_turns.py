@@ -99,11 +99,11 @@ def test_a_small_request_is_computed_between_two_pieces_of_a_large_one(desk):
     running = desk.begin()
     desk.ask(work, "small", 10)
     first = desk.end(running)
-    assert first == names("large", 0, 15)  # a lone request: pieces of 512 tokens
+    assert first == names("large", 0, 15)  # the request is alone, so a piece has 512 tokens
     assert desk.turn() == ["small0"]
     running = desk.begin()
     desk.ask(work, "again", 10)
-    assert desk.end(running) == names("large", 16, 17)  # others have arrived, so the pieces are smaller
+    assert desk.end(running) == names("large", 16, 17)  # other requests have arrived, so the pieces are smaller
     assert desk.turn() == ["again0"]
     assert desk.turn() == names("large", 18, 19)
 

@@ -74,7 +74,7 @@ def hold_batches(folder: Path) -> None:
     batching.computed = held  # type: ignore[assignment]
 
 
-if __name__ in ("__main__", "__mp_main__"):  # the server, or one of its workers
+if __name__ in ("__main__", "__mp_main__"):  # this process is the server or one of its workers
     hold_batches(Path(os.environ["GATE"]))
 if __name__ == "__main__":
     from npformer.__main__ import main

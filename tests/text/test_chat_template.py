@@ -135,7 +135,7 @@ def test_the_process_has_no_variable_of_the_environment(without_a_sandbox, monke
     "attempt",
     [
         "{{ built_in.open('/proc/self/environ').read() }}",
-        "{{ built_in.open('/proc/' ~ os.getppid() ~ '/environ').read() }}",  # the environment of the parent
+        "{{ built_in.open('/proc/' ~ os.getppid() ~ '/environ').read() }}",  # reads the environment of the parent
         "{{ built_in.open('FOLDER/secret').read() }}",
         "{{ os.listdir('/proc/self/fd') }}",
         "{{ os.read(NUMBER, 99) }}",

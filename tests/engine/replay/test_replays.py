@@ -98,7 +98,7 @@ def test_shapes_threads_and_widths(
             found = model.run(each)
             if same_bits:
                 assert equal(found, answers)
-            else:  # a trial may choose another layout of weights, which changes the order of sums
+            else:  # a trial may choose a different layout of weights, which changes the order of sums
                 assert all(np.allclose(a[n], b[n], atol=1e-4) for a, b in zip(found, answers, strict=True) for n in a)
 
 
