@@ -1,4 +1,4 @@
-"""A model's guarantees: a text's bits are the same in any batch, padding costs nothing, all forms of input, errors."""
+"""A model's guarantees: the same bits in any batch, padding at no cost, all forms of input, and errors."""
 
 from __future__ import annotations
 

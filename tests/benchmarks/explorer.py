@@ -1,4 +1,4 @@
-"""Measures the time from a key to the picture in `npformer explore`.
+"""Measures the time from a key press to the new picture in `npformer explore`.
 
     python -m tests.benchmarks.explorer MODEL TEXT [--tab NAME ...]
 

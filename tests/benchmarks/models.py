@@ -222,7 +222,7 @@ def _run_session(session: Any, batches: list[_Batch]) -> Iterator[np.ndarray]:
 
 
 def _encoders(folder: Path, threads: int) -> dict[str, tuple[Any, int]]:
-    """Returns two setups by name, all threads on one batch and a batch per thread: (encoder, calling threads)."""
+    """Returns (encoder, calling threads) by setup: all threads on one batch, or a batch for each thread."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 

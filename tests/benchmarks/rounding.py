@@ -81,7 +81,7 @@ def least(action: Callable[[], object]) -> float:
 
 
 def price(inner: int, columns: int) -> list[str]:
-    """Returns a batch's error and relative time (1 for undivided sums), for undivided sums and for each of PARTS."""
+    """Returns cells with the error and the relative time of a batch: for whole sums, and for parts of each length."""
     x, weight, truth = operands(BATCH, inner, columns)
     room = np.empty(truth.shape, np.float32)
     whole = least(lambda: np.matmul(x, weight, out=room))

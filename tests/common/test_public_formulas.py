@@ -1,4 +1,4 @@
-"""The public functions of the maths are the pages' formulas; tests of their source, arguments, dtypes and errors."""
+"""Public functions of the maths, which are the pages' formulas: their source, arguments, dtypes and errors."""
 
 from __future__ import annotations
 

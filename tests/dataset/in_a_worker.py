@@ -127,7 +127,7 @@ def fail_once() -> None:
 
 
 class Deadly(WorkerPlugin):
-    """Kills each worker that receives this text, as a system that has run out of memory does."""
+    """Kills each worker that receives this text, as a system does when it runs out of memory."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -351,7 +351,8 @@ def test_a_batch_has_its_texts_gradients() -> None:
 
 
 def test_odd_shapes() -> None:
-    """Checks no rows, one row, and no bias. The gradient of a table has only the rows that were looked up."""
+    """Checks inputs of no rows and of one row, and layers without a bias. The gradient of a table has only the rows
+    that were looked up."""
     x, weight = np.zeros((0, 3)), np.ones((3, 2))
     dx, grads = linear_backward(np.zeros((0, 2)), x, weight)
     assert dx.shape == (0, 3)

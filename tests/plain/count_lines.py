@@ -8,7 +8,7 @@ form counts a call in any file. It runs two pieces of Python code in the file's 
 and CALL is counted. The count includes the functions that CALL enters, in the file and in its folder. For example:
 python -m tests.plain.count_lines gpt2.py "x = np.ones((3, 4))" "softmax(x)"
 
-Docstrings, comments and empty lines are not code lines. A function's signature and decorators are.
+A function's signature and decorators are code lines; docstrings, comments and empty lines are not.
 """
 
 from __future__ import annotations

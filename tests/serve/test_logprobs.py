@@ -1,4 +1,4 @@
-"""Texts of tokens in log probabilities."""
+"""The texts that stand for tokens in lists of log probabilities."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "off by one": (NAMES, "off by 1: layers.0.ffn_norm is embeddings.norm",
         exported(lambda stages: {"layers.0.ffn_norm": stages["embeddings.norm"], "layers.1.ffn_norm": stages["layers.0.ffn_norm"]})),
 }  # fmt: skip
-#: Mistakes of kernels that work in tiles, with part of their descriptions from all stages.
+#: Mistakes of kernels that work in tiles, with words from the description that a diagnosis from all stages gives.
 TILES: dict[str, tuple[str, str, Plant]] = {
     "last inputs": (PRODUCT, "every product of the layers: without the last 2 inputs", product("x[..., :-2] @ weight[:-2]")),
     "last input of q, k and v": (PRODUCT, "query, key and value: without the last 1 inputs", product("x[..., :-1] @ weight[:-1]", "at().endswith(('query', 'key', 'value'))")),

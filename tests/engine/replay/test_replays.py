@@ -132,7 +132,7 @@ def another_tree(model: Model) -> None:
 
 @pytest.mark.parametrize("change", [replaced, scaled, without_a_layer, without_a_bias, another_tree, another_config])
 def test_changed_weights_have_effect(change: Callable[[Model], None]) -> None:
-    """Weights in memory may be writable, as in training. The next call then uses the changed weights."""
+    """Weights in memory may be writable, as in training. The call after a change uses the changed weights."""
     model = tiny.model()
     model.weights = copy.deepcopy(model.weights)
     for array in npformer.checkpoint.flatten(model.weights).values():
