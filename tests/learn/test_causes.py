@@ -317,7 +317,7 @@ def test_nearly_the_numbers_of_a_step_have_no_cause() -> None:
 
 @pytest.mark.slow
 def test_a_value_that_is_always_0_shows_no_cause() -> None:
-    """The gradient of key.bias is 0 up to rounding. Different rounding errors are not a mistake."""
+    """The gradient of key.bias is 0 up to rounding. A difference in rounding is not a mistake."""
     half = with_edits(
         "multi_head_attention_backward", "linear_backward(grad, combined", "linear_backward(grad / 2, combined"
     )

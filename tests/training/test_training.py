@@ -182,8 +182,8 @@ def test_a_step_has_the_same_bits_for_any_number_of_threads() -> None:
 
 
 def test_shards() -> None:
-    """Every text occurs once. Many texts are divided into an even number of shards of about a thousand tokens, few
-    texts are a single shard."""
+    """Every text occurs once. Many texts are divided into an even number of shards of about a thousand tokens, and
+    few texts form a single shard."""
     sizes = list(np.random.default_rng(0).integers(1, 60, 300))
     shards = cut([(size,) for size in sizes])
     assert sorted(i for shard in shards for i in shard) == list(range(300))
