@@ -37,7 +37,7 @@ LENGTHS = ([7], [3, 9, 9, 1])
 
 
 def texts(model: Model, lengths: Any, seed: int) -> list[Text]:
-    """Returns random texts, which end with the end token of a decoder."""
+    """Returns random texts; if the model has a decoder, they end with its end token."""
     random = np.random.default_rng(seed)
     found = [random.integers(0, 100, length) for length in lengths]  # includes special tokens
     if model.config.decoder:

@@ -64,7 +64,7 @@ def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
     """Together, the parts cover the inner axis exactly once. Their products, added in order, have the same bits as the
     whole product.
 
-    As in BLIS, there may be a last part too short for the trial to notice, if npformer never has to split products.
+    If npformer never has to split products, as with BLIS, the last part may be too short for the trial to notice.
     """
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(inner)
     parts = k.k_blocks(inner)
