@@ -134,7 +134,7 @@ def test_chosen_tokens_are_named_and_released_by_buttons(page: Page, width: int,
     page.focus(page.one(".kept button"))  # by keyboard
     page.press("\ue007")
     assert page.text(".kept") == "Lines ofall tokens. Click a token to choose it."
-    assert page.js("return document.activeElement.dataset.index") == "1"  # the next choice, still focused
+    assert page.js("return document.activeElement.dataset.index") == "1"  # the released key keeps the focus
     page.press(" ")
     assert page.texts(".kept button") == [f"to {WORDS[1]} \u00d7", "All tokens"]
     page.focus(page.all(".kept button")[1])

@@ -76,8 +76,8 @@ def test_every_head_of_a_model_is_measured_by_its_own_answer(family: str, head: 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "bart"])
 def test_patches_from_the_clean_run_restore_its_logits(family: str) -> None:
-    """Patching all stages, or only the last layer, gives exactly the clean logits. Patching a row equals an edit of
-    this row.
+    """Patching all stages, or only the last layer, gives exactly the clean logits. Patching a row has
+    the same effect as editing it.
     """
     model = tiny.model(family, dtype=np.float64)
     clean, corrupted = trace(model, CLEAN), trace(model, CORRUPTED)

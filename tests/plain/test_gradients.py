@@ -190,7 +190,7 @@ def weighted() -> list[Any]:
 def test_gradients_of_rows_and_weights_are_derivatives(
     function: Any, backward_of: Any, rows: list[np.ndarray], sizes: tuple[Any, ...], weights: dict[str, Any]
 ) -> None:
-    """Computes central differences in a random direction for each array, with step 1e-5, as for one number above."""
+    """Computes central differences in a random direction for each array, with step 1e-5, as above for one number."""
     random = np.random.default_rng(8)
     grad = random.standard_normal(function(*rows, *sizes, **weights).shape)
     *d_rows, d_weights = backward_of(grad, *rows, *sizes, **weights)
