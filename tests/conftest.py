@@ -19,8 +19,8 @@ settings.load_profile("tests")
 
 absent_models.watch()
 
-#: A diagnosis searches the page for edits for up to ten seconds, but the usual mistake is not an edit of one place.
-#: Only tests marked `edits` use the result, so the search lasts a fifth of a second in all other tests.
+#: Maximum seconds of a diagnosis's search for edits of the page, and the seconds that each hidden stage adds to them.
+#: Only tests marked `edits` use the result of the search, so all other tests search only briefly.
 SEARCH, BRIEF = (of_model.FULL, of_model.EACH), (0.2, 0.0)
 
 
@@ -59,8 +59,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def one_blas_thread() -> Iterator[None]:
-    """Limits BLAS to one thread, as in a model's run. Functions called on their own do not limit BLAS's threads, which
-    divide a product in their own way, so the last bits of a row may depend on the other rows."""
+    """Limits BLAS to one thread, as a model does while it runs. A function that is called on its own does not limit
+    BLAS's threads. They divide products as BLAS chooses, so the last bits of a row may depend on the other rows."""
     with single_blas_thread():
         yield
 
@@ -91,7 +91,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Collects the kernels that a worker skipped. A crashed worker has no output."""
+    """Collects the names of the kernels that a worker skipped, unless the worker crashed."""
     kernels.left_out.extend(getattr(node, "workeroutput", {}).get("left_out", ()))
 
 

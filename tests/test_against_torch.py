@@ -81,7 +81,7 @@ def flat(fired: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("case", torch_values.CASES)
 def test_stages_have_torchs_names(case: str) -> None:
-    """A run has all stages stored for its case, and each of its stages is stored for some case of the family."""
+    """A run has every stage that is stored for its case, and each stage of a run is stored for a case of its family."""
     model = load(torch_values.DATA / case, "float32")
     found = stages_of(case, "float32").keys()
     family = [each for each in torch_values.CASES if each.startswith(f"{model.config.model_type}-")]
@@ -127,8 +127,8 @@ def test_answers_without_a_listener(case: str, dtype: str) -> None:
         assert alike(array.ravel(), flat(found[last]))
 
 
-#: Mistakes that no case shows, because torch's stages end with the logits, and a query that is already scaled differs
-#: only in the query itself.
+#: Mistakes that no case shows: torch's stages end with the logits, so probabilities are not compared, and scaling the
+#: query too early changes only the query itself.
 UNSEEN = {"wrong probabilities", "query scaled already"}
 #: Mistakes found from the port's own arrays, which this test does not record: tests/golden/test_mistakes*.py.
 UNSEEN |= {
@@ -204,7 +204,7 @@ def planted_in(case: str) -> Planted:
     "mistake", [each for each in (*OF_PARTS, *OF_FEW, *ANYWHERE) if each.name not in UNSEEN], ids=lambda m: m.name
 )
 def test_budgets_are_tight_enough_to_detect_every_mistake(mistake: Mistake) -> None:
-    """Plants each known mistake of ports in float32, in each case the first variant that changes a number."""
+    """Plants each known mistake of ports in float32. In each case, only the first variant that has an effect counts."""
     planted = 0
     cases = RELATIVE if mistake in OF_FEW else PLANTED_IN
     for case in OF_ONE_CASE.get(mistake.name, cases):

@@ -69,7 +69,7 @@ def test_a_public_name_has_an_example_and_describes_every_parameter(name: str) -
 
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_a_formula_declares_its_shapes(name: str) -> None:
-    """The docstring has shapes, unless it works on any array, and an example, unless its arguments are many weights."""
+    """A docstring has shapes, unless the formula works on any array, and an example, unless it takes many weights."""
     doc = inspect.getdoc(getattr(npformer, name)) or ""
     assert name in ("relu", "gelu", "gelu_tanh", "silu") or re.search(r"\(\.\.\., |\([A-Z]|\(length", doc)
     weights = {"query", "attention", "layers"} & set(inspect.signature(getattr(npformer, name)).parameters)

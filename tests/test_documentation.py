@@ -241,7 +241,7 @@ def test_the_blocks_of_a_page_run(page, environment, tmp_path):
     for before, after, output in zip(found, found[1:], printed, strict=False):
         if before.language in RUN and after.language == "text":
             rest = iter([shape(line) for line in output.splitlines()])
-            for line in after.code.splitlines():  # in the same order, without the lines at "..."
+            for line in after.code.splitlines():  # "..." stands for lines that are left out
                 assert line == "..." or shape(line) in rest, f"{line}\n\n{output}"
 
 

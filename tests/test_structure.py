@@ -153,7 +153,7 @@ def test_imports_point_one_way(name: str) -> None:
 
 
 def test_only_commands_import_names_from_the_top_level() -> None:
-    """The top level is above all other packages."""
+    """`npformer` itself comes after all other packages in the order, so only commands import from it."""
     above = {name for name in MODULES if "npformer" in imports(name)}
     assert {name.split(".")[1] for name in above} <= {"cli", "__main__"}
 
@@ -216,7 +216,7 @@ def test_the_engine_imports_only_itself_and_what_all_packages_share() -> None:
 
 
 def test_the_maths_does_not_know_the_mistakes_of_ports() -> None:
-    """`golden.mistakes` contains every mistake. The diagnosis of ports loads it; `classify` does not."""
+    """`golden.mistakes` contains every mistake. It is loaded to diagnose ports, but not to run a model."""
     maths = [name for name in MODULES if name.startswith(("npformer.engine", "npformer.families"))]
     assert [name for name in maths if "mistake" in MODULES[name].read_text(encoding="utf-8").lower()] == []
     assert [name for name in maths if any(each.startswith("npformer.golden") for each in imports(name))] == []
@@ -229,7 +229,7 @@ print([name for name in sys.modules if name.startswith("npformer.golden")])
 
 
 def test_both_kinds_of_model_have_one_interface() -> None:
-    """A task refuses models of the wrong class, and a pipeline accepts both classes. No other code tests the class."""
+    """Tasks refuse models of the wrong class, and `pipeline` accepts both classes. No other code tests the class."""
     askers = {
         name
         for name, node in nodes("Seq2Seq")

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.support import tiny
 
 ROWS = (1_000, 10_000, 100_000)
-RUNS = 3  # the fastest run counts
+RUNS = 3  # number of runs; the result is the fastest one
 TEXTS = ("I love ice cream", "not my music", "she was in Paris", "who will be there this time", "no news is good")
 
 

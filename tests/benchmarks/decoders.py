@@ -2,8 +2,8 @@
 
 A model with random weights reads a prompt and greedily generates 24 more tokens. The figures are the time to read the
 prompt and generate one token, and the time of each further token, for npformer with `same_bits` on and off, and for
-Transformers (eager attention, float32). Engines take turns in one process, and the minimum time of each counts. Every
-engine must generate the same tokens. Needs the group `oracle`.
+Transformers (eager attention, float32). Engines take turns in one process, and each figure is an engine's minimum time.
+Every engine must generate the same tokens. Needs the group `oracle`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support import tiny
 TOKENS = 24
 PROMPTS = (16, 512)
 
-Engine = Callable[[np.ndarray, int], list[int]]  # a prompt (L,), number of new tokens -> new tokens
+Engine = Callable[[np.ndarray, int], list[int]]  # (a prompt (L,), number of new tokens) -> the new tokens
 
 
 def engines(folder: Path) -> dict[str, Engine]:
-    """Opens the model in each engine."""
+    """Opens the model in each engine; returns the functions that generate tokens, by name."""
     import torch
     from transformers import AutoModelForCausalLM
 

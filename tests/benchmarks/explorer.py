@@ -1,10 +1,10 @@
-"""Measures the time from a key to the picture in `npformer explore`.
+"""Measures the time from a key press to the new picture in `npformer explore`.
 
     python -m tests.benchmarks.explorer MODEL TEXT [--tab NAME ...]
 
-The server is the command, in a process of its own. Keys are typed at the end of the text, half a second apart. The
+The command runs as the server, in a separate process. Keys are typed at the end of the text, half a second apart. The
 browser measures the time from the event of the key until the frame in which the answer and the open tab show the new
-text; the words and heads that explain the answer come later, and are not waited for.
+text. It does not wait for the words and heads that explain the answer, which come later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.browser.chromium import chromium
 from tests.browser.page import Page
 
 KEYS = 24
-WARM = 4  # the first keys are not counted
+WARM = 4  # number of first keys, which are not counted
 CLOCK = """
 globalThis.pictures = [];
 let typed = 0, isBusy = false;
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def measured(page: Page, model: str, text: str, tab: str) -> tuple[float, list[float]]:
-    """Returns the seconds from the command to an open page, and the milliseconds from each key to the picture."""
+    """Returns the seconds from the command to an open page, and for each key the milliseconds until the picture."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "npformer", "explore", text, "-m", model, "--no-browser"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

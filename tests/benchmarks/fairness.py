@@ -4,7 +4,7 @@
 
 A client classifies one sentence after another, first alone, then while another client repeats a large request. Each
 row shows the client's median and 99th percentile, and the ratio of this percentile to the one without a large request.
-Turns without a large request come before and after each turn with one, because other load affects both.
+The client is alone both before and after each large request, so that other load on the machine affects both figures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LARGE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def latencies(server: Server, count: int) -> list[float]:
-    """Returns the milliseconds of small requests, sent one after another."""
+    """Returns the times in milliseconds of small requests that are sent one after another."""
     found = []
     for _ in range(count):
         start = time.perf_counter()
@@ -51,7 +51,7 @@ def latencies(server: Server, count: int) -> list[float]:
 
 
 def beside(server: Server, count: int, path: str, body: dict[str, Any]) -> tuple[list[float], list[int]]:
-    """Returns the milliseconds of small requests during a repeated large request, and the latter's statuses."""
+    """Returns the times of small requests while a large request is repeated, and the large requests' statuses."""
     statuses: list[int] = []
     over = threading.Event()
 
@@ -70,7 +70,7 @@ def beside(server: Server, count: int, path: str, body: dict[str, Any]) -> tuple
 
 
 def race(requests: int) -> dict[str, Any]:
-    """Returns the latencies alone, and next to each large request."""
+    """Returns the times of small requests, alone and during each kind of large request."""
     found: dict[str, Any] = {}
     with Server("distilbert-sst2", "gpt2-austen") as server:
         latencies(server, 30)

@@ -2,8 +2,8 @@
 
 A model of GPT-2's size with random weights (12 layers, 768 wide, 50,257 tokens) greedily generates 32 tokens after each
 prompt. The figure is the total time, including the pass over the prompt, divided by 32. Every engine must generate the
-same tokens. Engines take turns in one process, and the minimum time of each counts. Needs the groups `oracle` and
-`bench`.
+same tokens. Engines take turns in one process, and each figure is an engine's minimum time. Needs the groups `oracle`
+and `bench`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.benchmarks.models import Contender, quieten
 
 VOCABULARY = 50_257
 TOKENS = 32
-WORKS = ((1, 16), (1, 128), (1, 512), (8, 16))  # number of prompts, tokens in each
+WORKS = ((1, 16), (1, 128), (1, 512), (8, 16))  # (number of prompts, tokens in each prompt)
 
 Engine = Callable[[np.ndarray], Any]  # prompts (B, L) -> new tokens (B, TOKENS)
 
@@ -80,7 +80,7 @@ def ctranslate2_engine(folder: Path, threads: int) -> Engine:
 
 
 def onnx_engine(model: Any, folder: Path, threads: int) -> Engine:
-    """Opens a session for any number of new tokens, with the keys and values in ONNX Runtime's memory."""
+    """Returns a function that generates tokens with ONNX Runtime, whose memory holds the keys and values."""
     import onnxruntime
 
     path, layers = folder / "step.onnx", len(model.transformer.h)

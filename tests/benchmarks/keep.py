@@ -2,7 +2,7 @@
 
 A model with random weights reads a prompt of 512 tokens, and generates 32 tokens after a prompt of 16. For each form of
 the weights, a separate process measures its resident memory, at the end and at its peak, relative to the size of the
-float32 weights. Times are measured in turns in one process, and the minimum time of each form counts.
+float32 weights. Times are measured in turns in one process, and each figure is the minimum time of a form.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tests and times each kernel that this CPU can run: `python -m tests.benchmarks.kernels [--quick] [NAME...]`.
 
-OpenBLAS chooses a kernel when it is loaded, according to the CPU or OPENBLAS_CORETYPE, so each kernel has a separate
-process. That process runs the numerical tests (`pytest -m numbers`). Then the bundled model answers single texts and
-a batch, alternately with `same_bits` on and off, on all threads of this machine.
+OpenBLAS chooses a kernel when it is loaded, according to the CPU or OPENBLAS_CORETYPE, so each kernel is measured in a
+separate process. This process runs the numerical tests (`pytest -m numbers`). Then the bundled model answers single
+texts and a batch, alternately with `same_bits` on and off, on all threads of this machine.
 
 Use the newest NumPy, because an old OpenBLAS is unreliable on newer CPUs. If a kernel crashes Python, the
 table says so.

@@ -1,8 +1,9 @@
 """Timing for the benchmarks: engines take turns, and every time is compared with two lower bounds.
 
 Engines are raced in one process, one turn each (A B C A B C ...), so that any other load on the machine affects all of
-them, and the minimum time of each counts. The lower bounds are the time of the products `x @ W` alone, and the time to
-read the weights once. With few rows, npformer may be faster than the first bound, because `x @ W` copies the
+them. The result for an engine is its minimum time. The lower bounds are the time of the products `x @ W` alone, and the
+time to read the weights once. With few rows, npformer may be faster than the first bound, because `x @ W` copies the
+weight in every call, whereas npformer keeps a copy.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def settle() -> None:
 
 
 def turn(run: Callable[[], Any], seconds: float) -> tuple[Any, list[float]]:
-    """Calls `run` for about this many seconds; returns its answer and the times. A first call may only warm up."""
+    """Calls `run` for about this many seconds; returns its answer and the times of the calls.
+
+    The time of a short first call is left out, because the call also warms up caches.
+    """
     settle()
     start = time.perf_counter()
     answer = run()
@@ -103,11 +107,11 @@ def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
 
 
 def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
-    """Returns numbers of floating-point operations, in which a multiplication and an addition count as two.
+    """Returns the numbers of floating-point operations; a multiplication and an addition are two operations.
 
-    products: all x @ W that npformer computes. In the last layer, these are only the row of each text's first token,
-    and the keys and values that this row reads. attention: the scores and weighted sums of values for the same rows.
-    whole: products and attention for every row of every layer.
+    products: all x @ W that npformer computes. In the last layer, npformer computes only the row of each text's first
+    token, and the keys and values that this row reads. attention: the scores and weighted sums of values for the same
+    rows. whole: products and attention for every row of every layer.
     """
     layers, width, hidden = config.n_layers, config.d_model, config.d_ffn
     tokens, texts, squares = sum(lengths), len(lengths), sum(each * each for each in lengths)

@@ -96,7 +96,7 @@ class Engines:
         return found
 
     def _peers(self, n_batches: int) -> Iterator[tuple[str, list[str], Run]]:
-        """Yields (engine, setup, function that runs the engine's batches)."""
+        """Yields the name of each engine, its setup, and a function that runs batches in it."""
         yield "torch", [], self._run_torch
         for setup, session in self.sessions.items():
             yield "ONNX Runtime", [setup], partial(_run_session, session)
@@ -222,7 +222,7 @@ def _run_session(session: Any, batches: list[_Batch]) -> Iterator[np.ndarray]:
 
 
 def _encoders(folder: Path, threads: int) -> dict[str, tuple[Any, int]]:
-    """Opens two encoders, with all threads on a batch, and with a batch per thread: (encoder, calling threads)."""
+    """Returns (encoder, calling threads) by setup: all threads on one batch, or a batch for each thread."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 

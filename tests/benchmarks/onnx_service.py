@@ -29,7 +29,7 @@ Vectors = Callable[[list[str]], np.ndarray]  # texts -> (N, D)
 
 
 def by_onnxruntime(folder: str) -> Vectors:
-    """Opens the model with spinning threads turned off, because they use half the processor time on shared cores."""
+    """Opens the model with threads that do not spin, because spinning uses half the processor time on shared cores."""
     import onnxruntime
     from tokenizers import Tokenizer
 

@@ -1,9 +1,9 @@
 """Measures the overhead of the interpreter: `python -m tests.benchmarks.overhead [--quick] [--json FILE]`.
 
-Models with almost no arithmetic show the cost of a pass besides its products: a forward pass of six layers for 8
-tokens, a step of 30 layers, and a step of 12. Passes of the engine and replays take turns. Models of real width follow,
-in which products dominate. The table also shows the number of function calls in a pass (Python
-and C), and the bytes of its programs.
+Models with almost no arithmetic show the cost of everything except products. Their work is a forward pass of six layers
+for 8 tokens, a step of 30 layers, and a step of 12 layers. Passes of the engine and replays take turns. Models of real
+width follow, in which products dominate. The table also shows the number of function calls in a pass (Python and C),
+and the size of its programs in bytes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ WORKS = (
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Runs every pass in the block as the engine is written, without replays."""
+    """Turns replays off in the block, so that the engine's own code runs every pass."""
     with mock.patch.object(Replays, "run", lambda self, each: each()):
         yield
 

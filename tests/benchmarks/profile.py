@@ -28,7 +28,7 @@ SCORES, SOFTMAX, HEADS = "attention: products", "attention: softmax", "attention
 LAYER, TABLES, WAITING = "residuals and calls", "embeddings", "hand-over and waiting"
 REST = "shards, packing, the answer"
 
-#: The functions that clocks wrap, each in the module or class that calls it, with its stage.
+#: The functions to wrap with clocks, each named in the module or class that calls it, and the stage of each.
 CLOCKS = (
     ("npformer.engine.functions.weight_products", PRODUCTS),
     ("npformer.engine.multi_head.linears", BIAS),

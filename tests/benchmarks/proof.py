@@ -68,7 +68,7 @@ def vectors(folder: Path, sentences: list[str], rounds: int) -> dict[str, Any]:
 
 
 def installed(names: tuple[str, ...]) -> dict[str, int]:
-    """Returns package -> the size of its files in bytes, for these packages and all their dependencies."""
+    """Returns the size in bytes of each of these packages and of all their dependencies, by name."""
     from packaging.requirements import Requirement
 
     found, waiting = dict[str, int](), list(names)
@@ -96,7 +96,7 @@ def main() -> None:
         "sentences", nargs="?", type=Path, metavar="SENTENCES", help="a file with one sentence per line"
     )
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # warnings that the other libraries raise themselves
+    warnings.filterwarnings("ignore", category=FutureWarning)  # raised in the other libraries' own code
 
     result: dict[str, Any] = {"machine": measure.machine()}
     print(f"{measure.described(result['machine'])}\n", flush=True)

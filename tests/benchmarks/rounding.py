@@ -1,7 +1,7 @@
-"""Measures errors of float32 products by numbers of rows and lengths of sums: `python -m tests.benchmarks.rounding`.
+"""Measures how errors of float32 products depend on rows and lengths of sums: `python -m tests.benchmarks.rounding`.
 
 OPENBLAS_CORETYPE chooses the kernel. If torch is installed, its linear layer gets the same operands. The program then
-repeats the products as sums of shorter parts, which have smaller errors but take longer. It measures the error for a
+repeats the products as sums of shorter products, which have smaller errors but take longer. It measures the error for a
 batch, and the processor time on one thread, which hardly depends on other load on the machine.
 """
 
@@ -61,7 +61,7 @@ def error(product: Callable[[np.ndarray, np.ndarray], np.ndarray], rows: int, in
 
 
 def in_parts(x: np.ndarray, weight: np.ndarray, terms: int, room: np.ndarray) -> np.ndarray:
-    """Computes x @ weight as a sum of products over about `terms` inner terms each. room: an array for one product."""
+    """Computes x @ weight as a sum of products, each over about `terms` terms. room: an array for one product."""
     count = -(-len(weight) // terms)
     edges = [len(weight) * i // count for i in range(count + 1)]
     total = x[:, : edges[1]] @ weight[: edges[1]]
@@ -81,7 +81,7 @@ def least(action: Callable[[], object]) -> float:
 
 
 def price(inner: int, columns: int) -> list[str]:
-    """Returns a batch's error and relative time (1 for undivided sums), for undivided sums and for each of PARTS."""
+    """Returns cells with the error and the relative time of a batch: for whole sums, and for parts of each length."""
     x, weight, truth = operands(BATCH, inner, columns)
     room = np.empty(truth.shape, np.float32)
     whole = least(lambda: np.matmul(x, weight, out=room))

@@ -4,9 +4,9 @@
 
 The figures are requests per second, latencies, and processor time per request. `wrk` (apt-get install wrk) sends the
 requests over loopback, on the same cores as the server. Each request sends one of 64 texts of 6 to 60 words to /embed.
-The servers take turns, and for each figure the best turn counts. `--export FOLDER` only makes the ONNX file; for this
-step, torch and transformers may be in another environment. `--soak` sends requests to one server with two workers for
-this many minutes, kills a worker each minute, and shows memory and errors.
+The servers take turns, and each figure is from a server's best turn. `--export FOLDER` only makes the ONNX file; for
+this step, torch and transformers may be in another environment. `--soak` sends requests to one server with two workers
+for this many minutes, kills a worker each minute, and shows memory and errors.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ TEXT = "I love ice cream"
 
 
 def rows(mixed: int) -> dict[str, list[int]]:
-    """Returns the table's rows: workload -> lengths of the texts in tokens. The first row has `mixed` texts."""
+    """Returns the lengths in tokens of the texts of each workload, by name. The first workload has `mixed` texts."""
     random = np.random.default_rng(0)
     lengths = np.clip(np.exp(random.normal(np.log(27), 0.7, mixed)).round(), 3, 512).astype(int).tolist()
     return {

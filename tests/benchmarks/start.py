@@ -44,7 +44,7 @@ report["later answers"] = min(seconds(lambda: model([101] * 16)) for _ in range(
 report["peak with short texts"] = peak()  # their weights are kept in a second layout
 print(json.dumps(report), flush=True)
 """
-WAIT = "sys.stdin.read()\n"  # waits until the parent has read its page counts
+WAIT = "sys.stdin.read()\n"  # waits until the parent has read this process's page counts
 TRANSFORMERS = """
 import sys
 from transformers import pipeline

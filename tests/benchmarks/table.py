@@ -57,7 +57,7 @@ def progress(row: dict[str, Any]) -> str:
 
 
 def notes(rows: Sequence[dict[str, Any]]) -> str:
-    """Explains the columns, with the figures that are the same for all rows."""
+    """Returns the text below the table: what its columns mean, and figures that are the same for all rows."""
     apart = max(max(row["logits_apart"].values()) for row in rows)
     bandwidth = max(row["bytes_per_second"] for row in rows)
     return (

@@ -51,7 +51,7 @@ def pairs(count: int) -> list[Example]:
 
 
 def rows() -> dict[str, Row]:
-    """Returns workload -> config, batch, objective, dropout, and a function (weights, dropout rate) -> torch module."""
+    """Returns, for each workload, its config, batch, objective, dropout, and a function that makes torch's module."""
     base = sizes.BASE
     return {
         "DistilBERT-base, 32 x 64": (

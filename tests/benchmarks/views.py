@@ -4,7 +4,7 @@
 
 Weights are the softmax of random scores, 12 layers of 12 heads, with the sharpness that makes the file largest. A page
 is open when it reports that everything is drawn. The browser measures the time from the start of the navigation, and
-the shortest of several times counts.
+the result is the shortest of several times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.browser.page import Page
 LENGTHS = (16, 128, 512)  # tokens
 LAYERS = HEADS = 12
 SHARP = 2.5  # standard deviation of the scores
-#: The browser runs this before any script of the page, because the page's policy allows only the page's own script.
+#: The browser runs this before the page loads: a page's security policy allows only the page's own script.
 CLOCK = """new MutationObserver(() => {
     if (document.documentElement?.dataset.ready) globalThis.openedAfter ??= performance.now();
 }).observe(document, { attributes: true, subtree: true, attributeFilter: ["data-ready"] });"""

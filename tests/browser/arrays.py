@@ -21,7 +21,7 @@ HOSTILE = (
 
 
 def weights(seed: int, *shape: int, dtype: type = np.float32, sharp: float = 2.0) -> np.ndarray:
-    """Returns the softmax of normal scores: (..., L queries, L keys)."""
+    """Returns the softmax of normally distributed scores: (..., L queries, L keys)."""
     scores = sharp * np.random.default_rng(seed).standard_normal(shape)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return (powers / powers.sum(axis=-1, keepdims=True)).astype(dtype)
@@ -57,7 +57,7 @@ def logit_parts(tokens: Sequence[str], layers: int = 2, heads: int = 3) -> Logit
 
 
 def logit_lens_of(words: Sequence[str], layers: int = 2, most: int = 3) -> LogitLens:
-    """Returns the largest of random logits at two tokens. `words` names both the tokens and the vocabulary entries."""
+    """Returns a logit lens of random logits at two tokens. `words` names the tokens and the vocabulary's entries."""
     logits = np.random.default_rng(32).standard_normal((layers + 1, 2, len(words)))
     numbers = np.argsort(-logits, axis=-1)[..., :most]
     largest = np.take_along_axis(logits, numbers, -1)

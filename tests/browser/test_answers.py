@@ -134,7 +134,7 @@ def test_a_click_on_a_head_switches_it_off(page: Page, effects: HeadEffects) -> 
 def test_a_head_for_the_answer_has_one_colour_in_the_table_its_bar_and_above_the_views(
     page: Page, effects: HeadEffects, dark: bool
 ) -> None:
-    """Orange is for the answer, which is less probable without the head; blue is against it."""
+    """An orange head supports the answer: without it, the answer is less probable. A blue head opposes the answer."""
     page.show(view.ablation(effects), dark=dark)
     warm = """[...arguments[0]].map((node) => {
         const [r, , b] = getComputedStyle(node).backgroundColor.match(/\\d+/g).map(Number);

@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def expected(model: Any, text: Any, *edits: Any) -> list[str]:
-    """The engine's outcomes with these edits, in the form in which the page shows them."""
+    """Returns the engine's outcomes with these edits, as the page shows them."""
     with edit(*edits):
         (inputs,) = read_inputs(model, text).inputs
         found = outcome_of(model, inputs, model.run([inputs])[0])
@@ -51,7 +51,7 @@ def expected(model: Any, text: Any, *edits: Any) -> list[str]:
 
 
 def after(live: Live) -> list[str]:
-    """The outcomes shown, without the numbers from before the changes and without notes."""
+    """Returns the outcomes on the page, without notes and without the numbers from before the changes."""
     found = []
     for each in live.outcomes():
         name, _, number = each.removesuffix("mean of the words' probabilities").partition("% → ")
@@ -225,7 +225,7 @@ def test_the_address_keeps_the_state_and_reopens_it(live: Live, models: dict[str
     assert "state.edits[0]: expected a change with a kind" in live.text(".problem")
     live.act(lambda: live.click(live.one(".change")))
     assert live.outcomes() == expected(models["distilbert"], TEXT)
-    assert live.driver.get_log("browser")  # the browser notes the status 400
+    assert live.driver.get_log("browser")  # the browser logs the status 400
 
 
 @pytest.mark.parametrize(("width", "dark"), SIZES)
@@ -298,4 +298,4 @@ def test_the_end_of_the_server_is_told(live: Live, models: dict[str, Any]) -> No
     live.until(lambda: "The server has ended" in live.text(".problem"))
     assert live.js("return document.documentElement.dataset.stale") == "yes"  # the answer belongs to the previous text
     live.until(lambda: live.js("return getComputedStyle(document.querySelector('.answer')).opacity") == "0.6")
-    assert live.driver.get_log("browser")  # the browser notes the refused connection
+    assert live.driver.get_log("browser")  # the browser logs the refused connection

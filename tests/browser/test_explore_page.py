@@ -1,4 +1,4 @@
-"""The explorer's page around its tabs: its notes on computation, truncated texts and changed lines; pairs; places."""
+"""The explorer's page outside its tabs: notes on computation, truncated texts and changed lines, pairs, and places."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_empty_text_asks_for_one_and_shows_no_answer(live: Live, model: Any, 
 
 
 def test_a_page_of_another_site_gets_nothing(live: Live, model: Any, tmp_path: Path) -> None:
-    """The other site knows the whole address, as from a screenshot. The browser and the server block its requests."""
+    """A site that knows the whole address, for example from a screenshot, gets no answer from browser or server."""
     live.explore({"m": model}, TEXT)
     assert live.explorer is not None
     computed, own = live.explorer.computed, live.js("return location.href")

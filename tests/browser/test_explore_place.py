@@ -29,7 +29,7 @@ def to(page: Live, view: str) -> None:
 
 
 def chosen_option(page: Live, label: str) -> str:
-    """The chosen option of a labelled select."""
+    """Returns the text of the chosen option in the list with this label."""
     return page.js(
         "const field = [...document.querySelectorAll('.controls label.field, .array label.field')].find((each) => "
         "each.textContent.startsWith(arguments[0])); return field.querySelector('select').selectedOptions[0].text",
@@ -38,7 +38,7 @@ def chosen_option(page: Live, label: str) -> str:
 
 
 def stage_head(page: Live, stage: str) -> str:
-    """The number of the head that a stage's card shows."""
+    """Returns the number of the head that a stage's card shows."""
     card = f".card[aria-label^='{stage},']"
     page.until(lambda: page.all(f"{card}[data-filled]"))
     return page.js("return document.querySelector(arguments[0]).value", f"{card} select")

@@ -37,7 +37,7 @@ def press(page: Live, keys: str) -> None:
 
 def to_scores(page: Live, layer: int) -> None:
     """Goes to a layer's scores with keys alone: to the layer, into its attention, and to the line with the scores."""
-    press(page, "l" * (layer + 1) + "ss" + "nn")  # into the layer and its attention, and two lines further
+    press(page, "l" * (layer + 1) + "ss" + "nn")  # into the layer, into its attention, and two lines on
     assert line(page).startswith("context = ")
     press(page, "s")
     assert line(page) == SCORES
@@ -141,7 +141,7 @@ def test_an_array_has_the_numbers_before_a_changed_line(page: Live, model: Any) 
     np.testing.assert_allclose(page.js(row, ".numbers .on td"), after[2, 3], atol=6e-5)
     assert page.text(".was").startswith(f"Before the changes: from {stage.min():.4f} to {stage.max():.4f}, mean")
     assert page.fits()
-    press(page, "ppppp")  # back over the arguments of this call and the previous layers
+    press(page, "ppppp")  # steps back, over this call's arguments and over earlier layers
     page.act(lambda: page.click(page.one(".change")))
     page.until(lambda: not page.all(".numbers .before, .array .was"))
 

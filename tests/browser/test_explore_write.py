@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def shares(model: Any, text: str, **settings: Any) -> list[float | None]:
-    """The engine's shares of the twenty words with the largest logits, or None for words that sampling excludes."""
+    """Returns the engine's shares of the twenty words with the largest logits; None if sampling excludes a word."""
     (inputs,) = read_inputs(model, text).inputs
     logits = model.run([inputs])[0]["logits"][-1:].astype(np.float64)
     scores = logits.copy()
@@ -43,7 +43,7 @@ def shares(model: Any, text: str, **settings: Any) -> list[float | None]:
 
 
 def bars(live: Live) -> list[float | None]:
-    """The shares of the words as the page shows them."""
+    """Returns the shares of the words that the page shows."""
     texts = live.texts(".bars output")[:-2]
     return [None if each == "\N{EN DASH}" else float(each[:-1]) / 100 for each in texts]
 

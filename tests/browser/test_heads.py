@@ -57,8 +57,8 @@ def painted(page: Page) -> int:
         }))""")
 
 
-def test_lines_reach_the_last_row_of_a_window_that_became_higher(page: Page) -> None:
-    """A window becomes higher in full screen, or on a phone that is turned upright."""
+def test_lines_reach_the_last_row_of_a_window_that_became_taller(page: Page) -> None:
+    """A window becomes taller in full screen, or on a phone that is turned upright."""
     page.show(view.heads(WEIGHTS, tokens=WORDS), height=120)
     before = painted(page)
     page.resize(1280, 900)
@@ -128,13 +128,13 @@ def test_chosen_tokens_are_named_and_released_by_buttons(page: Page, width: int,
     page.rest()
     assert page.texts(".kept button") == [f"from {WORDS[5]} \u00d7", f"to {WORDS[1]} \u00d7", "All tokens"]
     assert page.js("return document.querySelector('.from').getBoundingClientRect().top") == place
-    page.click(queries(page)[5])  # a second click releases it, and the words say so
+    page.click(queries(page)[5])  # a second click releases the query, and its button disappears
     page.rest()
     assert page.texts(".kept button") == [f"to {WORDS[1]} \u00d7", "All tokens"]
     page.focus(page.one(".kept button"))  # by keyboard
     page.press("\ue007")
     assert page.text(".kept") == "Lines ofall tokens. Click a token to choose it."
-    assert page.js("return document.activeElement.dataset.index") == "1"  # from which it can be chosen again
+    assert page.js("return document.activeElement.dataset.index") == "1"  # the released key keeps the focus
     page.press(" ")
     assert page.texts(".kept button") == [f"to {WORDS[1]} \u00d7", "All tokens"]
     page.focus(page.all(".kept button")[1])

@@ -16,7 +16,7 @@ from tests.support import tiny
 
 TEXT = "I love good news about good ice cream"  # tokens 3 and 6 are "good"
 KINDS = ["heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation"]
-#: An address of each view, with every selection that the address keeps.
+#: For each view, the part of an address with every selection that the view keeps in it.
 ADDRESSES = {
     "heads": "layer=1&head=2&from=3+6",
     "model": "layer=1&head=3&from=2&to=5",
@@ -262,7 +262,7 @@ def test_the_largest_parts_of_a_logit_are_listed(page: Page, model: Any) -> None
 
 def test_repeated_words_are_numbered(page: Page, shown: view.PageView) -> None:
     at(page, shown, "view=heads&head=1&from=3")
-    assert page.texts(".panel .placed sub").count("3") >= 8  # lines from the first "good"
+    assert page.texts(".panel .placed sub").count("3") >= 8  # the lines begin at the first "good"
     assert {"3", "6"} == set(page.texts(".panel .placed sub"))
     at(page, shown, "view=attribution")
     assert page.texts(".list .placed") == ["good3", "good6"] or page.texts(".list .placed") == ["good2", "good5"]

@@ -33,7 +33,7 @@ def saved(page: Page, tmp_path: Path) -> Iterator[Path]:
 
 def picture(page: Page, folder: Path, kind: str, name: str) -> Path:
     """Saves the displayed picture, and waits for the file."""
-    buttons = page.all(".tools button, dialog[open] button")  # a dialog's buttons come last and cover the others
+    buttons = page.all(".tools button, dialog[open] button")  # a dialog, whose buttons come last, covers the others
     [button for button in buttons if button.text == f"Save {kind}"][-1].click()
 
     def found() -> list[Path]:
@@ -70,7 +70,7 @@ def test_every_view_is_saved_as_it_is_selected(page: Page, shown: view.PageView,
     ("kind", "cells"), [("logit", ".part"), ("attribution", ".word, .bar i"), ("neurons", ".score output")]
 )
 def test_a_picture_has_every_colour(page: Page, shown: view.PageView, saved: Path, kind: str, cells: str) -> None:
-    """Includes the deepest colour, whose blue channel is 0."""
+    """The colours include the darkest orange, rgb(127, 56, 0), whose blue channel is 0."""
     at(page, shown, f"view={kind}")
     colours = page.js(
         """return [...document.querySelectorAll(arguments[0])].filter((cell) => cell.offsetWidth).map((cell) =>

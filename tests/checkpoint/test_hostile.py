@@ -24,8 +24,8 @@ from tests.support.torch_writer import dump, storage, tensor, write_zip
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # timeout: a hundred times the slowest case on an idle machine
 
-# For each line of stdin, loads the folder of this path in a fork with limits; prints the result and the growth of peak
-# memory in bytes. If the fork fails, the program prints null, and the reason on stderr.
+# Each line of stdin is the path of a folder. The program loads the folder in a fork with limits, and prints the result
+# and the growth of peak memory in bytes. If the fork fails, it prints null, and the reason on stderr.
 LOADER = f"""
 import json, os, resource, signal, sys, traceback
 import npformer, npformer.loading, npformer.checkpoint.torch_file

@@ -96,7 +96,7 @@ def test_files_that_cannot_be_mapped(tmp_path):
             open_buffer(tmp_path / name)
 
 
-@np.errstate(invalid="ignore")  # half of the NaNs are signalling
+@np.errstate(invalid="ignore")  # NumPy warns of signalling NaNs
 def test_half_precision_widens_exactly():
     """Checks all 65,536 bit patterns: float16 against NumPy, bfloat16 against the upper half of a float32."""
     bits = np.arange(2**16, dtype=np.uint16)

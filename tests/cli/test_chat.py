@@ -62,7 +62,7 @@ def test_each_line_is_a_separate_message(folder: Path) -> None:
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
-    """Returns a substitute for `input` that returns these lines. An exception among them is raised, like Ctrl-C."""
+    """Returns a substitute for `input` that returns these lines, and raises exceptions among them, as Ctrl-C does."""
     left = list(lines)
 
     def read(prompt: str) -> str:

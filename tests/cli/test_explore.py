@@ -56,11 +56,11 @@ def test_what_the_page_asks_for_first_is_computed_while_the_browser_loads_it(fol
         client = Client(explorer)
         usual = {id(part) for part in parts._kept.values()}
         assert client.parts(state(["I love", "ice cream"]), "answer", "heads")["answer"]["answer"]
-        assert {id(part) for part in parts._kept.values()} == usual  # the page's state is the state that was computed
+        assert {id(part) for part in parts._kept.values()} == usual  # the page's request computes nothing new
 
 
 def test_the_first_answer_imports_no_other_families(folder: Path) -> None:
-    """Importing them would take a quarter of the time from the command to a usable page."""
+    """Importing all families would take a quarter of the time from the command to a usable page."""
     program = (
         "import sys, npformer\n"
         f"with npformer.view.explore(npformer.load({str(folder)!r}), 'I love ice cream') as explorer:\n"

@@ -105,7 +105,7 @@ def test_a_link_is_followed(write, expected, tmp_path, there):
 
 
 def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
-    """Output to stdout is appended. `trace` then prints its table; other commands write only the bytes of the file."""
+    """The bytes of the file are appended to stdout. After them, `trace` also prints its table."""
     path = tmp_path / "out.safetensors"
     path.symlink_to("/dev/stdout")
     capfdbinary.readouterr()

@@ -60,7 +60,7 @@ def test_vectors_are_kept_until_the_file_or_the_model_changes(model, file, tmp_p
     first = search(model, "music", file)
     arrays, metadata = load_arrays(kept(file))
     assert arrays["vectors"].shape == (6, 32)
-    save_arrays(kept(file), {"vectors": -arrays["vectors"]}, metadata)  # negated vectors would change the answer
+    save_arrays(kept(file), {"vectors": -arrays["vectors"]}, metadata)  # negated, to show that they are used
     assert search(model, "music", file)[1] != first[1]
     other = tiny.folder(tmp_path / "other", "bert", "base", seed=9)
     assert search(other, "music", file)[1] not in (first[1], "")
@@ -119,7 +119,7 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
 
 
 def test_a_file_next_to_which_vectors_cannot_be_stored(model, file):
-    """The file's name leaves no room for a suffix. A read-only folder would not stop root from writing."""
+    """The file's name is too long for a suffix. (A read-only folder would not stop root from storing the vectors.)"""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

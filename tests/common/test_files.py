@@ -145,7 +145,7 @@ def test_a_fifo_gets_the_whole_content(tmp_path: Path) -> None:
 
 def test_a_fifo_gets_nothing_of_a_failure(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ZeroDivisionError):  # raised without waiting for a reader
+    with pytest.raises(ZeroDivisionError):  # the error does not wait for a reader
         fail(tmp_path / "fifo")
     assert (tmp_path / "fifo").is_fifo()
 
@@ -186,7 +186,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def own_device(folder: Path, name: str) -> Path:
-    """Returns a new device, so the machine's own is safe from failing tests, or a link if none can be created."""
+    """Returns a new device, which failing tests may damage, or if none can be created, a link to the real one."""
     path = folder / Path(name).name
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(name).st_rdev)
@@ -254,7 +254,7 @@ def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch
         (folder,) = temporary.glob(".npformer-fifo.*.partial")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         run.kill()
-    with pytest.raises(ZeroDivisionError):  # does not wait for a reader of the pipe
+    with pytest.raises(ZeroDivisionError):  # the error does not wait for a reader of the pipe
         fail(tmp_path / "fifo")
     assert os.listdir(temporary) == []
 

@@ -41,7 +41,7 @@ NAMES = [(table, name) for table in TABLES if table != "MODULE" for name in TABL
 
 @pytest.mark.parametrize(("table", "name"), NAMES)
 def test_another_library_s_name_gets_a_hint(table, name):
-    """Unless an object defines the name, it raises an AttributeError, so `hasattr` works."""
+    """An object without this attribute raises an AttributeError with the hint, so `hasattr` works."""
     without = [each for each in OBJECTS[table] if not hasattr(each, name)]
     assert without
     for each in without:

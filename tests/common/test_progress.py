@@ -228,7 +228,7 @@ def test_a_command_shows_that_it_works(terminal: Terminal, tmp_path: Path, monke
 
 
 class Watched(progress.Count):
-    """A count that records its sum after each report."""
+    """A count that records the work done after each report of progress."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -283,7 +283,8 @@ def test_a_model_that_the_caller_runs_between_two_items_does_not_count(tmp_path:
 
 
 def test_the_estimated_time_falls_while_the_count_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 windows of 1,000 texts take 10 seconds each, drawn each second. The estimate once rose by a window's time."""
+    """30 windows of 1,000 texts take 10 seconds each, and progress is drawn each second. An earlier version's estimate
+    rose by the time of a window."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     count, left = progress.Count(0), []

@@ -1,4 +1,4 @@
-"""The public functions of the maths are the formulas of pages: their source, array-likes, float16 and errors."""
+"""Public functions of the maths, which are the pages' formulas: their source, arguments, dtypes and errors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_public_function_is_its_formula(name: str) -> None:
     ],
 )
 def test_a_debugger_steps_into_the_formula(call: str) -> None:
-    """The first step shows the formula's file, and the second is in the formula, even for a mask of True."""
+    """A debugger that steps into a call shows the formula, and none of the code that converts arguments."""
     call = f"npformer.{call}"
     code = f"import numpy, npformer; x = numpy.ones((3, 3)); mask = x == 1; {call}; import pdb; pdb.set_trace(); {call}"
     steps = subprocess.run(

@@ -53,7 +53,7 @@ class Slow(WorkerPlugin):
 
 
 class Held(WorkerPlugin):
-    """Makes a worker wait with its answers while a file exists and a folder has this many parts."""
+    """Makes a worker hold back its answers while a file exists and a folder has at least this many parts."""
 
     def __init__(self, file: Path, folder: Path, parts: int) -> None:
         self.file, self.folder, self.parts = file, folder, parts
@@ -127,7 +127,7 @@ def fail_once() -> None:
 
 
 class Deadly(WorkerPlugin):
-    """Kills each worker that receives this text, as a system that has run out of memory does."""
+    """Kills each worker that receives this text, as a system does when it runs out of memory."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,5 @@
-"""Dask workers give the same bytes as this process. Missing workers, and other models or versions, raise errors."""
+"""Dask workers give the same bytes as this process. Missing workers, and workers with a different model or version,
+raise errors."""
 
 from __future__ import annotations
 

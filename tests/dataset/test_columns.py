@@ -159,7 +159,7 @@ def test_continuations_of_prompts_are_columns(tmp_path):
 
 
 def test_a_run_depends_on_the_settings_in_the_models_folder(tmp_path):
-    """For both kinds of generating models, a different repetition_penalty in the folder makes the run different."""
+    """For both kinds of generating models, changing repetition_penalty in the folder changes the run's identity."""
     for folder in (writers.folder(tmp_path / "prompts"), seq2seq_models.folder_of_letters(tmp_path / "sources")):
         before = identity(npformer.pipeline(model=folder))["options"]["settings"]
         path = folder / "generation_config.json"

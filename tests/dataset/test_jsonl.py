@@ -111,7 +111,7 @@ def test_types_of_two_files_exclude_each_other(classify, tmp_path):
 def test_deep_nesting_is_refused_by_its_line(depth, tmp_path):
     """On the command line, 10,000 nested brackets once crashed the process, and 1,000 printed a traceback.
 
-    `run` would raise an exception that a process prints as a traceback.
+    `run` raises any exception that a process would print as a traceback, so the test would fail.
     """
     model = make_models(tmp_path)["classify"]
     for opening, closing in (("[", "]"), ('{"a": ', "}")):

@@ -333,7 +333,8 @@ def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
     (tmp_path / "runs").mkdir()
     command = [
         sys.executable,
-        *("-W", "ignore::DeprecationWarning:__main__"),  # warns of forks of a process with threads (BLAS, pyarrow)
+        # Python warns if a process with threads (of BLAS, pyarrow) forks
+        *("-W", "ignore::DeprecationWarning:__main__"),
         "-m",
         "tests.dataset.killing",
         model,

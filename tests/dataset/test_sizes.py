@@ -136,7 +136,7 @@ def test_parts_end_by_rows_or_by_bytes(monkeypatch):
 
 
 def test_the_size_of_a_row_is_that_of_its_values():
-    """Slices and dictionaries do not change the size of a row. A missing value has its column's fixed size only."""
+    """Slices and dictionaries do not change the size of a row. A missing value counts as its column's fixed size."""
     lists = pa.array([["ab", "c"], None, [], ["defg"]])
     table = pa.table(
         {

@@ -100,7 +100,7 @@ def test_a_damaged_footer_is_left_to_pyarrow(damage: bytes) -> None:
 
 
 def test_a_list_of_pairs_can_have_any_keys(classify: Any, tmp_path: Path) -> None:
-    """The error for too many columns suggests such a list of objects."""
+    """The error for too many columns suggests this form: a list of objects with a key and a value."""
     rows = [{"text": "ice", "keys": [{"key": f"{i}.{j}", "value": j} for j in range(30)]} for i in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(map_of(json.dumps, rows)))
     map(classify, tmp_path / "a.jsonl", tmp_path / "out.jsonl", column="text")

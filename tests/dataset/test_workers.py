@@ -106,7 +106,7 @@ def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_
     while len(list(tmp_path.glob("out/part-*"))) < PARTS // 3:
         assert run.poll() is None
         time.sleep(0.01)
-    os.kill(run.pid, signal.SIGSTOP)  # none of its threads may end while they are listed
+    os.kill(run.pid, signal.SIGSTOP)  # so that no thread ends while the threads are listed
     children = Path(f"/proc/{run.pid}/task").glob("*/children")
     workers = [int(pid) for each in children for pid in each.read_text().split()]
     run.kill()

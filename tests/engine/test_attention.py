@@ -296,7 +296,7 @@ def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
 
 
 def test_mechanisms_depend_on_places() -> None:
-    """The window has one place on each side, in a text with a gap after its second token."""
+    """The window reaches one position to each side, and the text has a gap after its second token."""
     x, lengths, places = normal(4, 24, dtype="float64"), np.array([4]), np.array([0, 1, 5, 6])
     weights, block = projections(24, "float64"), Attention(2, (Window(1), Causal()))
     y = block(x, PackedTexts(lengths, places=(places, places)), **weights)
@@ -336,7 +336,7 @@ def test_a_listener_changes_no_bit() -> None:
 
 
 def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
-    """The queries need more than one block. A 0 in a mask of floats admits the key."""
+    """There are too many queries for one block. A 0 in a mask of floats lets the query attend to the key."""
     q, k, v = normal(1, 100, 8), normal(1, 100, 8), normal(1, 100, 8)
     admitted = np.tri(100, dtype=bool)
     added = np.where(admitted, 0, -np.inf).astype(q.dtype)
@@ -350,7 +350,7 @@ def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
 def test_queries_in_blocks_have_the_bits_of_one_pass(
     heads: tuple[int, int], window: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """150 queries need three blocks, the last one partly filled. A window also leaves out the keys before a block."""
+    """150 queries need three blocks, the last one partly filled. With a window, a block skips the keys before it."""
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((2, n, 150, 24)).astype(dtype) for n in (heads[0], heads[1], heads[1]))
     mask = np.tri(150, dtype=bool)

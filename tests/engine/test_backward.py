@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DATA = torch_values.DATA.parent / "gradients_data"
 DTYPES = ("float32", "float64")
-CLOSE = 1e-9  # relative to the largest entry, in float64; different orders of summation change less
+CLOSE = 1e-9  # relative to the largest entry, in float64; a different order of summation has a smaller effect
 
 
 @cache
@@ -104,8 +104,8 @@ def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
 
 
 def test_cross_entropy_from_given_log_probabilities() -> None:
-    """The loss is the same as from logits alone. The gradient differs only by rounding: exp(log p) differs from p by a
-    few units in the last place."""
+    """With log probabilities as an argument, the loss is the same as without. The gradient differs only by rounding:
+    exp(log p) differs from p by a few units in the last place."""
     random = np.random.default_rng(0)
     logits, targets = random.standard_normal((7, 11)) * 3, np.array([0, 10, 3, -100, 5, 5, 1])
     options: dict[str, Any] = {"label_smoothing": 0.1, "reduction": "sum"}
@@ -351,7 +351,8 @@ def test_a_batch_has_its_texts_gradients() -> None:
 
 
 def test_odd_shapes() -> None:
-    """Checks no rows, one row, and no bias. The gradient of a table has only the rows that were looked up."""
+    """Checks inputs of no rows and of one row, and layers without a bias. The gradient of a table has only the rows
+    that were looked up."""
     x, weight = np.zeros((0, 3)), np.ones((3, 2))
     dx, grads = linear_backward(np.zeros((0, 2)), x, weight)
     assert dx.shape == (0, 3)

@@ -214,7 +214,8 @@ def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
 
 
 def test_cached_decoding_has_the_bits_of_one_pass() -> None:
-    """Three texts have four beams each, in random order. The steps equal one pass over each beam's whole target."""
+    """Three texts have four beams each, which are reordered at random. The last step has the same bits as one pass over
+    the whole target of each beam."""
     model, random, n_beams, steps = random_model(), np.random.default_rng(0), 4, 40
     config, layers = model.config, model.weights["decoder"]["layers"]
     shape = (config.decoder.n_heads, ACTIVATIONS[config.activation])

@@ -68,7 +68,7 @@ def test_odd_numbers_of_softmax(dtype: str) -> None:
     for function in (softmax, log_softmax):
         y = function(x)
         assert np.isnan(y[2:]).all()
-        assert np.isnan(y[1, 1])  # the columns next to it may be 0, as in torch
+        assert np.isnan(y[1, 1])  # the other columns of this row may be 0, as in torch
         assert not np.isfinite(y[1][y[1] != 0]).any()
 
 

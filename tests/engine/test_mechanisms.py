@@ -45,7 +45,7 @@ pytestmark = pytest.mark.numbers
 
 YARN = Yarn(3.0, original=20)
 PARTIAL = PartialRotary(9.0, columns=4, scaling=YARN)
-#: A family, the mechanisms added to its own in each layer, and fields of its config.
+#: Name -> a family, the mechanisms that each layer has in addition to the family's own, and fields of the config.
 COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "alibi-causal": ("bloom", lambda config, i: (), {}),
     "bias-capped": ("mpnet", lambda config, i: (SoftCap(0.7),), {}),
@@ -88,7 +88,7 @@ PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 
 
 
 def in_turn(*choices: Any) -> list[Any]:
-    """Returns every combination with every choice. With two choices, the quick tests use them in turn."""
+    """Returns each combination with each choice. With two choices, the quick tests use them alternately."""
     return [
         pytest.param(name, choice, marks=[pytest.mark.slow] * ((i + j) % 2))
         for i, name in enumerate(COMBINATIONS)
@@ -113,7 +113,7 @@ def texts() -> list[Text]:
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_scores_and_weights_match_all_formulas(name: str) -> None:
-    """Recomputes both from the heads; the tolerance 1e-13 is several hundred float64 roundings of numbers near 1."""
+    """Recomputes scores and weights from the heads. The tolerance, 1e-13, is several hundred float64 roundings."""
     model = combined(name)
     config, weights = model.config, model.weights
     recorded = trace(model, texts()[1])
@@ -230,7 +230,7 @@ def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) ->
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_a_text_shared_by_two_threads_has_the_same_bits(name: str) -> None:
-    """One of two threads computes no row of the last layer, because the head reads only a row of the other thread."""
+    """The head reads only one row of the last layer, so one of the two threads has no row of that layer to compute."""
     model = combined(name, np.float32, "sequence-classification", threads=2, max_length=250)
     text = Text(np.random.default_rng(0).integers(5, 60, 230))
     [shared] = model.run([text])

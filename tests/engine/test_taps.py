@@ -142,7 +142,7 @@ def test_a_listener_gets_every_stage_once_and_complete(threads: int) -> None:
     assert len([name for name in once if not name.endswith(per_run)]) == len(
         {name for name in once if not name.endswith(per_run)}
     )
-    assert ear.names.count("layers.1.attention.scores") == 20  # ten times a run of two texts of 60 and one of 30
+    assert ear.names.count("layers.1.attention.scores") == 20  # texts of equal length share a call
     rows = dict(zip(ear.names, (len(array) for array in ear.arrays), strict=True))
     assert rows["layers.0.ffn.hidden"] == rows["layers.1.ffn_norm"] == 1500
     layers = [name.split(".")[1] for name in ear.names if name.startswith("layers.")]

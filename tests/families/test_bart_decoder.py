@@ -1,4 +1,4 @@
-"""BART's decoder alone, BartForCausalLM: a causal stack that generates. Its files also contain cross-attention."""
+"""BART's decoder alone, BartForCausalLM: a causal stack that generates text. Its files also contain cross-attention."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_encoders_ignore_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", DECODERS)
 def test_its_page_has_a_mask_that_hides_nothing(model_type: str, tmp_path: Path) -> None:
-    """The page's text says that nothing is hidden, and its code computes the model's rows, in place and as one file."""
+    """The page says that its mask hides nothing. The page and its standalone file compute the model's rows."""
     model = npformer.load(described(tmp_path / "model", model_type, is_causal=False), dtype="float64")
     text = source(model)
     assert NOTE.strip() in text

@@ -53,8 +53,8 @@ def described(name: str) -> dict[str, Any]:
 
 
 class Settings(dict[str, Any]):
-    """Settings of rotary embeddings with an arbitrary value in one field. `read` becomes True when that field is read,
-    or all fields are. While it is False, the value cannot matter."""
+    """Settings of rotary embeddings with an arbitrary value in one field. `read` becomes True when that field or all
+    fields are read. While it is False, the value has had no effect."""
 
     def __init__(self, place: tuple[str, str], fields: dict[str, Any], field: str) -> None:
         super().__init__(fields)
@@ -71,7 +71,7 @@ def _of_a_field(name: str) -> Any:
 
 def _of_all_fields(name: str) -> Any:
     def method(self: Settings, *others: Any) -> Any:
-        self.read |= not others or isinstance(others[0], dict)  # a comparison with None reads no field
+        self.read |= not others or isinstance(others[0], dict)  # a comparison with None does not read the fields
         return getattr(dict, name)(self, *others)
 
     return method

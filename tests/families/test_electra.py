@@ -85,7 +85,8 @@ def test_a_discriminator_gives_vectors_as_its_encoder_does(own: bool, tmp_path: 
 
 
 def test_a_port_of_the_discriminator_is_compared_and_diagnosed() -> None:
-    """Arrays may be named after npformer's stage, or after the head or its last layer, which gives a single column."""
+    """An array may be named after npformer's stage, the head, or the head's last layer. The last layer's array has an
+    additional axis of one column."""
     model, texts = tiny.model("electra", "replaced-token"), ["I love ice cream", "no", "is it"]
     reference, t = golden.record(model, texts), npformer.trace(model, texts)
     padded = np.zeros((3, 6), np.float32)

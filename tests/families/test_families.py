@@ -77,7 +77,7 @@ def test_module_paths_are_the_modules_of_the_model(name):
     modules = described.get("modules") or {tensor.rpartition(".")[0] for tensor in described["tensors"]}
     for ours, parameter in parameters(config).items():
         path = module_path(config, parameter.group)
-        if not sources[ours].alone:  # one module has several groups
+        if not sources[ours].alone:  # several groups of weights share a module
             assert path is None
         else:
             assert path in modules
@@ -228,7 +228,7 @@ def test_a_long_list_is_cut():
 
 @pytest.mark.parametrize("name", {each["config"]["model_type"]: name for name, each in ARCHITECTURES.items()}.values())
 def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
-    """As in Transformers, an unknown tensor only causes a warning. Tensors of other heads and buffers cause none."""
+    """As in Transformers, an unknown tensor causes only a warning. Tensors of other heads and buffers are ignored."""
     config, tensors = random_checkpoint(name)
     expected = flatten(to_tree(tensors, config))
     with pytest.warns(UserWarning, match="tensors that the model does not use.*\n  unknown: lora.weight$") as caught:

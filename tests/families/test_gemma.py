@@ -130,7 +130,7 @@ def test_a_choice_that_is_not_computed_is_refused(model_type: str, fields: dict[
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_wider_weights_in_npformer_s_format_give_the_same_answers(dtype: str, tmp_path: Path) -> None:
-    """The factor of the embeddings stays rounded to the training dtype; Transformers rounds it to the stored dtype."""
+    """The factor of the embeddings is still rounded to the training dtype; Transformers would use the stored dtype."""
     folder = tiny.folder(tmp_path / "trained", "gemma", "causal-lm")
     data = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(data))

@@ -161,7 +161,7 @@ def test_choices_are_read_at_their_last_tokens(tmp_path: Path) -> None:
     mask = (whole != 7).astype(int)
     found = model(whole, attention_mask=mask).logits
     assert found.shape == (2, 3)
-    assert np.array_equal(model(whole).logits, found)  # padding is also found by its id
+    assert np.array_equal(model(whole).logits, found)  # without a mask, padding is found by its id
     assert np.array_equal(found[0], found[1, ::-1])
     output = model.weights["head"]["output"]
     for row, length, logit in zip(choices, lengths, found[0], strict=True):

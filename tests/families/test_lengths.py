@@ -73,7 +73,7 @@ def test_layers_with_a_mixture_of_experts_are_refused(name):
 def test_the_dtype_and_the_shape_of_every_tensor_are_checked(name, to, tmp_path):
     """The token table is also checked. Only a bias that Marian's files store as a row may have an additional axis.
 
-    Each tensor is damaged in two ways, in turn, so tensors of all kinds are damaged in all ways.
+    Each tensor is damaged in two ways, which vary, so all kinds of tensors are damaged in all ways.
     """
     own = config(name)
     folder = convert(tiny.folder(tmp_path / "m", name, own.head), tmp_path / to, to)

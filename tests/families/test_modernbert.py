@@ -84,7 +84,7 @@ def test_layers_are_local_at_any_steps(kinds: list[str]) -> None:
     config = read_config(described(layer_types=kinds))
     assert [LOCAL if i in config.local.layers else FULL for i in range(6)] == kinds
     written = write_config(config)
-    assert "global_attn_every_n_layers" not in written  # it would contradict layer_types
+    assert "global_attn_every_n_layers" not in written  # the field would contradict layer_types
     assert read_config(written) == config
     assert tiny.config("modernbert", n_layers=6, local=config.local) == replace(config, pad_id=None, padding_idx=None)
 

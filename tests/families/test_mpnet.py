@@ -17,7 +17,8 @@ from tests.support import tiny
 
 
 def test_buckets() -> None:
-    """Each distance below 8 has its own bucket. Greater distances share buckets from 8 * 2^(k / 2) on, k = 0 to 7."""
+    """Each distance below 8 has its own bucket. Greater distances share eight buckets, which begin at
+    8 * 2^(k / 2), k = 0 to 7."""
     after = relative_buckets(np.arange(1, 200), 32) - 16
     assert after[:7].tolist() == [1, 2, 3, 4, 5, 6, 7]
     borders = [int(np.ceil(8 * 2 ** (k / 2) - 1e-9)) for k in range(8)]

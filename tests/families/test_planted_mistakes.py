@@ -23,8 +23,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "phi3": {"mechanisms": (PartialRotary(30.0, columns=4), Window(4))},
     "smollm3": {"n_layers": 3, "local": Local((1,), ()), "mechanisms": (Rotary(30.0),)},
 }
-#: Mistakes that need another model: weights of different widths cannot be exchanged, and one of the two texts (9 and
-#: 6 tokens) must be longer than the original length.
+#: Mistakes that need other fields: two norms can be exchanged only if their widths are equal, and a scaled rotation
+#: needs a text that is longer than the original length of 7 (the texts have 9 and 6 tokens).
 LONG = {"mechanisms": (PartialRotary(THETA, scaling=LongRope((1.0, 1.5), (3.0, 12.5), 7, 4.0), columns=4),)}
 OTHERS = {
     ("olmo2", "norms after blocks exchanged"): {"n_kv_heads": 0},

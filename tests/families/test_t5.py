@@ -32,7 +32,8 @@ V1_1: dict[str, Any] = {"gated": True, "activation": "gelu_tanh", "tied": False}
 
 
 def test_buckets_of_one_direction() -> None:
-    """Each distance below 16 has its own bucket. Greater distances share buckets from 16 * 8^(k / 16) on, k = 0 to 15.
+    """Each distance below 16 has its own bucket. Greater distances share sixteen buckets, which begin at
+    16 * 8^(k / 16), k = 0 to 15.
 
     Keys after the query have the bucket of distance 0.
     """

@@ -19,7 +19,7 @@ SECONDS = 5.0  # maximum seconds of processor time per case
 HANG = 12.0  # seconds that a worker may be idle without an answer; more on a busy machine
 START = 300.0  # maximum seconds for the imports and the valid corpus
 TICKS = os.sysconf("SC_CLK_TCK")
-CHUNK = 100  # cases handed out at a time
+CHUNK = 100  # number of cases that a worker gets at a time
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -46,8 +46,8 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | ENVIRONMENT,
         )  # fmt: skip
         self.ready = False
-        self.since = time.monotonic()  # time of its last output
-        self.computed = -1.0  # its processor time in seconds, read HANG / 2 after `since`
+        self.since = time.monotonic()  # time of the worker's last output
+        self.computed = -1.0  # the worker's processor time in seconds, read HANG / 2 after `since`
         self.chunk: Chunk | None = None
         self.running: tuple[str, int] | None = None  # kind and number of the running case
         self._rest = b""
@@ -79,7 +79,7 @@ class Worker:
         return [each for each in said if "number" in each]
 
     def stuck(self) -> bool:
-        """Returns whether a case computes or idles for too long. Other processes may also make the case slow."""
+        """Returns whether a case has computed or idled for too long. It may wait longer for a busy processor."""
         waited = time.monotonic() - self.since
         if self.ready or self.chunk is None:
             return not self.ready and waited > START

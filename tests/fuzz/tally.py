@@ -19,7 +19,7 @@ class Row:
     counts: Counter[str] = field(default_factory=Counter)
     slowest: float = 0.0
     largest: int = 0
-    digest: int = 0  # sum of the cases' digests, whatever their order
+    digest: int = 0  # sum of the cases' digests, so their order does not matter
 
 
 @dataclass

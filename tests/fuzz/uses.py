@@ -208,7 +208,7 @@ def pairs(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 
 def named(folder: Path, start: str) -> Path:
-    """Returns the file with this prefix. A mutation may have removed it."""
+    """Returns the file whose name has this prefix, or a missing file's path if a mutation has removed the file."""
     return next((each for each in sorted(folder.iterdir()) if each.name.startswith(start)), folder / f"{start}tsv")
 
 

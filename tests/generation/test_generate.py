@@ -38,7 +38,7 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def generated(model: Seq2Seq, case: str, sources: int = 0, **settings: Any) -> list[list[Hypothesis]]:
-    forced = cases.model_config(case)["forced_eos_token_id"]  # as Transformers reads config.json
+    forced = cases.model_config(case)["forced_eos_token_id"]  # Transformers reads this setting from config.json
     end = {"max_new_tokens": cases.MAX_NEW_TOKENS, "forced_eos_token_id": forced}
     return model.generate([source.tolist() for source in cases.sources(case, sources)], **{**end, **settings})
 
@@ -69,10 +69,8 @@ def test_logits_of_models_that_generate(case: str) -> None:
     ],
 )
 def test_all_sources_token_for_token(case: str, name: str) -> None:
-    """Every target of every source equals Transformers' target, unless Transformers itself finds another in float64.
-
-    Such ties do not occur in the golden models.
-    """
+    """Every target of every source equals Transformers' target. The only exceptions would be near ties, for which
+    Transformers itself finds another target in float64, but the golden models have none."""
     settings, expected = cases.SETTINGS[name], golden()[f"{case}/{name}/ids"]
     model = golden_model(case)
     found = generated(model, case, **settings)
@@ -98,7 +96,7 @@ SEARCHES: list[dict[str, Any]] = [
     {},
     {"num_beams": 4},
     {"num_beams": 12, "max_new_tokens": 40},
-    {"num_beams": 24, "max_new_tokens": 20},  # more keys than any BLAS adds in order
+    {"num_beams": 24, "max_new_tokens": 20},  # more keys than any BLAS adds in one block
 ]
 LONG = {"max_new_tokens": 130, "suppress_tokens": [0], "no_repeat_ngram_size": 3}
 RANDOM = np.random.default_rng(0)

@@ -61,7 +61,7 @@ SEARCHES: list[dict[str, Any]] = [
     {},
     {"num_beams": 4},
     {"num_beams": 12, "max_new_tokens": 25},
-    {"num_beams": 32, "max_new_tokens": 18},  # more keys than any BLAS adds in order
+    {"num_beams": 32, "max_new_tokens": 18},  # more keys than any BLAS adds in one block
 ]
 
 
@@ -231,7 +231,7 @@ def test_a_prompt_that_extends_an_earlier_text_computes_only_its_new_rows(family
         whole, continued = (Stream(writer, each, max_new_tokens=5, logprobs=2) for each in prompts)
         expected = list(whole)
         assert expected == list(continued)
-        with listen(lambda name, array: array):  # with a listener, the whole prompt runs
+        with listen(lambda name, array: array):  # with a listener, the whole prompt is computed
             assert expected == list(Stream(writer, prompts[1], max_new_tokens=5))
         for a, b in zip(whole.likely, continued.likely, strict=True):
             assert np.array_equal(a.scores, b.scores)
@@ -273,7 +273,8 @@ def test_a_long_prompt_needs_the_memory_of_one_block_and_its_cache(monkeypatch: 
     ids, peaks = np.random.default_rng(0).integers(8, 200, 2048), {}
     for block in (2048, 256):
         monkeypatch.setattr(state, "BLOCK", block)
-        list(Stream(writer, Text(ids), max_new_tokens=1))  # the first run creates lasting arrays, which do not count
+        # the first run creates lasting arrays, which are not measured
+        list(Stream(writer, Text(ids), max_new_tokens=1))
         tracemalloc.start()
         try:
             Stream(writer, Text(ids), max_new_tokens=1)
@@ -302,7 +303,8 @@ def test_the_keys_and_values_of_a_prompt_are_in_memory_once() -> None:
     sizes = {"n_layers": 24, "d_model": 64, "d_ffn": 16, "n_kv_heads": 0, "max_length": 400}
     writer = tiny.model("llama", "causal-lm", threads=1, **sizes)
     ids = np.random.default_rng(0).integers(8, 200, 384)
-    list(Stream(writer, Text(ids[:8]), max_new_tokens=1))  # the first run creates lasting arrays, which do not count
+    # the first run creates lasting arrays, which are not measured
+    list(Stream(writer, Text(ids[:8]), max_new_tokens=1))
     tracemalloc.start()
     try:
         read = Stream(writer, Text(ids), max_new_tokens=1)

@@ -23,7 +23,7 @@ SETTINGS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"do_sample": True, "see
 
 
 def generated(model: Any, settings: dict[str, Any]) -> list[tuple[tuple[int, ...], float]]:
-    """Returns the tokens and scores for two prompts, one of which ends earlier with beams."""
+    """Returns the tokens and scores for two prompts. With beams, one of the prompts ends earlier."""
     found = model.generate([[7, 8, 9], [11, 12, 13, 14, 15]], max_new_tokens=24, min_new_tokens=20, **settings)
     return [(tuple(each.ids), each.score) for some in found for each in some]
 

@@ -128,7 +128,7 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
 
 
 def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
-    """Transformers gives the same warning, because in a batch each prompt has its own maximum."""
+    """Like Transformers, npformer only warns, because the prompts of a batch have different maxima."""
     model = golden_model("marian-small")
     with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens, but texts end at the maximum of 7"):
         found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)
@@ -164,7 +164,7 @@ def test_an_invalid_value_of_the_file_names_the_file(tmp_path: Path) -> None:
     "stored", [{"top_k": -1}, {"top_p": 0, "temperature": -1.0}, {"top_k": -1, "do_sample": False}]
 )
 def test_greedy_decoding_ignores_a_folder_s_settings_of_sampling(stored: dict[str, Any], tmp_path: Path) -> None:
-    """Transformers ignores these settings, too. In vLLM, top_k = -1 turns top_k off."""
+    """Transformers also ignores settings of sampling in greedy decoding. In vLLM, top_k = -1 turns top_k off."""
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     config = golden_model("marian-small").config
     assert resolve(tmp_path, config, {}) == resolve(None, config, {})
@@ -176,12 +176,12 @@ def test_greedy_decoding_ignores_a_folder_s_settings_of_sampling(stored: dict[st
 
 
 def test_greedy_decoding_ignores_a_temperature_of_zero() -> None:
-    """Transformers ignores it, too. Some folders store it for greedy decoding."""
+    """Some folders store a temperature of 0 to mean greedy decoding. Transformers ignores this temperature, too."""
     assert resolve(None, golden_model("marian-small").config, {"temperature": 0.0}).temperature == 0
 
 
 def test_top_p_of_zero_leaves_the_best_token() -> None:
-    """Transformers and OpenAI's API do the same."""
+    """With top_p = 0, Transformers and OpenAI's API also keep only the most likely token."""
     model = writers.model(seed=4)
     [[greedy]] = model.generate([[5, 6]], do_sample=False, max_new_tokens=9)
     [[sampled]] = model.generate([[5, 6]], do_sample=True, top_k=0, top_p=0, seed=1, max_new_tokens=9)
@@ -189,7 +189,7 @@ def test_top_p_of_zero_leaves_the_best_token() -> None:
 
 
 def test_the_last_bias_of_a_sequence_counts() -> None:
-    """If a sequence occurs twice, Transformers also uses the last bias."""
+    """If the biases include a sequence twice, Transformers also uses the last bias."""
     found = resolve(None, golden_model("marian-small").config, {"sequence_bias": [[[5], 3.0], [[6], 1.0], [[5], -3.0]]})
     assert found.sequence_bias == (((5,), -3.0), ((6,), 1.0))
 

@@ -31,7 +31,7 @@ class Client:
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
-        self.allowed = asyncio.Semaphore(1)  # the head is read at once
+        self.allowed = asyncio.Semaphore(1)  # the client reads the head of an answer at once
 
     async def receive(self) -> Any:
         await asyncio.Event().wait()
@@ -189,7 +189,7 @@ def off_the_loop(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, seen: list
 def test_the_event_loop_computes_no_log_probabilities_settings_or_metrics(
     stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request with many answers and log probabilities would then delay all other requests by seconds."""
+    """In the event loop, many answers with log probabilities would delay all other requests by seconds."""
     pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
     chatter = chatters.folder(tmp_path / "chatter")
     app = npformer.serve.app(

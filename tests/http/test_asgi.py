@@ -76,7 +76,7 @@ def test_the_root_of_a_ranker_is_rerank():
 
 
 def test_rerank_gives_sigmoids_of_a_saved_cross_encoder_and_its_logits_as_raw_scores(tmp_path):
-    """text-embeddings-inference ignores the stored activation, too. The default prompt precedes the query."""
+    """Like text-embeddings-inference, /rerank ignores the stored activation. The default prompt precedes the query."""
     made = tiny.folder(tmp_path / "m", "bert", labels=("SCORE",), seed=3)
     described = {"activation_fn": "torch.nn.Identity", "prompts": {"ask": "ice "}, "default_prompt_name": "ask"}
     write_modules(made, [], model_type="CrossEncoder", **described)

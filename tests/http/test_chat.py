@@ -118,7 +118,7 @@ def test_variables_that_no_template_can_read(value: str, said: str, server: Serv
     request = {"model": "chatter", "messages": ASKED, "max_tokens": 1, "chat_template_kwargs": {"a": "VALUE"}}
     body = json.dumps(request).replace('"VALUE"', value)
     answer = httpx.post(f"{server.url}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 422  # as for any invalid field
+    assert answer.status_code == 422  # the status for any invalid field
     assert f"chat_template_kwargs: {said}" in answer.text
     assert str(folder) not in answer.text
 
@@ -280,7 +280,7 @@ def test_processes_for_templates_are_started_after_a_request_and_end_with_the_se
 
 
 def test_texts_are_tokenized_while_chat_templates_are_rendered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rendering occupies a process. Even with many conversations, other requests do not wait for it."""
+    """Each rendering occupies a process. Other requests do not wait, even if many conversations are rendered."""
     free, render = threading.Event(), chat.render
 
     def held(*given: Any) -> list[str]:

@@ -134,7 +134,8 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty, monkeypatch):
     content = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
     with closing(connect(hasty)) as held:
         until(hasty.connections)
-        monkeypatch.setattr(connections, "HEAD", 0.3)  # the first request was already waiting
+        # the server already waits for the first request, so this does not apply to it
+        monkeypatch.setattr(connections, "HEAD", 0.3)
         for at in range(0, len(content), 12):
             held.sendall(content[at : at + 12])
             time.sleep(0.02)
@@ -176,7 +177,7 @@ def test_a_connection_takes_few_bytes_in_a_turn_of_the_event_loop():
             client.setblocking(False)
             left = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 20_000
             while sum(taken) < 3 * connections.AT_ONCE:
-                with suppress(BlockingIOError):  # the system's buffers are full
+                with suppress(BlockingIOError):  # raised when the system's buffers are full
                     left = left[client.send(left) :]
                 await asyncio.sleep(0)
         made[0].abort()

@@ -90,7 +90,7 @@ def test_routes_give_the_answers_of_the_pipelines(path, name, kind, item, parame
 
 
 def test_zero_shot_gives_each_label_with_its_score():
-    """Hugging Face's clients read this list, unlike the dict of transformers.pipeline."""
+    """Hugging Face's clients expect this list, not the dict that transformers.pipeline returns."""
     model = tiny.model(*JUDGE, **ENTAILMENT)
     parameters = {"candidate_labels": ["ice", "music", "news"], "multi_label": True, "hypothesis_template": "it is {}"}
     expected = npformer.pipeline("zero-shot-classification", model)("I love ice", **parameters)

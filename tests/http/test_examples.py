@@ -17,7 +17,7 @@ pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
 
 
 def form(value: Any) -> Any:
-    """Returns a value's type. A dict becomes the forms of its fields, a list the distinct forms of its elements."""
+    """Returns a value's type; of a dict, the forms of its fields; of a list, the distinct forms of its elements."""
     if isinstance(value, dict):
         return {name: form(each) for name, each in value.items()}
     if isinstance(value, list):

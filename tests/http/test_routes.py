@@ -96,7 +96,8 @@ def test_rerank(server, alone):
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_rerank_takes_the_bodies_of_cohere_s_and_jina_s_clients(path, server, alone):
-    """Cohere: model, top_n, max_tokens_per_doc. Jina: return_documents. vLLM sends top_n 0 for all."""
+    """Cohere's fields are model, top_n and max_tokens_per_doc; Jina's is return_documents. For vLLM's clients, a top_n
+    of 0 means all documents."""
     rank = alone("text-ranking", "ranker", function_to_apply="sigmoid")
     scores = [rank(Pair("what is good", text))["score"] for text in TEXTS]
     order = sorted(range(3), key=lambda i: -scores[i])
@@ -117,7 +118,7 @@ def test_rerank_takes_the_bodies_of_cohere_s_and_jina_s_clients(path, server, al
 
 
 def test_documents_are_truncated_to_a_number_of_tokens(server, alone):
-    """The number counts only the document's tokens. Documents that are too long for the model are truncated, too."""
+    """max_tokens_per_doc limits only the document's tokens. Documents too long for the model are truncated, too."""
     rank = alone("text-ranking", "ranker", function_to_apply="sigmoid")
     documents = ["ice cream in paris", "music", "the news " * 300]
     body = {"query": "what is good", "documents": documents, "return_documents": True}

@@ -98,7 +98,7 @@ def test_workers_share_mapped_weights(two):
     """
     pids = two.workers()
     assert len(pids) == 2
-    for stopped in pids:  # each worker then answers once, and reads its weights
+    for stopped in pids:  # the other worker answers, and so reads its weights
         os.kill(stopped, signal.SIGSTOP)
         try:
             assert two.post("/embed", {"inputs": "a text"})[0] == 200
@@ -216,9 +216,9 @@ def test_a_stream_ends_when_its_client_disconnects():
             stream = raw(server, "/generate", body)
             server.allow(begun + 1)
             assert stream.recv(15) == b"HTTP/1.1 200 OK"
-            until(lambda: len(server.batches()) == begun + 2)  # the second piece is paused
+            until(lambda: len(server.batches()) == begun + 2)  # the second piece waits at the gate
             stream.shutdown(socket.SHUT_WR)
-            while stream.recv(10_000):  # until the server, too, closes the connection
+            while stream.recv(10_000):  # reads until the server closes the connection, too
                 pass
             stream.close()
         all_tokens = raw(server, "/embed_all", {"inputs": ["music " * 400] * 4})
@@ -228,7 +228,7 @@ def test_a_stream_ends_when_its_client_disconnects():
             assert server.post("/generate", {**body, "stream": False})[0] == 200
         # two pieces, perhaps one more while the stream is being cancelled, and the six answers
         assert len(server.batches()) - begun <= 3 + 6
-        assert server.log.count("\n") == 1  # only the line that the server prints at the start
+        assert server.log.count("\n") == 1  # the log has only the line that the server prints at the start
         server.process.terminate()
         assert server.process.wait(120) == 0  # a clean exit, because no connection is open
 
@@ -272,7 +272,7 @@ def test_a_key(folders, tmp_path, source):
 
 
 def test_malformed_requests_do_not_fill_the_log(folders):
-    """uvicorn logs a line for each malformed request. The server must still answer others."""
+    """uvicorn would log a line for each malformed request. Valid requests must still be answered."""
     with Server(folders["encoder"]) as server:
         host, port = server.url.removeprefix("http://").split(":")
         for _ in range(40):

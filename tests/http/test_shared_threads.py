@@ -32,7 +32,8 @@ def test_portions_have_some_characters_and_at_least_one_text(monkeypatch: pytest
 def test_a_small_request_is_tokenized_between_two_portions_of_a_large_one(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both requests arrive before one thread computes their first portions. Places in errors count all texts."""
+    """Both requests arrive before the only thread computes their first portions. An error gives the index of a text in
+    the whole request, not in its portion."""
     order: list[str] = []
     name = "prepare" if path == "/embed" else "tokenized"
     function = getattr(routes, name)

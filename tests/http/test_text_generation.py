@@ -115,7 +115,7 @@ def test_a_stream_joins_to_the_text(server: Server, task: TextGeneration) -> Non
     status, content, headers = server.post("/generate", body)
     found = events(content)
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-    assert headers["x-accel-buffering"] == "no"  # nginx passes on each event at once
+    assert headers["x-accel-buffering"] == "no"  # with this header, nginx passes on each event at once
     assert "".join(each["token"]["text"] for each in found) == found[-1]["generated_text"] == written(task, "é")
 
 
@@ -280,7 +280,7 @@ def test_clients_share_a_batch_and_get_the_answers_they_get_alone(task: TextGene
 
 
 async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any], **limits: int) -> Reply:
-    """Returns a route's answer after reading its stream; `batches` gets the sizes in each batch."""
+    """Returns a route's answer after reading its stream; appends the sizes of each batch to `batches`."""
     [route] = [each for each in ALL_ROUTES if each.path == path]
     batcher = Batcher(10_000, 0.0, 100, lambda batch, seconds: batches.append([each.size for each in batch]))
     service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread, asyncio.to_thread)

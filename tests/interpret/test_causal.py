@@ -1,4 +1,4 @@
-"""Views and measures of a model that predicts the next word, which they explain by default."""
+"""Views and measures of a model that predicts the next word: by default, they explain this word."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def check(model: Any, given: Any, changes: list[tuple[str, Change]]) -> None:
 def changes_of(clean: Any, count: int) -> list[tuple[str, Change]]:
     """Returns changes to rows, heads and whole stages in every layer, in random order."""
     found: list[dict[str, Change]] = []
-    for name in [name for name in clean if not name.endswith("probabilities")]:  # a task computes them after the model
+    for name in [name for name in clean if not name.endswith("probabilities")]:  # computed after the model, by a task
         shape = clean[name].shape
         found.append(from_trace(clean, name))
         if len(shape) > 1 and shape[-2] == count:

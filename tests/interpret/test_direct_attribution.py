@@ -84,7 +84,7 @@ def test_the_parts_add_up_to_the_logit(family: str, head: str, ids: list[int], n
     assert found.logit == (
         logits[position] if a_logit_a_token else logits[label] if of_text else logits[position][label]
     )
-    # BART's decoder attends to both, and has its own start token.
+    # BART's decoder has self-attention and cross-attention, and reads an additional start token.
     assert found.heads.shape == ((2, 8, len(ids) + 3) if family == "bart" else (2, 4, len(ids) + 2))
 
 
@@ -132,7 +132,7 @@ def test_in_float32_it_adds_up_to_rounding() -> None:
     adds_up(found, 2e-5)  # float32 logits near 10
 
 
-# --- each part against a forward with held norms --------------------------------------------------------------
+# --- each part compared with a run with constant norms --------------------------------------------------------------
 
 
 class Held:
@@ -202,7 +202,7 @@ def test_a_word_s_term_is_the_contribution_of_its_values() -> None:
     weights, values = run["layers.1.attention.weights"], run["layers.1.attention.value_heads"]
     by_word = np.einsum("hj,hjk,hkd->hjd", weights[:, 0], values, output)
     np.testing.assert_allclose(by_word.sum(axis=1), written[1, :, 0], rtol=0, atol=1e-12)
-    # the same direction for all tokens
+    # a direction, the same for all tokens, onto which the parts are projected
     slope = np.linalg.lstsq(by_word.reshape(-1, 32), found.heads[1].reshape(-1), rcond=None)[0]
     np.testing.assert_allclose(by_word @ slope, found.heads[1], rtol=0, atol=1e-10)
     assert np.abs(found.heads[1]).min() > 0

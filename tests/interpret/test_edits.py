@@ -73,7 +73,7 @@ def test_arrays_and_lists_of_arrays_replace_stages_text_by_text(model: Model) ->
     with edit({"layers.0.attention.weights": source["layers.0.attention.weights"][::-1][::-1]}):
         t = trace(model, TEXTS)
     np.testing.assert_array_equal(t["logits"], source["logits"])
-    one = np.arange(32, dtype=np.float64)  # converted to the stage's own type
+    one = np.arange(32, dtype=np.float64)  # converted to the stage's own dtype
     with edit({"pooler": one}):
         t = trace(model, TEXTS)
     assert all(np.array_equal(array, one) and array.dtype == np.float32 for array in t["pooler"])

@@ -60,7 +60,8 @@ def test_the_target_has_the_gradient_of_its_own_differences(problem: str | None,
     explained, h = target(model, labels - 1, logits[0]), 1e-6
     steps = h * np.eye(labels)
     differences = np.stack([explained.of(logits + s) - explained.of(logits - s) for s in steps], axis=1) / (2 * h)
-    np.testing.assert_allclose(explained.gradient(logits), differences, rtol=0, atol=1e-9)  # errors of h² and 1e-16 / h
+    # errors of about h² and 1e-16 / h
+    np.testing.assert_allclose(explained.gradient(logits), differences, rtol=0, atol=1e-9)
 
 
 # --- gradient times input --------------------------------------------------------------------------------------------

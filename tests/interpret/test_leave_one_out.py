@@ -46,13 +46,13 @@ def test_scores_are_those_of_one_text_at_a_time() -> None:
     ],
 )
 def test_a_word_is_left_out_with_one_space(text: str, word: str, left: str) -> None:
-    """The vocabularies of GPT-2 and Llama have tokens that begin with a space, so a space left over would be a token."""
+    """The vocabularies of GPT-2 and Llama have tokens that begin with a space, so a leftover space would be a token."""
     first = text.index(word)
     assert without_words(text, first, first + len(word)) == left
 
 
 def test_the_last_word_of_a_causal_model_is_left_out_as_if_it_were_not_typed(tmp_path: Path) -> None:
-    """Each byte is a token, also a space."""
+    """Each byte is a token, even a space."""
     folder = tiny.folder(tmp_path / "model", "gpt2", "causal-lm", vocab_size=byte_level.N_TOKENS)
     byte_level.tokenizer(ends=False).save(str(folder / "tokenizer.json"))
     model, text = npformer.load(folder), "I love ice"
@@ -88,7 +88,7 @@ def test_groups_do_not_join_the_texts_of_a_pair() -> None:
 
 
 def test_a_long_text_has_groups_unless_each_word_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a tiny model may read twice this number of tokens, which is two runs of seven; so five words form two groups
+    # a tiny model may read 14 tokens, twice this number; a run has seven, so the five words form two groups
     monkeypatch.setattr(attribution, "MOST", 7)
     model = tiny.model()
     found = leave_one_out(model, TEXT, 0)

@@ -32,7 +32,8 @@ def test_every_hook_and_module_that_the_table_names_is_found(model: Model) -> No
     found = 0
     for row in t.table().rows:
         for theirs in (row.transformerlens, row.huggingface):
-            if theirs and theirs != row.name and row.name != "pooler":  # BERT names the enclosing module
+            # for BERT's pooler, other libraries name the enclosing module
+            if theirs and theirs != row.name and row.name != "pooler":
                 assert theirs in t
                 np.testing.assert_array_equal(t[theirs], t[row.name], err_msg=theirs)
                 found += 1

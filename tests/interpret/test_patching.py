@@ -76,8 +76,8 @@ def test_every_head_of_a_model_is_measured_by_its_own_answer(family: str, head: 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "bart"])
 def test_patches_from_the_clean_run_restore_its_logits(family: str) -> None:
-    """Patching all stages, or only the last layer, gives exactly the clean logits. Patching a row equals an edit of
-    this row.
+    """Patching all stages, or only the last layer, gives exactly the clean logits. Patching a row has
+    the same effect as editing it.
     """
     model = tiny.model(family, dtype=np.float64)
     clean, corrupted = trace(model, CLEAN), trace(model, CORRUPTED)
@@ -91,7 +91,7 @@ def test_patches_from_the_clean_run_restore_its_logits(family: str) -> None:
     assert list(layers.columns) == blocks
     assert layers.values[-1, layers.columns.index(last)] == pytest.approx(change, abs=1e-12) != 0
     rows = patch(model, CLEAN, CORRUPTED)
-    behind = int(family == "bart")  # BART's decoder reads a start token, and each token one place later
+    behind = int(family == "bart")  # BART's decoder first reads a start token
     assert [row.startswith("decoder.") for row in rows.rows] == [False] * 2 + [True] * 2 * behind
     assert rows.columns == (*clean.tokens[:behind], *(corrupted.key_tokens or corrupted.tokens))
     with edit(from_trace(clean, rows.rows[0], 1)):
@@ -213,7 +213,7 @@ def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None
 @pytest.mark.parametrize("by", ["position", "head", "layer"])
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm", "question-answering"])
 def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str) -> None:
-    """If the texts differ by a fraction of a word's vector, the error grows about with the square of this fraction."""
+    """If the texts differ by a fraction of a word's vector, the error grows about as the square of the fraction."""
     model = tiny.model("bert", head, dtype=np.float64)
     estimates, measured = [], []
     for share in (1e-3, 1e-4):
@@ -229,7 +229,7 @@ def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str)
     errors = [np.abs(a - b).max() for a, b in zip(estimates, measured, strict=True)]
     assert np.abs(measured[0]).max() > 0
     assert errors[0] < 0.02 * np.abs(measured[0]).max()
-    assert errors[1] < errors[0] / 50  # 1/100, except for terms of third order
+    assert errors[1] < errors[0] / 50  # 1/100 up to terms of third order
 
 
 def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:

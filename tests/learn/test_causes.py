@@ -297,7 +297,7 @@ def test_an_exception_with_another_message_has_no_known_cause(name: str) -> None
 @pytest.mark.parametrize("name", ["linear", "softmax", "layer_norm"])
 @pytest.mark.parametrize("answer", [None, "text"])
 def test_an_answer_without_numbers_has_no_cause(name: str, answer: Any) -> None:
-    """Known mistakes that raise an exception have no numbers either, but are not the cause."""
+    """Some known mistakes raise an exception, and so have no numbers either, but they are not named as the cause."""
     assert named(name, lambda *args: answer) == ("", "")
 
 
@@ -317,7 +317,7 @@ def test_nearly_the_numbers_of_a_step_have_no_cause() -> None:
 
 @pytest.mark.slow
 def test_a_value_that_is_always_0_shows_no_cause() -> None:
-    """The gradient of key.bias is 0 up to rounding. Different rounding errors are not a mistake."""
+    """The gradient of key.bias is 0 up to rounding. A difference in rounding is not a mistake."""
     half = with_edits(
         "multi_head_attention_backward", "linear_backward(grad, combined", "linear_backward(grad / 2, combined"
     )

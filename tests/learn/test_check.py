@@ -181,7 +181,8 @@ def test_an_endless_loop_and_an_end_of_the_process_are_reported(tmp_path: Path) 
 
 
 def test_the_search_for_a_cause_is_not_part_of_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search may exceed the limit on a busy machine. A fast function would then be reported as an endless loop."""
+    """On a busy machine, the search may exceed the limit. If it counted, a fast function would be reported as an
+    endless loop."""
     events: list[str] = []
     monkeypatch.setattr("npformer.learn.judge.cause", lambda *_: (events.append("search"), ("", ""))[1])
 

@@ -48,7 +48,7 @@ def test_a_function_that_waits_is_ended_with_its_line(tmp_path: Path, monkeypatc
 
 @POSIX
 def test_copies_of_the_process_end_with_it(tmp_path: Path) -> None:
-    """The copy also reaches the next functions. Its verdicts do not count, and it is ended with the process."""
+    """The copy, made by fork, loops forever. It is ended when the process ends."""
     fork = "def embed(ids, positions, eps, token, position, norm):\n    import os\n    while os.fork() == 0:\n"
     fork += "        while True:\n            pass\n    return layer_norm(token['weight'][ids] + position['weight'][positions], **norm, eps=eps)"
     report = check(written(tmp_path, {"embed": fork, "linear": LINEAR}), chapter=1)
@@ -56,6 +56,7 @@ def test_copies_of_the_process_end_with_it(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_process_tells_nothing(tmp_path: Path) -> None:
+    """The copy, made by fork, also continues with the next functions, but its verdicts do not count."""
     body = "    import os\n    os.fork()\n    return x @ weight + bias"
     if not hasattr(os, "fork"):
         pytest.skip("Windows has no fork")
@@ -122,7 +123,7 @@ class Process:
 def test_the_watch_counts_how_often_it_looks(
     stopped: bool, left: float, why: str, looks: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watch cannot look while the machine is suspended, so the time on the clock does not matter."""
+    """Time on the clock does not count, because the watch cannot look while the machine is suspended."""
     seen: list[int] = []
     monkeypatch.setattr(running, "RUN_LIMIT", 20.0)
     monkeypatch.setattr(running, "computed", lambda pid: 0.0)
@@ -170,7 +171,7 @@ def ended(*told: dict[str, Any], why: str = "") -> Ended:
 
 
 def test_a_verdict_is_never_replaced() -> None:
-    """Later processes, copies and stops add no other verdict, but a cause is added."""
+    """A later process, a copy or a stop does not change a function's verdict, except to add a cause."""
     made = _Check(Path("mine.py"), [1], 5.0, 0, Time())
     first, other = Verdict("gelu", WRONG, "numbers", "wrong"), Verdict("gelu", PASSED)
     made._take(ended({"began": "gelu"}, {"verdict": first.as_dict()}, {"verdict": other.as_dict()}))

@@ -103,7 +103,7 @@ def test_generated_tokens_equal_transformers(option: str, settings: dict[str, in
     tensors = {key: torch.from_numpy(each) for key, each in given.items()}
     expected = theirs.generate(**tensors, max_new_tokens=12, do_sample=False, **settings).numpy()
     model = npformer.load(tmp_path / "torch")
-    for older in (False, True):  # with generation_config.json, and then without it, so with the defaults
+    for older in (False, True):  # first with generation_config.json, then without it, so with the defaults
         if older:
             (tmp_path / "torch/generation_config.json").unlink()
         rows = [row[:length] for row, length in zip(given["input_ids"], LENGTHS, strict=True)]

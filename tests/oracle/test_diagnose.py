@@ -87,7 +87,7 @@ def torch_model(folder: Path, recorded: golden.Golden, monkeypatch: pytest.Monke
     return made
 
 
-#: Families with different modules. All others have the modules of BERT or RoBERTa.
+#: Families whose modules differ. The modules of every other family are those of BERT or RoBERTa.
 OF_OWN_MODULES = ("distilbert", "bert", "albert", "roberta")
 FOR_ALL = [(family, plant) for family in OF_OWN_MODULES for plant in PLANTED]
 FOR_ALL.remove(("distilbert", segments_ignored))  # DistilBERT has no token types
@@ -117,7 +117,8 @@ def test_an_unspoilt_model_is_within_every_budget(torch_model: Any, recorded: go
 
 @pytest.mark.parametrize("family", ["gpt_neox", "opt", "phi3", "bloom", "smollm3", "olmo2"])
 def test_a_correct_decoder_is_within_every_budget(family: str, tmp_path: Path) -> None:
-    """OPT scales queries before its attention function gets them, and BLOOM's position biases differ by a constant."""
+    """In transformers, OPT scales queries before the attention function gets them, and BLOOM adds a constant to its
+    position biases."""
     folder = tiny.folder(tmp_path / family, family, "causal-lm")
     recorded = golden.record(
         Model(*load_folder(folder), folder=folder), [Text(np.arange(5, 14)), Text(np.arange(7, 10))]

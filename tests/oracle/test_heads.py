@@ -131,7 +131,8 @@ def test_gradients_of_layers_that_share_weights_are_torch_s(name: str, head: str
     theirs = torch_model(name, f"Albert{head}").double()
     theirs.save_pretrained(tmp_path / "torch")
     given, random = batch(theirs, False), np.random.default_rng(1)
-    given["input_ids"][0, 4] = 7  # no padding inside a text, because torch does not train the row of padding
+    # replaces padding inside a text, because torch does not train the row of the padding token
+    given["input_ids"][0, 4] = 7
     model = npformer.load(tmp_path / "torch", dtype="float64")
     if head == "ForMaskedLM":
         labels = np.where(random.random(given["input_ids"].shape) < 0.5, given["input_ids"], -100)

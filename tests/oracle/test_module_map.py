@@ -1,6 +1,6 @@
 """The stages that transformers' modules output, for every family and every option of a config.
 
-The outputs of transformers' modules, by their paths, and the fields of the model's output agree with a golden file.
+The outputs of transformers' modules, named by path, and the fields of the model's output agree with a golden file.
 The model itself, in which `compare` sets hooks, also agrees.
 """
 

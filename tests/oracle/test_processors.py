@@ -123,6 +123,6 @@ def test_tokens_are_drawn_by_the_probabilities_of_transformers(tmp_path: Path, s
         prompt.tolist() * 2, do_sample=True, seed=1, max_new_tokens=1, num_return_sequences=1000, **settings
     )
     shares = np.bincount([each.ids[0] for some in drawn for each in some], minlength=WIDTH) / 2000
-    assert 1 < np.count_nonzero(expected) < 50  # 50 is the default of top_k
+    assert 1 < np.count_nonzero(expected) < 50  # the default of top_k is 50
     assert not shares[expected == 0].any()
     assert (np.abs(shares - expected) <= 5 * np.sqrt(expected * (1 - expected) / 2000) + 0.0015).all()

@@ -97,7 +97,8 @@ def test_vectors_and_similarities_match_a_sentence_transformer(case, tmp_path):
 
 
 def test_a_lowercase_normalizer_counts_though_transformers_5_drops_it(tmp_path):
-    """The vectors equal the model's vectors before it was saved; transformers 5 loads it without the normalizer."""
+    """The vectors equal those of the model before it was saved. transformers 5 loads the folder without its normalizer,
+    which changes the vectors."""
     torch.manual_seed(0)
     folder = write_folder(tmp_path / "bare", TOKENIZERS["merges"])
     RobertaModel(RobertaConfig(**ROBERTA)).save_pretrained(folder)

@@ -4,11 +4,11 @@
     python -m tests.plain.count_lines FILE "SET UP" "CALL"
 
 The first form counts three calls of the pages, and the lines that their gradients add to the forward pass. The second
-form counts a call in any file. It runs two texts of Python in the file's namespace. The first text creates the
-arguments. The count includes the functions that the second text enters, in the file and in its folder. For example:
+form counts a call in any file. It runs two pieces of Python code in the file's namespace: SET UP creates the arguments,
+and CALL is counted. The count includes the functions that CALL enters, in the file and in its folder. For example:
 python -m tests.plain.count_lines gpt2.py "x = np.ones((3, 4))" "softmax(x)"
 
-Docstrings, comments and empty lines are not code lines. A function's signature and decorators are.
+A function's signature and decorators are code lines; docstrings, comments and empty lines are not.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _first(node: ast.FunctionDef) -> int:
 
 IDS, POSITIONS = np.array([1, 2, 3]), np.arange(3)
 LINEAR = {"weight": np.eye(4), "bias": np.zeros(4)}
-NARROW = {"weight": np.eye(4)[:, :2]}  # from four columns to one head of two
+NARROW = {"weight": np.eye(4)[:, :2]}  # from four columns to one head of two columns
 NORM = {"weight": np.ones(4)}
 ATTENTION = dict.fromkeys(("query", "key", "value", "output"), LINEAR)
 ENCODER_LAYER = {
@@ -128,7 +128,7 @@ CALLS = {
 def of_file(path: Path, set_up: str, call: str) -> Count:
     """Counts a call in the namespace of any file."""
     folder = path.resolve().parent
-    sys.path.insert(0, str(folder.parent))  # the file may import its neighbours
+    sys.path.insert(0, str(folder.parent))  # so that the file can import its neighbours
     spec = spec_from_file_location(f"{folder.name}.{path.stem}", path.resolve())
     assert spec is not None, path
     assert spec.loader is not None, path

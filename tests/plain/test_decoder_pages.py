@@ -313,7 +313,8 @@ def test_a_page_has_torchs_golden_values(case: str) -> None:
     texts = unpadded(given["input_ids"], mask, None, config.uncounted, config.positions.skips_masked)
     found = [page.run(model, text) for text in texts]
     for name, truth in torch_values.stages(case, "float64").items():
-        own = "embeddings.token" if name == "embeddings.sum" and name not in found[0] else name  # the sum of one table
+        # with a single table, the sum is the token's row
+        own = "embeddings.token" if name == "embeddings.sum" and name not in found[0] else name
         got = np.concatenate([of_text[own].ravel() for of_text in found])
         np.testing.assert_allclose(got, truth, rtol=0, atol=FLOAT64 * np.abs(truth).max(), err_msg=name)
 

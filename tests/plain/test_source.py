@@ -31,7 +31,7 @@ def test_a_standalone_page_imports_only_numpy_and_runs(name: str, tmp_path: Path
     assert not re.search(r"^import numpy as np\n\n(def |@)", text, re.M)  # two blank lines
     scope = executed(text, tmp_path / "page.py")
     own = {each for each, value in vars(npformer.plain.page(name)).items() if inspect.isfunction(value)}
-    assert own <= scope.keys() | {"encode"}  # equal names get a longer form
+    assert own <= scope.keys() | {"encode"}  # `encode`, defined twice, has a longer name in the file
 
 
 @pytest.mark.parametrize(("model_type", "head"), cases())

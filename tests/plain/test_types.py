@@ -16,7 +16,7 @@ STUBS = sorted(path.stem for path in FOLDER.glob("*.pyi"))
 
 
 def functions(path: Path) -> dict[str, str]:
-    """Returns name -> parameters with defaults but without types, for each function of a file."""
+    """Returns the parameters of each function of a file, with defaults but without types, by the function's name."""
     found = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name != "__getattr__":

@@ -1,4 +1,4 @@
-"""Texts of tokens in log probabilities."""
+"""The texts that stand for tokens in lists of log probabilities."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_texts_of_byte_level_tokens() -> None:
 
 
 def test_the_most_likely_of_several_tokens_with_one_text_counts() -> None:
-    """Incomplete characters share a text, and so do rows of a padded table without a token."""
+    """All incomplete characters have the same text, and so do all rows of a padded table without a token."""
     tokenizer = byte_level.tokenizer()
     first, second = tokenizer.encode("é").ids[:2]
     likely = Best(np.array([[first, first, second]]), np.array([[-0.25, -0.25, -2.0]]))

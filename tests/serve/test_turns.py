@@ -99,11 +99,11 @@ def test_a_small_request_is_computed_between_two_pieces_of_a_large_one(desk):
     running = desk.begin()
     desk.ask(work, "small", 10)
     first = desk.end(running)
-    assert first == names("large", 0, 15)  # a lone request: pieces of 512 tokens
+    assert first == names("large", 0, 15)  # the request is alone, so a piece has 512 tokens
     assert desk.turn() == ["small0"]
     running = desk.begin()
     desk.ask(work, "again", 10)
-    assert desk.end(running) == names("large", 16, 17)  # others have arrived, so the pieces are smaller
+    assert desk.end(running) == names("large", 16, 17)  # other requests have arrived, so the pieces are smaller
     assert desk.turn() == ["again0"]
     assert desk.turn() == names("large", 18, 19)
 
@@ -119,7 +119,7 @@ def test_pieces_are_small_while_others_wait_and_grow_again(desk, monkeypatch):
 
 
 def test_a_request_of_usual_size_is_computed_at_once_when_it_is_alone(desk):
-    """Other requests have just waited, so the pieces of large requests are still small."""
+    """The pieces of large requests are still small, because other requests have just waited."""
     work, other = Noted("model"), Noted("other")
     desk.ask(work, "large", *[16] * 100)
     desk.ask(other, "small", 1)
@@ -149,7 +149,7 @@ def test_models_take_turns_whatever_their_numbers_of_requests(desk):
 
 
 def test_a_small_request_does_not_share_its_batch_with_a_large_one(desk):
-    """It shares a batch with other small requests. Large requests share batches with one another, a piece of each."""
+    """Small requests share a batch. Large requests share other batches, to which each contributes a piece."""
     work = Noted("model")
     desk.ask(work, "a", 10)
     desk.ask(work, "large", *[40] * 3)
@@ -184,7 +184,8 @@ def test_a_request_is_computed_between_two_steps_of_a_generation(desk):
 
 
 def test_generations_take_turns_by_step_and_their_number_is_bounded(desk):
-    """A request has one unfinished batch. Above the maximum, other generations wait, but other work does not."""
+    """Each request has at most one unfinished batch. At the maximum number of unfinished batches, further generations
+    wait, but other work does not."""
     writing = Noted("model", steps=3, together=False)
     for i in range(JOBS + 1):
         desk.ask(writing, f"r{i}-", 1)

@@ -20,7 +20,7 @@ MODELS = ("en-de-multi30k", "gpt2-austen")
 ABSENT = [name for name in MODELS if not (ROOT / "weights" / name).exists()]
 FILE = "NPFORMER_ABSENT"
 
-_wanted: list[str] = []  # absent models that the running test has asked for
+_wanted: list[str] = []  # absent models that the running test has requested
 
 
 def watch() -> None:

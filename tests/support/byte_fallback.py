@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-BYTE = 3  # id of the first byte
+BYTE = 3  # id of the token for byte 0
 PIECES = ("▁", "a", "b", "▁a", "▁the")
 
 

@@ -43,14 +43,14 @@ PADDED = {
 
 @dataclass(frozen=True)
 class Plant:
-    """Mistakes: edits of a page, and changes of what it reads or exports. `a & b` has the mistakes of both.
+    """Mistakes in a port: edits of its page, and changes to its inputs and outputs. `a & b` has the mistakes of both.
 
     edits : pairs of a text that occurs once in the page, and its replacement
     added : source of functions that replace those of the same names, or that edits call
-    weights : functions that get the weights by flat name, and return the new values of some
-    inputs : functions that get the arguments that depend on the texts, and return the new values of some
+    weights : functions that get the weights by flat name, and return new values for some of them
+    inputs : functions that get the arguments that depend on the texts, and return new values for some of them
     stage : functions that get the name and value of a stage, and return the value with which the page continues
-    exported : functions that get the stages, and return the values to export for some; None exports no value
+    exported : functions that get the stages, and return values to export instead; a value of None is not exported
     """
 
     edits: tuple[tuple[str, str], ...] = ()
@@ -69,12 +69,12 @@ def edited(*edits: tuple[str, str], added: str = "") -> Plant:
 
 
 def layer(of: str, function: Callable[..., Any]) -> Plant:
-    """Has the layers of another page in a page with the layers `of`."""
+    """Returns a plant that replaces the layer function `of` with `function`, the layer of another page."""
     return edited((f"x = {of}(", f"x = {function.__name__}("), added=inspect.getsource(function))
 
 
 def rotated(layers: tuple[int, ...]) -> Plant:
-    """Rotates with the angles of these layers, in the order of the page's layers."""
+    """Returns a plant in which layer i of the page rotates with the angles of layer `layers[i]`."""
     return edited(("layers, rotations, reaches)", f"layers, [rotations[i] for i in {layers}], reaches)"))
 
 
@@ -83,12 +83,12 @@ def weights(change: Callable[[Arrays], Arrays]) -> Plant:
 
 
 def changed(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Plant:
-    """Changes the weights with this part in their names."""
+    """Returns a plant that changes the weights whose names contain `part`."""
     return weights(lambda flat: {name: change(w) for name, w in flat.items() if part in name})
 
 
 def taken(*pairs: tuple[str, str]) -> Plant:
-    """Weights from elsewhere: for a pair such as ("layers.0.", "layers.1."), layer 0 has those of layer 1."""
+    """Returns a plant with weights from elsewhere: for ("layers.0.", "layers.1."), layer 0 has those of layer 1."""
 
     def found(flat: Arrays) -> Arrays:
         names = {name: name.replace(own, other) for own, other in pairs for name in flat if own in name}
@@ -98,12 +98,13 @@ def taken(*pairs: tuple[str, str]) -> Plant:
 
 
 def swapped(one: str, other: str) -> Plant:
-    """Exchanges the weights of two parts of every layer, such as query and key."""
+    """Returns a plant that exchanges the weights of two parts of every layer, such as query and key."""
     return taken((one, other), (other, one))
 
 
 def resplit(*shape: int) -> Plant:
-    """Splits columns of fused queries, keys and values of this shape, (heads, 3, 8), as (3, heads, 8); or the reverse."""
+    """Returns a plant that splits columns of fused queries, keys and values of this shape, (heads, 3, 8), as if it were
+    (3, heads, 8), or the reverse."""
 
     def split(flat: Arrays) -> Arrays:
         found = {}
@@ -118,12 +119,12 @@ def resplit(*shape: int) -> Plant:
 
 
 def inputs(change: Callable[[dict[str, Any]], dict[str, Any]] | None = None, **new: str) -> Plant:
-    """Changes arguments, by a function or by expressions such as positions="positions + 1"."""
+    """Returns a plant that changes arguments, by a function or by expressions such as positions="positions + 1"."""
     return Plant(inputs=(change or _computed(new),))
 
 
 def exported(change: Callable[[Arrays], dict[str, Any]] | None = None, **new: str) -> Plant:
-    """Changes what is exported, by a function or by expressions such as logits="2 * logits"."""
+    """Returns a plant that changes exported values, by a function or by expressions such as logits="2 * logits"."""
     return Plant(exported=(change or _computed(new),))
 
 
@@ -132,12 +133,12 @@ def _computed(new: Mapping[str, str]) -> Callable[[Mapping[str, Any]], dict[str,
 
 
 def at_stage(end: str, change: Callable[[np.ndarray], np.ndarray]) -> Plant:
-    """Changes the values of the stages whose names have this ending; the page continues with the changed values."""
+    """Returns a plant that changes the stages whose names have this ending; the page continues with the new values."""
     return Plant(stage=(lambda name, x: change(x) if name.endswith(end) else x,))
 
 
 def run(model: Any, recorded: golden.Golden, plant: Plant | None = None, padded: bool = True) -> Arrays:
-    """The stages of the golden file, computed by the page in one padded batch, or as `i/stage` one text at a time."""
+    """Returns the golden file's stages, computed by the page in a padded batch, or one text at a time as `i/stage`."""
     plant, texts = plant or Plant(), recorded.inputs
     flat = {name: np.array(array) for name, array in flatten(dict(model.weights)).items()}
     for change in plant.weights:
@@ -154,9 +155,9 @@ def run_in_chunks(
     model: Any, recorded: golden.Golden, first: int, plant: Plant | None = None,
     cached: Callable[[Any], Any] = lambda past: past,
 ) -> Arrays:  # fmt: skip
-    """The stages, except scores and weights, by a page with a cache that reads `first` tokens and then the others.
+    """Returns the stages, except scores and weights, of a page with a cache that reads `first` tokens, then the rest.
 
-    cached: a function of the cache of the first chunk that returns what the second one reads
+    cached: a function that gets the cache after the first chunk, and returns the cache that the second chunk reads
     """
     shown, tree, stages = _Edited(model, recorded, plant or Plant(), False), dict(model.weights), {}
     for i, text in enumerate(recorded.inputs):
@@ -172,7 +173,7 @@ def run_in_chunks(
 
 
 def diagnosed(model: Model, plant: Plant, shown: Callable[[str], bool]) -> golden.Diagnosis:
-    """Diagnoses a port with mistakes from the stages that it shows. The correct port must pass the comparison."""
+    """Returns the diagnosis of a port with mistakes, from the stages that it shows. The correct port must pass."""
     recorded = golden.record(model, [Text(np.arange(5, 14)), Text(np.arange(20, 26))])
     comparison = golden.compare(recorded, run(model, recorded, padded=False))
     assert comparison.ok, comparison
@@ -182,7 +183,7 @@ def diagnosed(model: Model, plant: Plant, shown: Callable[[str], bool]) -> golde
 
 
 def diagnosis(model: Model, plant: Plant, full: bool) -> str:
-    """The diagnosis from all stages if `full`, else from hidden states and answers."""
+    """Returns the diagnosis from all stages if `full`, otherwise from hidden states and answers."""
     answers = ("embeddings.sum", "embeddings.norm", "norm", "logits", "project")
     ends = ("",) if full else ("ffn_residual", "ffn_norm", *(f"/{each}" for each in answers))
     return str(diagnosed(model, plant, lambda stage: stage.endswith(ends))).partition("then")[0]
@@ -210,7 +211,7 @@ class _Edited(Stages):
             exec(_compiled(definition), self.page.__dict__)
 
     def run(self, tree: Any, text: Any, batch: Mapping[str, Any], chunk: slice | None = None) -> Arrays:
-        """The stages for a padded batch, or for a text or a chunk of its tokens if the batch has no ids."""
+        """Returns the stages of a padded batch or, if the batch has no ids, of a text or a chunk of its tokens."""
         functions = functions_of(page_of(self.model.config), self.model.config, tree)
         rows, head = (bind(each, self.model.config, tree, text) for each in functions)
         given = {**rows.keywords, **head.keywords, **batch}
@@ -234,7 +235,7 @@ class _Edited(Stages):
         return {name: array for name, array in stages.items() if array is not None}
 
     def _own(self, bound: Any, given: Mapping[str, Any]) -> Callable[..., Any]:
-        """A function of `npformer.plain` as that of this page, with the given arguments."""
+        """Returns this page's version of a function of `npformer.plain`, with the given arguments."""
         names = inspect.signature(bound.func).parameters
         own = {
             name: vars(self.page)[value.__name__] if isinstance(value, types.FunctionType) else value
@@ -252,19 +253,19 @@ class _Edited(Stages):
 
 @lru_cache(maxsize=1024)
 def _compiled(definition: str) -> types.CodeType:
-    """A definition of a page, instrumented. Most definitions are the same in every port."""
+    """Returns a page's definition, instrumented and compiled. Most definitions are the same in every port."""
     tree = ast.fix_missing_locations(Recorder().visit(ast.parse(definition)))
     return compile(tree, "an edited page", "exec")
 
 
 @lru_cache(maxsize=64)
 def _source(model: Any) -> str:
-    """The page of a model in one file, without the functions that read its weights."""
+    """Returns the page of a model as the source of one file, without the functions that read its weights."""
     return standalone_model(model)[0].partition("\n\n\ndef read(path):")[0]
 
 
 def _batch(config: Any, texts: Iterable[Any]) -> dict[str, Any]:
-    """The arguments of a page for a batch padded on the right."""
+    """Returns the arguments of a page for a batch padded on the right."""
     of_source, targets = zip(*(each if isinstance(each, tuple) else (each, None) for each in texts), strict=True)
     ids, seen, types = _padded(config, of_source)
     places = np.arange(ids.shape[1])
@@ -286,7 +287,7 @@ def _batch(config: Any, texts: Iterable[Any]) -> dict[str, Any]:
 
 
 def _padded(config: Any, texts: Iterable[Text]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, mask and token types, each (B, L)."""
+    """Returns ids, mask and token types, each (B, L)."""
     texts = list(texts)
     width = max(map(len, texts))
     ids, types = (np.zeros((len(texts), width), int) for _ in range(2))

@@ -1,7 +1,7 @@
 """`npformer serve` with a gate before its batches, so a test decides how long each batch takes.
 
-Run as a program, this module is the server. Each batch is recorded in the folder $GATE, and waits until its
-number is allowed. Workers import the module, too. $APART replaces the time after which a repeated signal is a second
+Run as a program, this module is the server. Each batch is recorded in the folder $GATE, and waits until its number
+is allowed. Workers import the module, too. $APART replaces the number of seconds within which repeated signals count as
 one.
 """
 
@@ -74,7 +74,7 @@ def hold_batches(folder: Path) -> None:
     batching.computed = held  # type: ignore[assignment]
 
 
-if __name__ in ("__main__", "__mp_main__"):  # the server, or one of its workers
+if __name__ in ("__main__", "__mp_main__"):  # this process is the server or one of its workers
     hold_batches(Path(os.environ["GATE"]))
 if __name__ == "__main__":
     from npformer.__main__ import main

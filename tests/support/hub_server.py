@@ -55,11 +55,12 @@ class Hub:
         self.status = 0  # if set, the hub answers every request with this status
         self.answer = b""  # if set, the hub answers every request with these bytes
         self.page = b""  # if set, the hub answers every request with this web page, like the login page of a network
-        self.commit_header = ""  # if set, sent instead of the commit
+        self.commit_header = ""  # if set, sent instead of the commit's hash
         self.hub_server = _Server(_HubHandler, self)
         self.cdn_server = _Server(_CdnHandler, self)
         self.url = f"http://127.0.0.1:{self.hub_server.server_port}"
-        self.cdn_url = f"http://localhost:{self.cdn_server.server_port}"  # another host, which gets no login
+        # a different host, to which clients send no login
+        self.cdn_url = f"http://localhost:{self.cdn_server.server_port}"
 
     def __enter__(self) -> Hub:
         for server in (self.hub_server, self.cdn_server):

@@ -1,4 +1,4 @@
-"""Encoders and decoders on packed rows (texts one after another, with their lengths), made of the engine's layers."""
+"""Encoders and decoders on packed rows (texts one after another, with their lengths), built from engine layers."""
 
 from __future__ import annotations
 

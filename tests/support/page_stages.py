@@ -29,7 +29,7 @@ class Page(Stages):
         return self.stages_of(model.config, model.weights, text)
 
     def stages_of(self, config: Any, weights: Mapping[str, Any], text: Any) -> dict[str, np.ndarray]:
-        """Does the same as `run`, but without a model."""
+        """Returns the stages of a text, like `run`, for a config and weights without a model."""
         return self.recorded(lambda: answers(self.module, config, weights, text))
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

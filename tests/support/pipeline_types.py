@@ -52,14 +52,14 @@ TRANSLATED = {
 
 
 def shared_keywords() -> dict[str, str]:
-    """Returns the keywords of every task, name -> type: those of `load`, and those of other libraries."""
+    """Returns the types of every task's keywords, by name: keywords of `load`, and of other libraries."""
     named = inspect.signature(pipeline).parameters
     own = {key: each.annotation for key, each in named.items() if each.kind is each.KEYWORD_ONLY}
     return own | TRANSLATED | dict.fromkeys(IGNORED, "Any")
 
 
 def own_keywords(kind: type[Task]) -> dict[str, str]:
-    """Returns the keywords of one task, name -> type: options, aliases, and generation settings if it writes text."""
+    """Returns the types of one task's keywords, by name: options, aliases, and any generation settings."""
     found = {each.name: str(each.type) for each in fields(kind.options_type) if each.name != "settings"}
     if issubclass(kind.options_type, WritingOptions):
         types = {each.name: str(each.type).removesuffix(" | None") for each in fields(Settings)}
@@ -96,7 +96,8 @@ def stub() -> str:
         names = ", ".join(f'"{each}"' for each in (name, *(a for a, of in ALIASES.items() if of == name)))
         given = {"task": f"Literal[{names}]", "keywords": name_of(kind), "kind": kind.__name__}
         parts.append(OVERLOAD.format(**given, body=" ..."))
-    described = inspect.getdoc(pipeline) or ""  # Python 3.13 removes the indentation of a docstring, older ones keep it
+    # Python 3.13 removes the indentation of a docstring, older versions keep it
+    described = inspect.getdoc(pipeline) or ""
     body = "\n" + textwrap.indent(f'"""{described}\n"""', "    ")
     given = {"task": "str | None = None", "keywords": "AnyKeywords", "kind": "Task"}
     parts.append(OVERLOAD.format(**given, body=body))

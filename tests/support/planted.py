@@ -9,7 +9,7 @@ from npformer.plain.gpt2 import gpt2_layer
 from npformer.plain.transformer import sinusoidal_positions
 from tests.support.edited_pages import Plant, changed, edited, exported, inputs, layer, resplit, rotated, swapped, taken
 
-#: Texts of the pages that several mistakes edit.
+#: Pieces of the pages' source that several mistakes edit.
 GELU = "x * (1 + erf(x / math.sqrt(2))) / 2"
 GELU_TANH = "x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2"
 DEVIATION, AFFINE = "np.sqrt(variance + eps)", "np.sqrt(variance + eps) * weight + bias"
@@ -127,7 +127,7 @@ IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
     "other local layers": ("the wrong layers are local", rotated((1, 0, 1, 0)) & edited(("reaches):", "[reaches[i] for i in (1, 0, 1, 0)]):"))),
 }  # fmt: skip
 SCALE, ORDER, WEIGHT_ORDER = "scaled by a constant", "in the wrong order", "weight in the wrong order"
-#: Mistakes that are not in this list, with the names that describe them: the diagnosis may be certain of no others.
+#: Mistakes that are not in the diagnosis's list, each with the only names that the diagnosis may give with certainty.
 HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "sigmoid 1.3": ((), edited((GELU, "x / (1 + np.exp(-1.3 * x))"))),
     "elu 0.5": ((), edited((GELU, "np.where(x > 0, x, 0.5 * np.expm1(x))"))),

@@ -16,12 +16,12 @@ DISTANCES, BIASED = "np.arange(length) - np.arange(length)[:, None]", "math.sqrt
 
 
 def no_norm(of: str, *blocks: str) -> Plant:
-    """Leaves out the norms after blocks, which the function `of` computes."""
+    """Returns an edit that leaves out the norms that the function `of` computes after blocks."""
     return edited(*((f"{of}({each}, **output_norm, eps=eps)", each) for each in blocks))
 
 
 def both(old: str, new: str) -> Plant:
-    """An edit of queries, and the same of keys."""
+    """Returns an edit of the queries together with the same edit of the keys."""
     return edited(*((old.format(*each), new.format(*each)) for each in (("query", "n_heads"), ("key", "n_kv_heads"))))
 
 
@@ -45,7 +45,7 @@ ROWS: tuple[tuple[str, str, str, Plant], ...] = (
     ("gpt_neox", "neighbours", "rotation of pairs instead of halves", edited(("np.split(x, 2, axis=-1)", "x[..., ::2], x[..., 1::2]"),
         ("np.concatenate([first", "np.stack([first"), ("first * sin], axis=-1)", "first * sin], axis=-1).reshape(x.shape)"))),
     ("phi3", "up and gate", "gate and up swapped", edited(("(linear(x, **gate))", "(linear(x, **up))"), ("* linear(x, **up)\n", "* linear(x, **gate)\n"))),
-    # of Phi-3 in texts longer than those in training, whose rotation is scaled: 1 and 1.5 for 3 and 12.5
+    # for texts longer than in training: cosines and sines not scaled; factors 1 and 1.5 instead of 3 and 12.5
     ("phi3", "no attention factor", SCALED, edited(("magnitude * np.cos(angles), magnitude * np.sin(angles)", "np.cos(angles), np.sin(angles)"))),
     ("phi3", "short factors", SCALED, edited(("frequencies.astype(", "(frequencies * [3, 12.5 / 1.5] if len(positions) > 7 else frequencies).astype("))),
     ("smollm3", "rotation in all layers", "rotation in the wrong layers", rotated((0, 0, 0))),

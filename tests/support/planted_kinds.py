@@ -21,12 +21,13 @@ RULE = "(lambda i, j: {})(*np.indices((n_queries, max(n_queries, n_keys)))) & se
 
 
 def product(new: str, where: str = "'layers.' in at()") -> Plant:
-    """Replaces x W in every linear layer below the head, or in those whose group fulfils a condition."""
+    """Returns an edit that replaces x W in the linear layers for which `where` is true: by default, below the head."""
     return edited((LINEAR, f"({new} if {where} else x @ weight) + bias"))
 
 
 def context(new: str) -> Plant:
-    """Computes the context from masked scores `s`, their maxima, and their maxima so far, in tiles of 4 keys."""
+    """Returns an edit that computes the context from masked scores `s`, their maxima, and their maxima so far, in tiles
+    of 4 keys."""
     s = "s = np.where(mask, s, np.float32(-1e9)); most, length = s.max(-1, keepdims=True), s.shape[-1]"
     so_far = "so_far = np.maximum.accumulate(s, axis=-1)[..., np.minimum(np.arange(length) | 3, length - 1)]"
     old = "weights = masked_softmax(scores, mask)\n    return weights @ v"
@@ -92,7 +93,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "off by one": (NAMES, "off by 1: layers.0.ffn_norm is embeddings.norm",
         exported(lambda stages: {"layers.0.ffn_norm": stages["embeddings.norm"], "layers.1.ffn_norm": stages["layers.0.ffn_norm"]})),
 }  # fmt: skip
-#: Mistakes of kernels that work in tiles, with part of their descriptions from all stages.
+#: Mistakes of kernels that work in tiles, with words from the description that a diagnosis from all stages gives.
 TILES: dict[str, tuple[str, str, Plant]] = {
     "last inputs": (PRODUCT, "every product of the layers: without the last 2 inputs", product("x[..., :-2] @ weight[:-2]")),
     "last input of q, k and v": (PRODUCT, "query, key and value: without the last 1 inputs", product("x[..., :-1] @ weight[:-1]", "at().endswith(('query', 'key', 'value'))")),

@@ -9,7 +9,7 @@ from typing import Any
 from tests.support import byte_level, tiny
 from tests.support.sentence_folders import write_modules
 
-YES, NO = 257, 258  # two ids of the tokenizer in `byte_level`
+YES, NO = 257, 258  # ids of "yes" and "no" in the tokenizer of `byte_level`
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 TEMPLATE = """<|im_start|>system
 Judge. Answer "yes" or "no".<|im_end|>

@@ -56,7 +56,7 @@ def calls() -> dict[str, dict[str, Any]]:
 
 
 def errors(case: str) -> dict[str, float]:
-    """Returns `errors_in` for a case's own file, and for the file with its encoder's stages."""
+    """Returns the errors of the golden arrays in a case's own file and in the file with its encoder's stages."""
     encoder = metadata(f"{case}/stages.safetensors")["encoder"]
     return {**errors_in(arrays(f"{encoder}/stages.safetensors")), **errors_in(arrays(f"{case}/stages.safetensors"))}
 

@@ -139,7 +139,7 @@ def test_vectors_of_a_cross_encoder_are_means_without_its_prompt(tmp_path):
 
 
 def test_a_score_is_that_of_text_classification():
-    """For a model with one label, both tasks return the same bits. A mapping, too, is read as a pair."""
+    """For a model with one label, both tasks return the same bits. A mapping is also read as a pair."""
     model = tiny.model("bert", labels=("SCORE",))
     rank, classify = pipeline("rerank", model), pipeline("text-classification", model)
     assert [each["score"] for each in rank(PAIRS[:3])] == [each["score"] for each in classify(PAIRS[:3])]

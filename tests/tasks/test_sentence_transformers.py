@@ -292,8 +292,8 @@ def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
 
 
 def test_a_cross_encoder_s_folder_names_its_task(tmp_path):
-    """A cross-encoder with one label reranks. With several labels it classifies pairs, and reranking is an error that
-    explains this.
+    """A cross-encoder with one label reranks. With several labels it classifies pairs, and reranking raises an
+    error that says so.
     """
     assert pipeline(model=write_folder(tmp_path / "one", "CrossEncoder")).name == "text-ranking"
     for field in (OLDER, NEWER):  # fields of config.json in earlier versions

@@ -162,7 +162,7 @@ def test_where_a_stop_string_ends() -> None:
 @pytest.mark.parametrize(
     ("text", "strings", "ends"),
     [
-        ("\U0001f600\n", ["\n"], True),  # the token before it ends a character
+        ("\U0001f600\n", ["\n"], True),  # the token before the stop string ends a character
         ("中世", ["世"], True),
         (" a\n\n", ["\n\n"], True),
         ("b\n\U0001f600", ["\n"], False),

@@ -145,7 +145,7 @@ def test_a_translation_grows_token_by_token(of_letters: Seq2Seq) -> None:
 
 
 def test_half_of_a_letter_waits_for_the_rest_of_it(of_letters: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter of two tokens is one piece. If it stays incomplete, it is the last piece, as in the translation."""
+    """A letter that takes two tokens is yielded as one piece. If it stays incomplete, it comes last, as in the translation."""
     task = npformer.pipeline("translation", of_letters, max_new_tokens=3)
     for texts, pieces in ((["a", "a\ufffd", "aß"], ["a", "ß"]), (["a", "ab", "ab\ufffd"], ["a", "b", "\ufffd"])):
         monkeypatch.setattr(task.tokenizer, "decode", lambda ids, texts=texts: texts[len(ids) - 1])
@@ -161,7 +161,7 @@ def test_too_long_a_source_is_refused_or_cut(of_letters: Seq2Seq) -> None:
     with pytest.warns(UserWarning, match="input 0: 101 tokens, cut to 64"):
         answer = task("d" * 100, long="truncate")
     assert (answer.n_tokens, answer.truncated) == (101, True)
-    first = "d" * 63  # 63 letters; a truncated text keeps its end token
+    first = "d" * 63  # 63 letters, because a truncated text keeps its end token
     assert answer == task(first)
     with pytest.raises(NpformerError, match="sources are not read in windows"):
         task("dog", long="window")
@@ -314,7 +314,7 @@ def test_a_translator_s_broken_tokenizer_files_are_named(folder: Path, name: str
 @needs_sentencepiece
 def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> None:
     """The map replaces each "a" with 200 characters, and SentencePiece would need tens of bytes for each character."""
-    trie = np.zeros(256, "<u4")  # a tree of the root, the letter and the letter's value, a text that begins at 0
+    trie = np.zeros(256, "<u4")  # a tree with the root, the letter, and the letter's value: the text at offset 0
     trie[0], trie[1 ^ ord("a")], trie[1 ^ ord("a") ^ 2] = 1 << 10, 2 << 10 | 1 << 8 | ord("a"), 1 << 31
     charsmap = trie.nbytes.to_bytes(4, "little") + trie.tobytes() + b"b" * 200 + b"\0"
     with open(folder / "source.spm", "ab") as file:

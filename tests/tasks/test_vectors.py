@@ -50,7 +50,7 @@ def test_features_of_windows_give_each_token_once():
     whole = features(LONG, long="window", stride=20)
     assert whole.shape == (1, whole.n_tokens, 32)
     cut = features(" ".join(LONG.split()[:62]))
-    assert np.array_equal(whole[0, :10], cut[0, :10])  # the first window's own tokens
+    assert np.array_equal(whole[0, :10], cut[0, :10])  # tokens that only the first window contains
     assert np.array_equal(whole[0, 0], cut[0, 0])
 
 
@@ -143,7 +143,7 @@ def test_the_folder_s_length_replaces_the_tokenizer_s(folder):
         embed = pipeline("sentence-embedding", folder)
         assert embed.max_seq_length == embed.limit(embed.options) == found
         assert found < 26 or np.array_equal(embed(text), whole)
-    embed.max_seq_length = 40  # users may replace it, too
+    embed.max_seq_length = 40  # users may also set max_seq_length
     assert np.array_equal(embed(text), whole)
 
 
@@ -167,7 +167,7 @@ def test_an_older_sentence_transformers_folder_has_its_encoder_inside(tmp_path):
     assert np.array_equal(embed("ice"), embed.model(embed.model.tokenizer.encode("ice").ids).last_hidden_state[0, 0])
     assert load(outer).folder == outer / "0_Transformer"
     converted = convert(load(outer).folder, tmp_path / "converted")
-    assert (converted / "config.json").exists()  # next to modules.json, as sentence-transformers writes it today
+    assert (converted / "config.json").exists()  # written next to modules.json, as by current sentence-transformers
     flat = pipeline(model=converted)
     assert flat.recipe == embed.recipe
     assert np.array_equal(flat("ice"), embed("ice"))

@@ -50,7 +50,7 @@ BEGUN, WHOLE = f"{byte_level.END} $A", f"{byte_level.END} $A {byte_level.STOP}"
         (BEGUN, {"add_bos_token": False, "add_eos_token": True}, (False, True)),
         (BEGUN, {}, (True, False)),
         (WHOLE, {"add_eos_token": False}, (True, False)),
-        (WHOLE, {"add_bos_token": True}, (True, False)),  # the other setting is False by default
+        (WHOLE, {"add_bos_token": True}, (True, False)),  # add_eos_token is False by default
         (WHOLE, {"add_eos_token": None}, (True, True)),
         (WHOLE, {}, (True, True)),  # a folder saved by version 5
         ("", {"add_bos_token": True}, (True, False)),
@@ -110,7 +110,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], said: str, tmp_pa
 def test_a_class_of_no_family_adds_no_special_tokens_to_a_file_without_a_template(
     name: str | None, ends: int, tmp_path: Path
 ) -> None:
-    """Transformers also adds none, because users train such tokenizers, and their models, without [CLS] and [SEP]."""
+    """Transformers does not add them either: users train such tokenizers, and models, without [CLS] and [SEP]."""
     folder = tiny.folder(tmp_path, "bert", "base")
     described = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**described, "post_processor": None}))

@@ -247,6 +247,7 @@ def test_a_long_text_takes_little_memory() -> None:
     assert peaks[1] < peaks[0] + 10**6
     tracemalloc.start()
     (found,) = made.read([text], "window")
-    assert tracemalloc.get_traced_memory()[1] < 200 * found.n_tokens + 10**7  # the arrays, and the lists of one block
+    # memory for the arrays, and for the lists of one block
+    assert tracemalloc.get_traced_memory()[1] < 200 * found.n_tokens + 10**7
     tracemalloc.stop()
     assert isinstance(made.read(["ice"])[0].texts[0].ids, np.ndarray)

@@ -20,7 +20,7 @@ def charsmap(units: int = 256, texts: bytes = b"a\0", **changed: int) -> bytes:
 def test_a_map_with_an_index_out_of_bounds_is_refused() -> None:
     assert check_charsmap("here", charsmap(texts=b"abc\0" + "é".encode() + b"\0")) == 3
     assert check_charsmap("here", charsmap(512, at_0=256 << 10)) == 1
-    value = {"at_0": 1 << 8 | 5 << 10, "at_5": 1 << 31 | 1}  # the root has a value, in unit 5: text 1
+    value = {"at_0": 1 << 8 | 5 << 10, "at_5": 1 << 31 | 1}  # the root's value, in unit 5, is the text at offset 1
     assert check_charsmap("here", charsmap(**value)) == 1
     for wrong in (
         b"", b"\0\0\0\0", charsmap()[:-1], charsmap(texts=b""), charsmap(250), charsmap(at_0=256 << 10),

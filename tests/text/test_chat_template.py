@@ -77,7 +77,7 @@ def test_processes_that_are_started_ahead_render_once_and_have_the_limits(monkey
     try:
         start_ahead(2)
         first, second = chat_template.WAITING
-        monkeypatch.setattr(chat_template, "_started", None)  # then only a waiting process can render
+        monkeypatch.setattr(chat_template, "_started", None)  # from now on, only a waiting process can render
         assert render("here", "a{{ 1 + 1 }}", [[]], {}) == ["a2"]
         assert (first.returncode, list(chat_template.WAITING)) == (0, [second])
         monkeypatch.setattr(chat_template, "SECONDS", 0.5)
@@ -135,7 +135,7 @@ def test_the_process_has_no_variable_of_the_environment(without_a_sandbox, monke
     "attempt",
     [
         "{{ built_in.open('/proc/self/environ').read() }}",
-        "{{ built_in.open('/proc/' ~ os.getppid() ~ '/environ').read() }}",  # the environment of the parent
+        "{{ built_in.open('/proc/' ~ os.getppid() ~ '/environ').read() }}",  # reads the environment of the parent
         "{{ built_in.open('FOLDER/secret').read() }}",
         "{{ os.listdir('/proc/self/fd') }}",
         "{{ os.read(NUMBER, 99) }}",

@@ -133,7 +133,7 @@ def test_a_view_shows_the_words_that_the_model_reads(model: Model) -> None:
         shown = view.attribution(model, LONG)
     read = LONG.split()[:62]
     assert shown.methods[0].words == read
-    for each in shown.methods[1:]:  # these methods have scores of tokens
+    for each in shown.methods[1:]:  # the other methods score tokens, not words
         assert each.words == ["[CLS]", *(word.lower() for word in read), "[SEP]"]
 
 
@@ -252,7 +252,7 @@ def of_left(tmp_path: Path, model_type: str, head: str, settings: Mapping[str, A
 
 @pytest.mark.parametrize("times", [1, 200], ids=["at once", "in blocks"])
 def test_truncation_on_the_left_keeps_the_end_of_each_text(times: int, tmp_path: Path) -> None:
-    """The tokenizers library does the same with `direction="left"`, which transformers uses."""
+    """The expected tokens are those of the tokenizers library with `direction="left"`, as in transformers."""
     model = of_left(tmp_path, "bert", "sequence-classification")
     text, other = "good music for the people . " * 20 * times, "I love ice cream " * 9
     for texts, cut in ((text, "longest"), (Pair(text, other), "longest"), (Pair(other, text), "second")):
@@ -279,7 +279,7 @@ def test_a_text_shortened_on_the_left_begins_with_a_word(tmp_path: Path) -> None
 
 
 def test_the_side_in_tokenizer_json_counts_if_the_settings_name_none(tmp_path: Path) -> None:
-    """save_pretrained of transformers' tokenizer writes the side only to this file."""
+    """save_pretrained of transformers' tokenizer writes the truncation side only to tokenizer.json."""
     folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
     library = tiny.tokenizer()
     library.enable_truncation(9, direction="left")

@@ -41,7 +41,7 @@ def loaded(path: Path, rows: int, model_type: str = "llama") -> Any:
 
 
 def test_pieces_of_pieces(tmp_path: Path) -> None:
-    """The pieces a x 2 ... a x 1000 are 516 KB, and have half a million pairs with a third of a billion characters."""
+    """Pieces of 2 to 1,000 times "a" take 516 KB, and their half a million pairs a third of a billion characters."""
     pieces = ["a" * n for n in range(1, 1001)]
     assert sum(len(each) ** 2 for each in pieces) > MOST_TRIED
     with pytest.raises(NpformerError, match=r"tokenizer\.model: expected at most \d+ characters in the splits"):

@@ -61,7 +61,7 @@ def test_a_class_that_splits_texts_in_another_way_is_refused(
 
 
 def test_the_class_may_be_named_in_the_config_of_the_model(tmp_path: Path) -> None:
-    """Transformers reads this file, too, if tokenizer_config.json names no class."""
+    """Transformers also reads config.json if tokenizer_config.json names no class."""
     named = {"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}
     path = write_folder(tmp_path / "model", {"config.json": named})
     (path / VOCABULARY).write_text("\n".join(tiny.VOCABULARY), encoding="utf-8")
@@ -75,7 +75,7 @@ def test_a_python_class_does_not_read_a_tokenizer_json(tmp_path: Path) -> None:
     (tmp_path / SETTINGS).write_text(json.dumps(JAPANESE))
     assert "'BertJapaneseTokenizer' is not supported" in refused(tmp_path)
     (tmp_path / SETTINGS).write_text(json.dumps({"tokenizer_class": "SomeNewTokenizer", **KOBERT}))
-    assert load_tokenizer(tmp_path, CONFIG).encode("ice").tokens == ["[CLS]", "ice", "[SEP]"]  # the file has it all
+    assert load_tokenizer(tmp_path, CONFIG).encode("ice").tokens == ["[CLS]", "ice", "[SEP]"]  # needs no class
 
 
 def test_merges_next_to_a_vocabulary_are_refused(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_roberta_model_may_have_the_tokenizer_of_bert(name: str, model_type: s
 def test_the_file_of_the_named_class_is_read(
     model_type: str, name: str, file: str, special: dict[str, str], tokens: list[str], tmp_path: Path
 ) -> None:
-    """Another class would read the vocab.txt next to this file."""
+    """A tokenizer of a different class would read the vocab.txt next to this file."""
     path = folder(tmp_path, {"tokenizer_class": name, **special})
     (path / file).write_bytes(SPM)
     assert load_tokenizer(path, tiny.config(model_type, vocab_size=400)).encode("ice").tokens == tokens
@@ -119,7 +119,7 @@ def test_other_files_of_a_class_that_is_not_theirs(tmp_path: Path) -> None:
 
 
 def test_pieces_of_sentencepiece_in_a_vocab_txt_are_refused(tmp_path: Path) -> None:
-    """monologg/kobert has such pieces, but does not name their class. WordPiece would read only [UNK]."""
+    """monologg/kobert has such pieces, but names no tokenizer class. WordPiece would read every word as [UNK]."""
     pieces = [*tiny.SPECIAL, "!", "▁", "▁한국", "어", "▁모델", "을"]
     path = folder(tmp_path, {"do_lower_case": False}, vocab_txt="\n".join(pieces))
     expected = (

@@ -46,7 +46,7 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
     assert (row.text, row.text_pair, row.label, row.line) == ("a", "b", "yes", 2)
     assert read_labelled(tmp_path / "a.tsv", "label", ["hypothesis"])[0].text == "b"
     (tmp_path / "c.tsv").write_text("text\tsentence\ngood\ta\n", encoding="utf-8")
-    assert read_labelled(tmp_path / "c.tsv", "text")[0].text == "a"  # the column of the label is not the text
+    assert read_labelled(tmp_path / "c.tsv", "text")[0].text == "a"  # the label's column is not read as the text
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_finetune_that_makes_no_sense(
 def test_accuracy_is_for_one_of_several_labels(
     fields: dict[str, Any], got: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In other models, the largest logit is not the answer. With one label, every text would count as correct."""
+    """Accuracy assumes that the largest logit is the answer. With only one label, every text would count as correct."""
     tiny.folder(tmp_path / "model", **fields)
     (tmp_path / "a.tsv").write_text("label\ttext\na\tit was so hot\n", encoding="utf-8")
     assert cli.main(["evaluate", "-m", str(tmp_path / "model"), "--data", str(tmp_path / "a.tsv")]) == 1
@@ -300,8 +300,8 @@ def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pyte
 @needs_sacrebleu
 @pytest.mark.slow
 def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """BLEU is 100 for the model's own translations, and lower for other texts. The method is described by sacrebleu's
-    signature."""
+    """BLEU is 100 for the model's own translations, and lower for other texts. The output includes
+    sacrebleu's signature, which describes the method."""
     model, reference = str(translator_folder / "out"), translator_folder / "answers.de"
     assert cli.main(["translate", "-m", model, "--file", str(translator_folder / "a.en")]) == 0
     reference.write_text(capsys.readouterr().out, encoding="utf-8")

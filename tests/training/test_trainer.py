@@ -90,7 +90,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert (tmp_path / "last.safetensors").exists()
-    (tmp_path / ".best.safetensors.0123abcd.partial").mkdir()  # a killed write leaves such a file
+    (tmp_path / ".best.safetensors.0123abcd.partial").mkdir()  # like a file that a killed write leaves
     (tmp_path / ".best.safetensors.0123abcd.lock").touch()
     resumed = train(tmp_path, threads=2)
     whole = train(None)

@@ -182,8 +182,8 @@ def test_a_step_has_the_same_bits_for_any_number_of_threads() -> None:
 
 
 def test_shards() -> None:
-    """Every text occurs once. Many texts are divided into an even number of shards of about a thousand tokens, few
-    texts are a single shard."""
+    """Every text occurs once. Many texts are divided into an even number of shards of about a thousand tokens, and
+    few texts form a single shard."""
     sizes = list(np.random.default_rng(0).integers(1, 60, 300))
     shards = cut([(size,) for size in sizes])
     assert sorted(i for shard in shards for i in shard) == list(range(300))
@@ -371,6 +371,7 @@ def test_a_bert_is_rewritten_as_a_distilbert() -> None:
 
     texts = [each.text for each in examples(4)]
     for a, b in zip(model.run(texts), Model(config, tree).run(texts), strict=True):
-        assert np.abs(a["last_hidden_state"] - b["last_hidden_state"]).max() < 1e-5  # an additional sum is rounded
+        # one of the models rounds an additional sum
+        assert np.abs(a["last_hidden_state"] - b["last_hidden_state"]).max() < 1e-5
     with pytest.raises(NpformerError, match="expected a bert"):
         as_distilbert(config, tree)

@@ -44,7 +44,7 @@ def client(model: Model) -> Iterator[Client]:
 
 
 def outcomes(model: Any, text: Any, *edits: Any) -> list[list[Any]]:
-    """The outcomes of the engine, run directly."""
+    """Returns the outcomes of the engine, which runs without the explorer."""
     with edit(*edits):
         (inputs,) = read_inputs(model, text).inputs
         found = outcome_of(model, inputs, model.run([inputs])[0])

@@ -33,7 +33,7 @@ def test_a_picture_does_not_wait_for_work_that_nobody_wants(
         return usual(*args, **how)
 
     monkeypatch.setattr(Model, "run", run)
-    monkeypatch.setattr(attribution, "TOKENS", 16)  # a batch for each text
+    monkeypatch.setattr(attribution, "TOKENS", 16)  # so that each text is a batch
     monkeypatch.setattr(attribution, "BATCH", 16)
     with view.explore({"m": model}, TEXT) as explorer:
         client, replies = Client(explorer), dict[str, Any]()

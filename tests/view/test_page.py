@@ -198,7 +198,7 @@ def test_the_token_of_a_logit_is_said_once(head: str) -> None:
 
 
 def test_a_head_for_the_answer_is_orange_in_a_drawing() -> None:
-    """Its removal makes the answer less probable: the change is negative."""
+    """Without this head, the answer is less probable: the change is negative."""
     found = head_effects(tiny.model(), TEXT)
     assert found is not None
     changes = np.full_like(found.changes, 0.25)

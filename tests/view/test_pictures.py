@@ -33,14 +33,14 @@ from tests.support.slow import slow_after
 
 
 def luminance(shade: str) -> float:
-    """Relative luminance as WCAG 2.2 defines it, 0 for black and 1 for white."""
+    """Returns the relative luminance as WCAG 2.2 defines it, 0 for black and 1 for white."""
     parts = [value / 255 for value in colour.channels(shade)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """Contrast ratio as WCAG 2.2 defines it, from 1 to 21."""
+    """Returns the contrast ratio as WCAG 2.2 defines it, from 1 to 21."""
     high, low = sorted((luminance(one), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
@@ -222,7 +222,7 @@ def test_heads_have_distinct_and_visible_colours(count: int) -> None:
 
 
 def _oklab(value: str) -> np.ndarray:
-    """The coordinates of a colour in Oklab (Ottosson 2020), by the inverse of the conversion in colour.py."""
+    """Returns the coordinates of a colour in Oklab (Ottosson 2020), by the inverse of the conversion in colour.py."""
     channels = np.array(colour.channels(value)) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     to_lms = [

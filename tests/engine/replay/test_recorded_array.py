@@ -21,7 +21,7 @@ TABLE = np.arange(40.0, dtype=np.float32).reshape(10, 4)
 
 
 def pass_of(work: Any, x: np.ndarray, weights: Any = None, caches: Any = ()) -> Pass:
-    """Records a pass with one input and one answer: work(x), work(x, weights), or work(x, caches)."""
+    """Returns a pass with one input and one answer, for work(x), work(x, weights) or work(x, caches)."""
 
     def whole(weights: Any, inputs: Any, caches: Any) -> dict[str, np.ndarray]:
         return {"y": work(*inputs, *[each for each in (weights, caches) if each])}
@@ -56,7 +56,7 @@ def in_parts(x: np.ndarray) -> np.ndarray:
 
 
 def padded(x: np.ndarray) -> np.ndarray:
-    """Returns a result that is copied once. A program may write the result directly to the copy."""
+    """Copies `x * 2` into a larger array. A program may write this result directly into the larger array."""
     y = np.empty_like(x, shape=(5, 4))
     y[:3] = x * 2
     y[3:] = 0

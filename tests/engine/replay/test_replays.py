@@ -37,7 +37,7 @@ LENGTHS = ([7], [3, 9, 9, 1])
 
 
 def texts(model: Model, lengths: Any, seed: int) -> list[Text]:
-    """Returns random texts, which end with the end token of a decoder."""
+    """Returns random texts; if the model has a decoder, they end with its end token."""
     random = np.random.default_rng(seed)
     found = [random.integers(0, 100, length) for length in lengths]  # includes special tokens
     if model.config.decoder:
@@ -98,7 +98,7 @@ def test_shapes_threads_and_widths(
             found = model.run(each)
             if same_bits:
                 assert equal(found, answers)
-            else:  # a trial may choose another layout of weights, which changes the order of sums
+            else:  # a trial may choose a different layout of weights, which changes the order of sums
                 assert all(np.allclose(a[n], b[n], atol=1e-4) for a, b in zip(found, answers, strict=True) for n in a)
 
 
@@ -132,7 +132,7 @@ def another_tree(model: Model) -> None:
 
 @pytest.mark.parametrize("change", [replaced, scaled, without_a_layer, without_a_bias, another_tree, another_config])
 def test_changed_weights_have_effect(change: Callable[[Model], None]) -> None:
-    """Weights in memory may be writable, as in training. The next call then uses the changed weights."""
+    """Weights in memory may be writable, as in training. The call after a change uses the changed weights."""
     model = tiny.model()
     model.weights = copy.deepcopy(model.weights)
     for array in npformer.checkpoint.flatten(model.weights).values():
@@ -341,7 +341,7 @@ def test_a_program_that_depends_on_trials_is_made_again(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("ends", "before"), [(False, 8 * PASSES), (True, 2 * PASSES)])
 def test_a_program_waits_for_trials_of_the_same_work(ends: bool, before: int) -> None:
-    """A trial needs passes of the engine, but the program does not wait forever for a trial."""
+    """A trial needs passes of the engine, so a program is made after the trial, or after a fixed number of passes."""
     trial = Trial((1, 2), 1)
 
     def work(weights: Any, inputs: Any, caches: Any) -> dict[str, np.ndarray]:

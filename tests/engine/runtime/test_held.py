@@ -189,7 +189,7 @@ def test_interrupts_at_any_moment(classify: Task, expected: list[Any]) -> None:
                 seconds *= 1.05  # the next interrupt comes later in the call
             else:
                 assert found == expected
-                first = first / 2 if seconds == first else first  # this machine is too fast
+                first = first / 2 if seconds == first else first  # the call has ended before the interrupt
                 seconds = first
             assert classify(TEXTS) == expected
     finally:

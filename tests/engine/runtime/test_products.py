@@ -51,7 +51,7 @@ def test_slices_have_the_same_bits_alone_and_in_a_batch(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [5, 32, 64, 100])
 def test_columns_have_the_same_bits_in_any_number(inner: int, dtype: str) -> None:
-    """In attention, the columns of this product are queries, and its rows are one text's keys, a fixed number."""
+    """In attention, the columns of this product are queries, and its rows are keys, whose number is fixed."""
     for rows in (1, 2, 7, 12, 16, 29, 64, 131):
         a, b = normal(rows, inner, dtype=dtype), normal(inner, 700, dtype=dtype)
         whole = products.column_products(a, b, 0.125)

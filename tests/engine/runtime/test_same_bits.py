@@ -61,10 +61,10 @@ def test_a_way_to_the_same_bits_is_found_as_this_process_runs() -> None:
 @settings(max_examples=60)
 @given(inner=st.integers(1, 3000), dtype=st.sampled_from(DTYPES))
 def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
-    """The parts cover the inner axis once. Their products, added in order, have the same bits as the whole product.
+    """Together, the parts cover the inner axis exactly once. Their products, added in order, have the same bits as the
+    whole product.
 
-    The last part may be too short for the trial to notice, as in BLIS, but only if npformer never has to split
-    products.
+    If npformer never has to split products, as with BLIS, the last part may be too short for the trial to notice.
     """
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(inner)
     parts = k.k_blocks(inner)

@@ -176,7 +176,7 @@ def test_the_numbers_of_parts_to_try() -> None:
 @pytest.mark.parametrize("panels", [False, True])
 @pytest.mark.parametrize("rows", [1, 8, 40, 100])
 def test_every_way_of_a_product_has_the_same_bits(rows: int, panels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials follow one another here, so that the product runs in every way."""
+    """Here a new trial begins as soon as one ends, so that the product runs in every way."""
     monkeypatch.setattr(trials, "PATIENCE", 0.0)
     monkeypatch.setattr(trials, "SHARE", float("inf"))
     monkeypatch.setattr(weight_products, "panels_pay", lambda rows: panels and weight_products.few_rows() > 0)

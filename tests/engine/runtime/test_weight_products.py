@@ -23,7 +23,7 @@ DTYPES = ("float32", "float64")
 
 @pytest.fixture(params=["plain", "panels"] if weight_products.few_rows() else ["plain"])
 def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chooses panels or plain products if this BLAS has small products. Otherwise a timing trial would choose."""
+    """Tests panels, and plain products, if this BLAS has kernels for small products. In use, a timing trial chooses."""
     monkeypatch.setattr(weight_products, "panels_pay", lambda rows: request.param == "panels")
 
 
