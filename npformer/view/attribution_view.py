@@ -200,7 +200,7 @@ class AttributionView(View):
     """See `attribution`."""
 
     methods: tuple[Method, ...]
-    each_word: tuple[tuple[str, tuple[Method, ...]], ...] = ()  # each word of a translation, with its measures
+    each_word: tuple[tuple[str, tuple[Method, ...]], ...] = ()  # for a translation: each word and its measures
 
     kind: ClassVar[str] = "attribution"
     scripts: ClassVar[tuple[str, ...]] = ("attribution",)

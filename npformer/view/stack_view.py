@@ -47,7 +47,7 @@ class StackView(View):
 
     @cached_property
     def _forms(self) -> list[dict[str, WeightStack]]:
-        """Returns the forms of each stack: with pieces and, if any word has several pieces, with words."""
+        """Returns the forms of each stack: with word pieces and, if any word has several pieces, with whole words."""
         return [{"pieces": s, "words": s.words()} if s.has_pieces else {"pieces": s} for s in self.stacks]
 
     @cached_property

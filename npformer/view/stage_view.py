@@ -57,12 +57,12 @@ class ShownStage:
 
     @property
     def is_weights(self) -> bool:
-        """Whether the numbers are fractions of 1, which determines the colour scale."""
+        """Whether the numbers are weights or probabilities, which have their own colour scale."""
         return self.name.split(".")[-1] in ("weights", "probabilities", "start_probabilities", "end_probabilities")
 
     @property
     def rows(self) -> str:
-        """The text of the rows: `keys` for the source, which an encoder or cross-attention reads, else `queries`."""
+        """The side whose tokens name the rows: `keys` if these are tokens of the source, else `queries`."""
         return "keys" if has_source_rows(self.name) else "queries"
 
     @property
@@ -217,7 +217,7 @@ class StageView(View):
 
     @cached_property
     def _merged(self) -> dict[int, int]:
-        """Maps the index of a stage (T, D) to the index of a stage (H, T, K) with the same numbers split into heads."""
+        """Maps the index of a stage (T, D) to that of a stage (H, T, K) with the same numbers, split into heads."""
         merged = {}
         split = {i: step.array for i, step in enumerate(self.steps) if step.array.ndim == 3}
         for i, step in enumerate(self.steps):

@@ -37,7 +37,7 @@ function draw() {
   panel.replaceChildren(...comparison(), ...largest());
 }
 
-// The heads without which the answer is different.
+// The heads whose removal changes the model's answer.
 const own = (meta.whole[0] ?? [meta.answer])[0]; // the model's answer, which need not be the explained outcome
 const turns = ({ y, head }) => meta.outcomes[y][head][0][0] !== own;
 function turning() {

@@ -184,9 +184,9 @@ async function showProgram() {
   programHere.showModal();
 }
 
-// The address contains the state, and the token without which the server answers nothing.
+// The address contains the state, and the secret token that the server requires.
 const linkCopied = el("span", { class: "copied", role: "status" });
-const copyLink = quiet("Copy link", "Copy the address of what is shown; it opens on this computer while this server runs", () => copyText(location.href, linkCopied));
+const copyLink = quiet("Copy link", "Copy the address of this view; it works on this computer while the server runs", () => copyText(location.href, linkCopied));
 
 tools.prepend(
   linkCopied,

@@ -51,7 +51,7 @@ Part = dict[str, Any]
 
 
 class Seen(NamedTuple):
-    """A model's reading of a state: the text that the views show, its trace, and the answer without effects of heads.
+    """A model's reading of a state: the text that the views show, its trace, and the answer without the heads' effects.
 
     shares: the probabilities of the labels or tokens; None if the model has no single answer.
     """
@@ -108,7 +108,7 @@ class Parts:
         return Seen(text, recorded, outcome_of(model, inputs, answers), probabilities_of(model, inputs, answers))
 
     def original(self, state: State, index: int) -> Trace:
-        """The trace of a text in the unchanged model, from which rows and directions are taken."""
+        """Returns the trace of a text in the unchanged model, the source of rows and directions."""
         if index >= len(state.texts):
             raise NpformerError("text B: expected a second text, got one")
         if index == 0:
@@ -129,7 +129,7 @@ class Parts:
         labels = [state.label(change) for change in state.changes]
         try:
             return self._answer(state) | {"changes": labels}
-        except NpformerError as error:  # the changes stay on the page, where they can be undone
+        except NpformerError as error:  # still with the changes, so that the page lists them and the user can undo them
             return {"error": str(error), "changes": labels}
 
     def _answer(self, state: State) -> Part:
@@ -153,13 +153,13 @@ class Parts:
         }
 
     def _cuts(self, state: State) -> list[str]:
-        """Sentences about texts that were truncated to the model's maximum length."""
+        """Returns, for each text, a sentence if it was truncated to the model's maximum length, else ""."""
         model = self.models[state.model]
         names = ("The text", "Text B")[: len(state.texts)]
         return [cut_note(model, state.given(i, model), name) for i, name in enumerate(names)]
 
     def reasons(self, state: State, check: Callable[[], None]) -> Part:
-        """The answer with the words and heads that count most for and against it."""
+        """Returns the answer with the words and heads that count most for and against it."""
         model, seen, label = self.models[state.model], self.seen(state), state.explained
         if not seen.answer:
             return {"answer": None}
@@ -177,7 +177,7 @@ class Parts:
         return {"answer": answer_meta(answer, views, words)}
 
     def view(self, state: State, check: Callable[[], None], kind: str) -> Part:
-        """A view, with its arrays by the key that its data names."""
+        """Returns the data of a view, and its arrays under the keys that the data names."""
         seen, arrays = self.seen(state), dict[str, str]()
         model = self.models[state.model]
         if kind in OF_TRACE:
@@ -213,15 +213,15 @@ class Parts:
         return {"view": step_view(run, before, *names, shown_text(state)), "arrays": {}}
 
     def value(self, state: State, check: Callable[[], None], index: int = -1) -> Part:
-        """An array of the page."""
+        """Returns the picture of an array that a line of the page computed."""
         return value_of(self.stepped(state), index)
 
     def was(self, state: State, check: Callable[[], None], step: int = 0, made: int = 0) -> Part:
-        """The array that a step computes for the unchanged text and page."""
+        """Returns the array that a step computes for the unchanged text and page."""
         return value_before(self.stepped(state), self.stepped(state.without_changes()), step, made)
 
     def stepped(self, state: State) -> Stepped:
-        """The run of the page for the first text, with changed words and lines."""
+        """Runs the page for the first text, with the changed words and lines."""
         state = state.of_trace()
         if state not in self._stepped:
             model, given = self.models[state.model], self.seen(state.without_stages()).text
@@ -233,7 +233,7 @@ class Parts:
         return self._stepped[state]
 
     def layer(self, state: State, check: Callable[[], None], layer: int = 0, token: int = 0) -> Part:
-        """The effect of a layer at a token."""
+        """Returns the data about a layer at a token: what its blocks read and add, and the answers without them."""
         model, seen = self.models[state.model], self.seen(state)
         stages = frozenset(stage for change in state.changes if (stage := getattr(change, "stage", "")))
         found = layer_at(seen.trace, seen.answer, layer, token, stages)
