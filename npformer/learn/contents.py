@@ -15,7 +15,7 @@ from npformer.pages.one_file import contents
 
 Function = Callable[..., Any]
 
-#: Title of a chapter -> the definitions given in the learner's file, and the functions that the learner writes.
+#: Title of a chapter -> the definitions that the learner's file already has, and the functions that the learner writes.
 CONTENTS = {
     "From words to rows": (
         "formulas.erf formulas.embedding",
