@@ -19,7 +19,7 @@ from npformer.interpret.traces import Trace
 WIDTH = 80
 EDGE = 3  # rows and columns shown at each end
 COLUMNS = 2 * EDGE  # maximum number of columns shown without gaps
-LABEL = 14  # maximum characters for a row's number and token
+LABEL = 14  # maximum characters of a row's label, its number and token
 _OF_LAYER = re.compile(r"(encoder\.|decoder\.|)layers\.(\d+)\.")
 ROWS = 8  # maximum number of rows shown without gaps
 
