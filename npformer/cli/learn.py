@@ -111,7 +111,7 @@ def _check(args: argparse.Namespace) -> int:
     except NpformerError as error:
         if not args.gradescope:
             raise
-        print(json.dumps(gradescope({}, str(error)), indent=1))  # a submission without the file gets no points
+        print(json.dumps(gradescope({}, str(error)), indent=1))  # a report with no points, for a missing file
         return DIVERGES
     seen = file.stat().st_mtime_ns  # read before the check, because the file may change during the check
     code = _checked(args)
