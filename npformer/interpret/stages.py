@@ -267,8 +267,8 @@ def resolve(name: str) -> tuple[str, ...]:
     """Returns the stages (or patterns) for a TransformerLens hook or a Hugging Face path, or () for other names.
 
     A layer's number may be a pattern. A path may omit the encoder's prefix, as in a base model. A path in BART's
-    decoder means two stages: decoder.layers..., and layers... if the decoder is the whole model. The path of OPT's
-    layers means the last norm or the last sum.
+    decoder has two stages: decoder.layers... and, if the decoder is the whole model, layers... The path of OPT's layers
+    has two stages too: the last norm and the last sum.
 
     >>> resolve("blocks.3.attn.hook_pattern"), resolve("distilbert.transformer.layer.*.attention.q_lin")
     (('layers.3.attention.weights',), ('layers.*.attention.query',))
@@ -336,7 +336,7 @@ def _template(name: str) -> tuple[str, str]:
 
 
 def _with_layer(name: str) -> list[str]:
-    """Lists all names in other libraries, with the layer's number from `name`."""
+    """Returns the names of all stages in other libraries, with the layer's number from `name`."""
     return [each.replace("*", _template(name)[1]) for each in _elsewhere()]
 
 

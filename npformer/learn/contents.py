@@ -53,7 +53,7 @@ PAGES = {
 
 
 def names(places: str) -> list[str]:
-    """Returns the names of definitions that are given with their pages."""
+    """Returns the names in a text such as "formulas.linear distilbert.embed", without the pages."""
     return [each.partition(".")[2] for each in places.split()]
 
 

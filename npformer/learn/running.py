@@ -169,7 +169,7 @@ def computed(pid: int) -> float:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a signal has stopped a child process. Before Python 3.13, macOS and Windows do not report it."""
+    """Returns whether a signal has stopped a child process; False on Windows, and on macOS before Python 3.13."""
     if not hasattr(os, "waitid"):
         return False
     with suppress(ChildProcessError):  # raised if the process has just ended

@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _complete(module: ModuleType) -> None:
-    """Adds given definitions that the file lacks, and replaces definitions with the parameters of an older version."""
+    """Adds given definitions that the file lacks. Replaces given functions whose parameters have changed since."""
     for name in GIVEN:
         given, ours = getattr(module, name, None), right(name)
         if not inspect.isfunction(ours):

@@ -1,4 +1,4 @@
-"""The fields of requests. The description of a field validates values and defines the entry on the OpenAPI page.
+"""The fields of requests. A field's description validates its values, and defines its entry on the OpenAPI page.
 
 A refusal names the place of an invalid value (`inputs[2]`), the expected type and the actual type. The message may
 quote a number, but never a text, which may be private.

@@ -109,7 +109,7 @@ def _selection(view: View, effect: Effect) -> dict[str, Any]:
 
 
 def _for_and_against(items: Sequence[Any], scores: np.ndarray) -> list[list[tuple[Any, str]]]:
-    """Returns items with their scores: at most LOOKS with the largest positive scores, and LOOKS with negative scores.
+    """Returns two lists of (item, score): the LOOKS largest positive scores, and the LOOKS largest negative scores.
 
     Items with a magnitude below a tenth of the largest magnitude are left out.
     """

@@ -226,7 +226,7 @@ class AttributionView(View):
         if any(method.signed for method in self.methods):
             lines.append(
                 "Orange with a solid line: the word supports the explained label or token; "
-                "blue with a dotted line: it opposes it."
+                "blue with a dotted line: the word opposes it."
             )
         return lines
 

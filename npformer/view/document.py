@@ -53,7 +53,7 @@ class View(ABC):
     """
 
     kind: ClassVar[str]
-    scripts: ClassVar[tuple[str, ...]]  # files in assets/; the last one ends with `return`ing the view
+    scripts: ClassVar[tuple[str, ...]]  # files in assets/; the last one returns the view
 
     @property
     @abstractmethod

@@ -172,8 +172,8 @@ class NeuronView(View):
         first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
-            # Packing takes seconds. Packed float32 takes at least half the size, or 2/3 in base64. If 2/3 exceeds the
-            # budget, packing is not tried.
+            # Packing takes seconds. Packing reduces float32 to half the size at best, or 2/3 in base64. If even 2/3
+            # exceeds the budget, packing is not tried.
             raw = sum(layer[name].nbytes for part in some for layer in part.arrays for name in GIVEN)
             if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:
                 blocks = _pack(some)

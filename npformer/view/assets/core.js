@@ -74,7 +74,7 @@ async function read(head) {
   return head.kind === "u2" ? new Weights(head, values) : new Floats(head, values);
 }
 
-// A number to fixed decimals as Python prints it, and without a sign on zero.
+// Formats a number with fixed decimals as Python does, but without a sign for zero.
 function fixed(value, decimals = 4) {
   if (Number.isNaN(value)) return "nan";
   if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";
@@ -114,7 +114,7 @@ function luminance(rgb) {
   const [r, g, b] = rgb.map((v) => ((v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
-// Black or white, whichever reads better on the colour: always at least 4.5 to 1.
+// Black or white, whichever contrasts more with the colour: always at least 4.5 to 1.
 const ink = (rgb) => (luminance(rgb) > 0.179 ? "#000" : "#fff");
 
 const themed = []; // callbacks that redraw when the theme changes

@@ -57,7 +57,7 @@ function strongestAt(heads, name, index, others) {
   return link;
 }
 
-// The strongest links among pairs of tokens, at most TOP, one head each.
+// The strongest links among pairs of tokens: at most TOP, with one head for each pair.
 function strongestLinks(pairs) {
   const heads = shownHeads();
   const best = [];

@@ -109,7 +109,7 @@ def _names(function: ast.FunctionDef) -> set[str]:
 
 def _check(node: ast.AST, where: str, names: set[str], defined: set[str]) -> None:
     if not isinstance(node, NODES):
-        raise NpformerError(f"{where}: {type(node).__name__.lower()}: expected arithmetic, calls of the page and NumPy")
+        raise NpformerError(f"{where}: {type(node).__name__.lower()}: expected only arithmetic and calls of functions")
     if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str | type(None) | type(...)):
         raise NpformerError(f"{where}: expected numbers, got {shown(node.value)}")
     if isinstance(node, ast.Name):

@@ -43,7 +43,7 @@ def page_program(model: Any, inputs: Any) -> PageProgram:
 
 
 def run_calls(program: PageProgram, namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the answers, computed by the program's calls. `namespace`: the names that executing the text defined."""
+    """Returns the answers, computed by the program's calls. `namespace`: the names defined by executing the text."""
 
     def called(function: str, given: dict[str, Any], *more: Any, **names: Any) -> Any:
         known = {name: namespace[value.name] if isinstance(value, OfPage) else value for name, value in given.items()}

@@ -125,7 +125,7 @@ class Parts:
     # --- the parts ---------------------------------------------------------------------------------------------------
 
     def answer(self, state: State, check: Callable[[], None]) -> Part:
-        """The answer, the answer before the changes, and the names of the changes."""
+        """Returns the answer, the answer before the changes, and the names of the changes."""
         labels = [state.label(change) for change in state.changes]
         try:
             return self._answer(state) | {"changes": labels}
@@ -194,7 +194,7 @@ class Parts:
         return {"view": described_view(found, shown_text(state), stored), "arrays": arrays}
 
     def change(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab on which the model is changed."""
+        """Returns the data of the tab `Change`, on which users change the model."""
         others: Trace | str | None = None
         if len(state.texts) > 1:
             try:
@@ -205,7 +205,7 @@ class Parts:
         return {"view": change_view(model, seen.trace, others, shown_text(state)), "arrays": {}}
 
     def step(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab on which the model's page is run line by line."""
+        """Returns the data of the tab `Step`, which runs the model's page line by line."""
         seen, run = self.seen(state), self.stepped(state)
         is_changed = len(state.lines) > len(run.refused)
         before = self.seen(state.without_stages()).answer if is_changed else None
@@ -248,13 +248,13 @@ class Parts:
             return without_blocks(model, inputs, found, token, lambda: self.changed(state), best, before)
 
     def write(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab that shows a model's next tokens or beams."""
+        """Returns the data of the tab `Write`, which shows the next tokens or the beams."""
         seen = self.seen(state)
         with self.changed(state):
             return {"view": write_view(self.models[state.model], seen.text, shown_text(state)), "arrays": {}}
 
     def compare(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab that compares the state with the unchanged model, with text B, and with the other models."""
+        """Returns the data of the tab `Compare`: the state against the unchanged model, text B and the other models."""
         seen = self.seen(state)
         others = [("the unchanged model and text", state.without_changes())] if state.changes else []
         others += [("text B in the unchanged model", state.of_second())] if len(state.texts) > 1 else []
@@ -270,11 +270,11 @@ class Parts:
         return {"view": compare_view(found, shown_text(state)), "arrays": {}}
 
     def python(self, state: State, check: Callable[[], None]) -> Part:
-        """The program that computes the state."""
+        """Returns the Python program that computes the state."""
         return {"text": program(state, self.names[state.model], self.models[state.model])}
 
     def saved(self, state: State, check: Callable[[], None]) -> str:
-        """The offline page of all views."""
+        """Returns the offline page with all views, as HTML."""
         with self.changed(state):
             return page(self.models[state.model], state.given(0, self.models[state.model]), progress=False).html()
 
@@ -298,7 +298,7 @@ def _checking(check: Callable[[], None] | None) -> Iterator[None]:
 
 
 def shown_text(state: State) -> str:
-    """The first text as it was typed."""
+    """Returns the first text as typed, with the two parts of a pair joined."""
     return " / ".join(filter(str.strip, state.texts[0]))
 
 

@@ -29,7 +29,7 @@ class State:
     explained: int | None = None
 
     def given(self, index: int, model: Any, changed: bool = True) -> Any:
-        """A text as a model reads it, with its words changed; a Pair if there are two and the second is not empty."""
+        """Returns a text as a model reads it, with changed words; a Pair if it has a second part that is not empty."""
         words = self.words if changed and index == 0 else ()
         mask = mask_token(model) if any(each.to is None for each in words) else ""
         parts = [
@@ -100,7 +100,7 @@ def read_state(value: Any, models: int = 1) -> State:
 
 
 def _texts(value: Any) -> tuple[tuple[str, ...], ...]:
-    """One or two texts, each a list of one or two strings."""
+    """Reads one or two texts, each a list of one or two strings."""
     if not isinstance(value, list) or not 1 <= len(value) <= 2:
         raise NpformerError(f"state.texts: expected one or two texts, got {shown(value)}")
     for i, parts in enumerate(value):

@@ -82,7 +82,7 @@ def page_answer(model: Any, text: Any, lines: list[ChangeLine]) -> ModelAnswer |
 
 
 def _checked(text: str, lines: list[ChangeLine]) -> tuple[list[ChangeLine], list[Refused]]:
-    """The lines that may run, and the rejected lines with the reasons."""
+    """Returns the changed lines that may run, and the refused ones with the reasons."""
     allowed, refused = [], []
     for each in lines:
         try:
