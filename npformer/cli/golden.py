@@ -163,7 +163,7 @@ def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         elif each.dest == "action" or action not in TAKEN_BY.get(each.dest, ACTIONS):
             each.help = argparse.SUPPRESS
     for group in parser._action_groups[2:]:
-        group.title = None  # the title names the options' actions, which is redundant for one action
+        group.title = None  # the title lists actions, which is redundant in the help of one action
 
 
 def run(args: argparse.Namespace) -> int:

@@ -139,7 +139,7 @@ def _checked(args: argparse.Namespace) -> int:
 
 def _grade(args: argparse.Namespace) -> None:
     if args.csv is None and (args.feedback or args.gradescope):
-        raise NpformerError("learn grade: expected --csv FILE; the reports are written to a folder with its name")
+        raise NpformerError("learn grade: expected --csv FILE; the reports are written to a folder named after FILE")
     found = grading.submissions(_place(args))
     given = (_place(args), args.chapter, args.limit, args.seed, args.seconds, args.jobs)
     grades: list[learn.Grade] = []

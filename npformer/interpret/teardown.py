@@ -76,7 +76,7 @@ def _left_out(before: int, number: int) -> list[str]:
     """
     first, last = before + 1, number - 1
     parts = [f"layer {first}" if first == last else f"layers {first} to {last}"] if first <= last else []
-    parts += [f"layer {number} up to its output"] if before >= 0 else []
+    parts += [f"layer {number} except its output"] if before >= 0 else []
     return [f"... left out: {', '.join(parts)} (--layer N shows one)"] if parts else []
 
 

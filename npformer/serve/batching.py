@@ -53,8 +53,8 @@ class Batcher:
     ----------
     max_tokens : int, maximum tokens in a batch; a longer text gets a separate batch
     max_wait : float, seconds that a text waits for other texts for its batch while the batcher is idle
-    max_queue : int, maximum number of waiting texts; above it, requests with more than an equal part of the queue are
-    refused
+    max_queue : int, maximum number of waiting texts; above it, requests that need more than an equal share of the queue
+        are refused
     observe : function of a batch and its duration in seconds, called in the batching thread
     cores : int, cores that compute a batch
     """

@@ -26,7 +26,7 @@ from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Command, Option, comma_separated, labels, whole
 
 MOST = 256  # maximum number of answers to a text, and of tokens in an answer
-REPEATED = 64  # answers that repeat their text may have this many times the tokens of a request
+REPEATED = 64  # maximum tokens in answers that repeat their text, as a multiple of a request's maximum
 KINDS = {
     whole: f.whole(1, MOST), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), comma_separated: f.short_list(0),
     labels: f.short_list(1),

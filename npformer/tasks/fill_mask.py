@@ -77,7 +77,7 @@ class FillMask(Task):
 
     def __init__(self, model: Model, **options: Any) -> None:
         self._warned: set[str] = set()
-        self._target_ids = lru_cache(16)(self._ids_of)  # requests may have different targets
+        self._target_ids = lru_cache(16)(self._ids_of)  # a cache, because requests may have different targets
         super().__init__(model, **options)
         self.encoder_model = without_head(model)
         self.mask = special_token(model.folder, model.config, "mask_token")
@@ -118,7 +118,7 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """Returns the encoder, because `answer` runs the head only at masks, or the whole model for a listener."""
+        """Returns the encoder, because `answer` runs the head only at masks; with a listener, the whole model."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:

@@ -68,8 +68,8 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
     """Finds the k vectors of a corpus most similar to each query, by exact search.
 
     The corpus is read in blocks, so memory grows only with the result. A query's result
-    is the same to the bit alone and in any batch. Vectors with equal scores are in the order of the corpus. A vector
-    with NaN is never found.
+    has the same bits whether the query is alone or in a batch. Vectors with equal scores are in the order of the
+    corpus. A vector with NaN is never found.
 
     Parameters
     ----------

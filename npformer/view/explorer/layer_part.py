@@ -59,7 +59,7 @@ def layer_at(
 
 
 def _added(recorded: Trace, block: str) -> str:
-    """Returns the name of the stage that a block adds to the row: its output, after the output's norm if it has one."""
+    """Returns the name of the stage that a block adds to the row: its output or, if there is one, the output's norm."""
     return f"{block}.output_norm" if f"{block}.output_norm" in recorded else f"{block}.output"
 
 

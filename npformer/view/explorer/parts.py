@@ -108,7 +108,7 @@ class Parts:
         return Seen(text, recorded, outcome_of(model, inputs, answers), probabilities_of(model, inputs, answers))
 
     def original(self, state: State, index: int) -> Trace:
-        """Returns the trace of a text in the unchanged model, the source of rows and directions."""
+        """Returns a text's trace in the unchanged model, from which changes take rows and directions."""
         if index >= len(state.texts):
             raise NpformerError("text B: expected a second text, got one")
         if index == 0:

@@ -126,7 +126,7 @@ def value_of(run: Stepped, index: int) -> dict[str, Any]:
 
 
 def value_before(run: Stepped, before: Stepped, step: int, made: int) -> dict[str, Any]:
-    """Returns an array of a step as the unchanged run has it, at the same execution of the same line.
+    """Returns the array that the unchanged run computed for a step, at the same execution of the same line.
 
     made: index of the array among the values that the step assigned, followed by the value that it returned. Changes
     of a page do not shift its line numbers.
