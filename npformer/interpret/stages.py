@@ -198,7 +198,7 @@ def selected(patterns: str | Iterable[str], names: Sequence[str], fired: Sequenc
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     if "*" in given:
-        return list(names)  # avoids the names of other libraries, which import all families
+        return list(names)  # does not look up other libraries' names, which would import all families
     wanted = [each for pattern in given for each in (pattern, *known_as(pattern, fired or names))]
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
 

@@ -92,7 +92,7 @@ def _has_axes(axes: Sequence[int], args: tuple[Any, ...]) -> bool:
 
 
 def _is_given(index: int, given: bool, args: tuple[Any, ...]) -> bool:
-    """Returns whether an optional argument, if `given`, is neither True nor empty, and otherwise True or empty."""
+    """Returns `given == (the argument is given)` for an optional argument. True and empty count as not given."""
     value = args[index] if index < len(args) else True
     return given is (value is not True and all(np.size(each) for _, each in leaves(value)))
 

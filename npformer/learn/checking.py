@@ -186,7 +186,8 @@ class _Check:
             return f"It did not end within {self.limit:g} seconds of processor time.{at} Is there an endless loop?"
         if ended.why == WAITED:
             longest = max(SHORTEST, PATIENCE * self.limit)
-            return f"It did not end within {longest:g} seconds, although it hardly computed.{at} What does it wait for?"
+            slow = f"It did not end within {longest:g} seconds, although it used hardly any processor time."
+            return f"{slow}{at} What does it wait for?"
         if ended.why == OVER:
             return f"It was stopped, because the check of the whole file took more than {self.seconds:g} seconds.{at}"
         if ended.why:

@@ -192,7 +192,7 @@ def _graded(submission: Grade, asked: dict[str, Any], stop: Event) -> Grade:
             if told["error"]:
                 return unread(problem=told["error"])
             return unread(told["report"], told["text"], told["report"]["problem"])
-    return unread(problem=f"The check was ended with exit code {code}, perhaps by the file.")
+    return unread(problem=f"The check ended with exit code {code}, perhaps because of the file.")
 
 
 def _finished(command: list[str], seconds: float, stop: Event) -> int:

@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _complete(module: ModuleType) -> None:
-    """Adds given definitions that the file lacks. Replaces given functions whose parameters have changed since."""
+    """Adds given definitions that the file lacks. Replaces given functions that have other parameters."""
     for name in GIVEN:
         given, ours = getattr(module, name, None), right(name)
         if not inspect.isfunction(ours):

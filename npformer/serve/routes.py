@@ -63,7 +63,7 @@ class Service:
     batcher: Batcher
     limits: ServiceLimits
     in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
-    in_renderer: Callable[..., Awaitable[Any]]  # runs a function in one of other threads, for chat templates
+    in_renderer: Callable[..., Awaitable[Any]]  # runs a function in one of a few other threads, for chat templates
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
         """Encodes the texts of a request. Refuses too many texts, and texts that are too long."""

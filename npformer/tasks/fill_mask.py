@@ -169,7 +169,7 @@ class FillMask(Task):
             "score": score,
             "token": token,
             "token_str": decode([token], skip_special_tokens=False),
-            "sequence": decode(filled, skip_special_tokens=alone),  # for several masks, the text keeps the other masks
+            "sequence": decode(filled, skip_special_tokens=alone),  # with several masks, the others stay in the text
         }
 
     def _ids_of(self, targets: tuple[str, ...] | None) -> np.ndarray | None:

@@ -124,7 +124,7 @@ def _part(prefix: str, block: str, found: dict[str, dict[int, np.ndarray]], both
     numbers = tuple(sorted(found["query"]))
     arrays = tuple({name: found[name][number] for name in STAGES} for number in numbers)
     for number, each in zip(numbers, arrays, strict=True):
-        for name in ("key", "value"):  # in grouped-query attention, query heads share these heads
+        for name in ("key", "value"):  # in grouped-query attention, several query heads share each key and value
             if each[name].ndim == 3 and len(each[name]) and len(each["query"]) % len(each[name]) == 0:
                 each[name] = repeat_heads(each[name], len(each["query"]))
         _check(f"{prefix}layers.{number}.{block}", each, len(queries.tokens), len(keys.tokens))

@@ -50,7 +50,7 @@ function turning() {
 
 function cell(y, head, change) {
   if (change === null) return el("td", {});
-  const rgb = signedColour(-change, limit); // orange supports the answer, as in the list above the views
+  const rgb = signedColour(-change, limit); // orange for heads that support the answer, as above the views
   const text = Number(points(change)) === 0 ? "0" : points(change);
   const pressed = off?.y === y && off.head === head;
   const label = `${nameOf({ y, head })}: ${text} percentage points without this head${turns({ y, head }) ? ", and the answer changes" : ""}`;

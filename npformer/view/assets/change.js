@@ -154,7 +154,7 @@ return {
   ],
   keys: [
     ["Tab", "next word, grid or control"],
-    ["← → ↑ ↓", "next head or layer; the slider scales the last one"],
+    ["← → ↑ ↓", "next head or layer; the slider scales the last change"],
     ["Enter", "remove a head, or put it back"],
   ],
   read: () => (chosen?.edit.kind === "head" ? placeOf(chosen.edit) : {}),

@@ -1,4 +1,4 @@
-// Shared by all views: reading arrays, colours and themes, elements, tips. widgets.js has what views are built from.
+// Shared by all views: reading arrays, colours and themes, elements, tips. widgets.js has the building blocks of views.
 // No framework and no innerHTML, which the page's policy forbids: text is only inserted as text. Each view is a
 // function of its data and of the page (shell.js), which shows one view at a time.
 "use strict";

@@ -191,7 +191,7 @@ const copyLink = quiet("Copy link", "Copy the address of this view; it works on 
 tools.prepend(
   linkCopied,
   copyLink,
-  quiet("As Python", "The lines of npformer that compute this page", showProgram),
+  quiet("As Python", "The Python program that computes this page", showProgram),
   quiet("Save page", "Save the page as one file that needs no network", savePage),
 );
 const models = select(

@@ -7,7 +7,7 @@ const opened = { queries: new Set(), keys: new Set() }; // tokens of rows that w
 // drawn.
 const chosenRows = { whole: false, least: null, sink: false };
 let strongestWeight = 1; // the largest weight of the shown heads
-let crowdedWeight = 0; // the smallest of the strongest weights of a long text that are drawn
+let crowdedWeight = 0; // the smallest weight with a line, if a long text would have too many lines
 let sink = null; // the key of a long text that gets much more weight than any other, { key, share }
 
 const foldable = () => Math.max(rows.queries.length, rows.keys.length) > LONG;

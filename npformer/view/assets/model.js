@@ -237,7 +237,7 @@ function stepTo(layers, heads) {
   if (thumbAt(layer, head)) open(layer, head);
 }
 
-// The side of a cell: as large as the window allows, whole pixels while they fit.
+// The side of a cell: as large as the window allows, in whole pixels if these fit.
 function cellSize() {
   const room = Math.min(innerWidth - (innerWidth < 480 ? 150 : 190), innerHeight - 310);
   const size = room / Math.max(rows.queries.length, rows.keys.length);

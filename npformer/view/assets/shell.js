@@ -68,7 +68,7 @@ function address() {
   for (const [name, value] of [...chosen(), ...alsoAddressed()]) words.set(name, value);
   return `#${words}`;
 }
-let alsoAddressed = () => []; // a page that computes also keeps its state in the address
+let alsoAddressed = () => []; // the explorer also keeps its state in the address
 
 // A page inside another (a notebook cell) does not have its own address.
 const addressed = location.protocol !== "about:";

@@ -422,7 +422,7 @@ return {
       block.open = true;
       build(block);
       const first = i >= 0 ? i : block.steps[0];
-      // the cards above are filled first: otherwise they would move the card of the stage when they are filled later
+      // fills the cards above first; if they were filled later, they would move this card
       await Promise.all(cards().filter((each) => Number(each.dataset.step) < first).map(once));
       const article = cards().find((each) => Number(each.dataset.step) === first);
       await (article.filled = fill(article));

@@ -34,7 +34,7 @@ async function drawValue(name, value, was = null) {
   drawArray(name, part);
 }
 
-// A sentence that compares the array with the array before the changes; "" if there is none.
+// A sentence that compares the array with the array before the changes; "" without that array.
 function beforeText({ before, shape, numbers }) {
   if (!before || before.error) return before?.error ?? "";
   if (!sameShape(before, { shape })) return `Before the changes: shape (${before.shape.join(", ")}).`;

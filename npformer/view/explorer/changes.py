@@ -218,7 +218,7 @@ def read_change(value: Any, where: str) -> StateChange:
         given[name] = _value(each, types[name], f"{where}.{name}")
     try:
         change = kind(**given)
-    except TypeError:  # a field without a default is missing
+    except TypeError:  # raised if a field without a default is missing
         missing = next(name for name in types if name not in given)
         raise NpformerError(f"{where}.{missing}: missing") from None
     change.check(where)

@@ -36,7 +36,7 @@ def layer_at(
         raise NpformerError(f"layer: expected a number below {len(names)}, got {layer}")
     at = names[layer]
     if has_source_rows(f"{at}.ffn.output"):
-        raise NpformerError("The encoder reads the source, and the chosen token is one of the translation.")
+        raise NpformerError("The encoder reads the source, but the chosen token belongs to the translation.")
     if token >= len(recorded.tokens):
         raise NpformerError(f"token: expected a number below {len(recorded.tokens)}, got {token}")
     blocks = [name for name in BLOCKS if f"{at}.{name}.output" in recorded]
@@ -102,7 +102,7 @@ def without_blocks(
 ) -> dict[str, Any]:  # fmt: skip
     """Adds `without` to each block's entry: the model's answer if the block adds nothing to the token's row.
 
-    `without` is (answer, its probability, the probability of the explained outcome, the change in that one's log-odds).
+    `without` is (answer, its probability, the explained outcome's probability, the change in that outcome's log-odds).
     changed: applies the changes of the state. explained, before: the explained outcome's number and its probability.
     """
     nothing = np.zeros(model.config.d_model)
