@@ -180,7 +180,7 @@ class Turns:
         return batch, left > 0 and len(batch) == self.count
 
     def _set_share(self) -> None:
-        """Sets a large request's share to the minimum if other requests wait. Otherwise, PATIENCE batches double it."""
+        """Sets a large request's share to the minimum if others wait, else doubles it after PATIENCE batches."""
         self.lone += 1
         if len(self.tickets) > 1:
             self.share, self.lone = self.least, 0

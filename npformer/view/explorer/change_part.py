@@ -1,4 +1,4 @@
-"""The tab `Change`: the words, heads, blocks and rows that users can change by a click. Script: `assets/change.js`."""
+"""The tab `Change`: words, heads, blocks and rows that users can change with a click. Script: `assets/change.js`."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def layer_outputs(recorded: Trace) -> list[str]:
 def _masks(model: Any) -> bool:
     try:
         return any(model.tokenizer.token_to_id(name) is not None for name in MASKS)
-    except (NpformerError, AttributeError):  # no tokenizer, or a translator's
+    except (NpformerError, AttributeError):  # raised without a tokenizer, or for a translator's
         return False
