@@ -88,7 +88,7 @@ def test_a_translator_and_a_model_without_an_answer(live: Live) -> None:
     assert "The encoder reads the source" in note(live, "The encoder")
     press(live, "l" * model.config.encoder.n_layers if hasattr(model.config, "encoder") else "llll")
     said = note(live, "Decoder layer 0 at ")
-    assert "those of its cross-attention read" in said
+    assert "the heads of its cross-attention read" in said
     assert "The translation's words have a mean probability of" in said
 
 

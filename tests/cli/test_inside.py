@@ -87,7 +87,11 @@ def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layer", "lines"),
-    [(0, ["layer 1, layer 2 except its output"]), (1, ["layer 0", "layer 2 except its output"]), (2, ["layers 0 to 1"])],
+    [
+        (0, ["layer 1, layer 2 except its output"]),
+        (1, ["layer 0", "layer 2 except its output"]),
+        (2, ["layers 0 to 1"]),
+    ],
 )
 def test_the_teardown_names_the_layers_it_omits(layer: int, lines: list[str], folder: Path) -> None:
     """If patterns are given, no layer is omitted."""
