@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def shown(task: Task, text: str, answer: Any) -> str:
     """Formats the answer to a text (None for a blank line) in the task's layout."""
     found = [] if answer is None else task.findings(text, answer)
-    if task.form.layout == "whole":  # the layout of multi-line texts
+    if task.form.layout == "whole":  # "whole" is the layout of texts with several lines
         return "\n---\n".join(map(printable, found))
     lines = list(map(plain, found))
     if task.form.layout == "alone":

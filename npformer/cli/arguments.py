@@ -47,7 +47,7 @@ LOADING = (REVISION, OFFLINE, THREADS, ALLOW, KEEP)
 
 
 def limits(args: Namespace) -> Limits:
-    """Returns the limits, as raised by --allow."""
+    """Returns the limits of untrusted files, some of which --allow raises."""
     from npformer.common.limits import Limits
 
     return Limits.parse(args.allow)

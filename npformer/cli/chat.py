@@ -75,7 +75,7 @@ def _answer(conversation: Conversation, text: str, interrupts: _Interrupts) -> N
             print(printable(piece), end="", flush=True)
         print()
     except NpformerError as error:
-        if interrupts.pressed:  # Ctrl-C also ends the process that renders the template, and this causes an error
+        if interrupts.pressed:  # Ctrl-C also ended the process that renders the template, which caused the error
             print()
         else:
             complain(error)

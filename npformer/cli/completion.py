@@ -31,7 +31,7 @@ def script(shell: str) -> str:
 
 
 def answer(commands: Mapping[str, str], find: Callable[[str], Any]) -> None:
-    """Writes the completions of the line being typed, and exits."""
+    """Writes the possible completions of the line that the user is typing, and exits."""
     import argcomplete
 
     words = os.environ.get("COMP_LINE", "").split()[1:]

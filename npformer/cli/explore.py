@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.pair is not None and args.text is None:
-        raise NpformerError("--pair: expected TEXT, the first text, too")
+        raise NpformerError("--pair: expected TEXT, the first text of the pair")
     Thread(target=import_module, args=("npformer.view.explorer.server",)).start()  # imports while weights load
     models = {name: load(name, **loading(args)) for name in args.model or [MODEL]}
     text = None if args.text is None else paired(args.text, args.pair)
@@ -50,5 +50,5 @@ def run(args: argparse.Namespace) -> None:
             webbrowser.open(explorer.url)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a background job may ignore SIGINT
         with suppress(KeyboardInterrupt):
-            explorer.prepare()  # prepares while the browser loads the page
+            explorer.prepare()  # while the browser loads the page
             explorer.wait()

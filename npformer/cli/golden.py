@@ -163,7 +163,7 @@ def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         elif each.dest == "action" or action not in TAKEN_BY.get(each.dest, ACTIONS):
             each.help = argparse.SUPPRESS
     for group in parser._action_groups[2:]:
-        group.title = None  # titles name the actions that take the options, which is redundant for a single action
+        group.title = None  # the title lists actions, which is redundant in the help of one action
 
 
 def run(args: argparse.Namespace) -> int:
@@ -251,7 +251,8 @@ def _run(args: argparse.Namespace) -> int:
     timeout = positive("--timeout", TIMEOUT if args.timeout is None else args.timeout)
     width = max(len(entry["name"]) for entry in golden.read_suite(folder, args.case))
     verdicts = []
-    with written_whole(args.junit) if args.junit else nullcontext() as partial:  # a wrong path fails early
+    # opened before the run, so that a wrong path fails early
+    with written_whole(args.junit) if args.junit else nullcontext() as partial:
         for verdict in golden.run_suite(folder, command, args.case, timeout, args.dtype):
             verdicts.append(verdict)
             if args.format in (None, "text"):

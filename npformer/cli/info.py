@@ -27,7 +27,7 @@ EPILOG = """examples:
   npformer info distilbert-sst2
   npformer info --verify distilbert-sst2"""
 
-MARGIN = 24  # if a name is longer than this, values are printed below names
+MARGIN = 24  # if any name is longer than this, values are printed below their names
 CARD = 2**16  # maximum bytes read from a model card
 
 
@@ -74,7 +74,7 @@ def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     from npformer.checkpoint.verify import verify
     from npformer.loading import bundled, find_folder
 
-    models = bundled()  # `find_folder` rejects damaged bundled models, which are reported here
+    models = bundled()  # not `find_folder`, which rejects damaged bundled models
     if args.model is None:
         folders = list(models.values())
     else:
@@ -103,7 +103,7 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
         "machine": f"{platform.machine()} {platform.system()}, {available_cores()} cores",
         "threads": thread_count(args.threads),
         "BLAS": [_blas(library) for library in blas_libraries()] or ["none found by threadpoolctl"],
-        # Only this dtype is tested, because some BLAS libraries abort the process for products of the other dtype.
+        # Only this dtype is tested, because some BLAS libraries abort the process when they multiply the other dtype.
         "same bits": f"{args.dtype}: {_same_bits(np.dtype(args.dtype))}",
         "panels": _panels(),
         "bundled models": [f"{name} in {folder}" for name, folder in sorted(bundled().items())] or ["none"],

@@ -111,7 +111,7 @@ def _check(args: argparse.Namespace) -> int:
     except NpformerError as error:
         if not args.gradescope:
             raise
-        print(json.dumps(gradescope({}, str(error)), indent=1))  # a submission without the file gets no points
+        print(json.dumps(gradescope({}, str(error)), indent=1))  # a report with no points, for a missing file
         return DIVERGES
     seen = file.stat().st_mtime_ns  # read before the check, because the file may change during the check
     code = _checked(args)
@@ -139,7 +139,7 @@ def _checked(args: argparse.Namespace) -> int:
 
 def _grade(args: argparse.Namespace) -> None:
     if args.csv is None and (args.feedback or args.gradescope):
-        raise NpformerError("learn grade: expected --csv FILE; the reports are written to a folder with its name")
+        raise NpformerError("learn grade: expected --csv FILE; the reports are written to a folder named after FILE")
     found = grading.submissions(_place(args))
     given = (_place(args), args.chapter, args.limit, args.seed, args.seconds, args.jobs)
     grades: list[learn.Grade] = []

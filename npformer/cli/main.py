@@ -120,7 +120,7 @@ def _run(given: list[str]) -> int:
 
 
 class Subcommand(NamedTuple):
-    """A subcommand: help texts, arguments, and the function to run; `narrow` adapts the help."""
+    """A subcommand: help texts, arguments, and the function to run. `narrow` adapts the help to the arguments."""
 
     description: str | None
     epilog: str
@@ -165,7 +165,7 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         args = parser.parse_intermixed_args(arguments)
     except SystemExit as end:  # raised by --help, and for a wrong argument that argparse has reported
         return int(end.code or 0)
-    servers = ("explore", "serve")  # commands that run until stopped, and show their own progress
+    servers = ("explore", "serve")  # commands that run until they are stopped, and show their own progress
     with nullcontext() if name in servers else waiting(f"npformer {name}"):
         return interruptible(lambda: command.run(args) or 0)
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 BAD_INPUT, USAGE, DIVERGES = 1, 2, 3  # exit codes; 0 is success
-SIGNALLED = 128  # a shell's exit code for a program ended by a signal is this plus the signal's number
+SIGNALLED = 128  # if a signal ends a program, its exit code in a shell is this plus the signal's number
 INTERRUPTED = SIGNALLED + signal.SIGINT
 
-_interrupted = False  # whether Ctrl-C was pressed, which explains later errors
+_interrupted = False  # whether Ctrl-C was pressed, which may cause other errors later
 _code: int | None = None  # the exit code of a command that has ended
 
 
@@ -28,7 +28,7 @@ def set_up() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in background jobs
         signal.signal(signal.SIGINT, _leave)
         sys.unraisablehook, sys.excepthook = _unraisable, _uncaught
-    if not atexit._ncallbacks():  # `_end` would skip hooks that were registered earlier, because these run later
+    if not atexit._ncallbacks():  # hooks that were registered earlier would run after `_end`, which exits
         atexit.register(_end)
     _open_streams()
 
@@ -78,7 +78,7 @@ def interruptible(work: Callable[[], int]) -> int:
         signal.signal(signal.SIGINT, _interrupt)
         return work()
     except Exception:
-        if _interrupted:  # during import, extension modules turn a KeyboardInterrupt into a different error
+        if _interrupted:  # an extension module that is being imported turns KeyboardInterrupt into a different error
             raise KeyboardInterrupt from None
         raise
     finally:
@@ -102,7 +102,7 @@ def to_stderr(text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Discards the buffer of a stream that cannot be written to."""
+    """Redirects a stream that cannot be written to, so that its buffered text is discarded."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -119,7 +119,7 @@ def _leave(*_: Any) -> None:
 
 
 def _unraisable(error: Any) -> None:
-    """Ends the process if Ctrl-C interrupts a destructor, where Python would only print the exception."""
+    """Ends the process if Ctrl-C interrupted a destructor, because Python would only print the exception."""
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
     if not _interrupted:

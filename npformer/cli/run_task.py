@@ -48,7 +48,7 @@ def answer_all(name: str, command: Command, args: Namespace) -> int:
     one = interactive(args) or len(args.texts) == 1
     if command.reads == "prompt" and sys.stdout.isatty() and not args.json and one:
         return _write(task, args)
-    keeps_lines = task.form.layout == "alone"  # line i of the output answers line i of the input
+    keeps_lines = task.form.layout == "alone"  # then line i of the output is the answer to line i of the input
     answers = _answered(task, args, as_input, keeps_lines)
     if not interactive(args):
         answers = with_bar(answers, count(args))

@@ -97,7 +97,7 @@ def _vectors(task: Any, model: str, file: str, read: list[InputLine]) -> np.ndar
     vectors = _computed(task, read)
     # Vectors are not stored if a line has no answer, because each search must report that line.
     if keeps and unread == sum(bool(line.error) for line in read):
-        with suppress(NpformerError, OSError):  # if the vectors cannot be stored, the next search computes them again
+        with suppress(NpformerError, OSError):  # without stored vectors, the next search computes them again
             save_arrays(place_in_folder(place), {"vectors": vectors}, described)
     return vectors
 

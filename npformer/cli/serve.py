@@ -15,9 +15,9 @@ from npformer.serve import ServiceLimits, need_extra
 from npformer.tasks.declaration import whole
 
 KEY = "NPFORMER_API_KEY"
-EPILOG = f"""Requests of different clients share batches, which does not change the
-answers. GET /docs lists the routes. After SIGTERM, the service
-answers the accepted requests, then exits with 0.
+EPILOG = f"""Requests from different clients share batches, which does not change the
+answers. GET /docs lists the routes. After SIGTERM, the service answers the
+accepted requests, then exits with 0.
 
 The API key is read from the variable {KEY} or from a file, because
 every user of a machine can see a process's arguments.

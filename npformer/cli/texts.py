@@ -54,7 +54,7 @@ def lines(args: Namespace) -> Iterator[InputLine]:
 
 
 def check_files(args: Namespace) -> None:
-    """Raises NpformerError if a file of texts after a query cannot be read, before a model is loaded."""
+    """Raises NpformerError if a file of texts cannot be read. Called for a query's files, before a model is loaded."""
     for name in args.file:
         try:
             if name != "-":
@@ -65,7 +65,7 @@ def check_files(args: Namespace) -> None:
 
 
 def count(args: Namespace) -> int | None:
-    """Returns the number of texts if they are arguments or lines of regular files, otherwise None."""
+    """Returns the number of texts, if these are arguments and lines of regular files; otherwise None."""
     if not all(os.path.isfile(name) for name in args.file) or not (args.texts or args.file):
         return None
     return len(args.texts) + sum(_count_lines(name) for name in args.file)
@@ -148,4 +148,4 @@ def _count_lines(name: str) -> int:
         with open(name, "rb") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
     except OSError:
-        return 0  # reading the file later reports the error
+        return 0  # the error is reported later, when the file is read

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     model = load(args.model, **loading(args))
     recorded = trace(model, paired(args.text, args.pair))
-    names = shown_stages(recorded, args.layer, args.stage)  # raises for an unknown stage before any output
+    names = shown_stages(recorded, args.layer, args.stage)  # before any output, because it raises for an unknown stage
     if args.output is not None:
         if Path(args.output).suffix != ".safetensors":
             raise NpformerError(f"{args.output}: expected a file name that ends in .safetensors")
@@ -69,5 +69,5 @@ def _source(recorded: Trace) -> dict[str, Any]:
 
 
 def _values(array: np.ndarray, row: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields with different values in JSON: shape as numbers, full name of the function, and some values."""
+    """Returns the fields that differ in JSON: the shape as numbers, the function's full name, and the corner values."""
     return {"shape": list(array.shape), "function": f"npformer.engine.{row['function']}", "corners": corners(array)}

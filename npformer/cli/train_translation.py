@@ -19,7 +19,7 @@ from npformer.training.metrics import evaluate_translation
 from npformer.training.start import write_model
 from npformer.training.translator import companions, learn_tokenizer, translator
 
-EPILOG = """files: one sentence a line; line N of the second is the translation
+EPILOG = """files: one sentence per line; line N of the second is the translation
 of line N of the first.
 
 examples:

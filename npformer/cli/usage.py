@@ -28,12 +28,12 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _missing(self, names: list[str]) -> list[str]:
-        """Returns the required arguments with their choices. argparse also lists optional positional arguments."""
+        """Returns the required arguments with their choices. argparse's `names` include optional positional ones."""
         known = {"/".join(each.option_strings) or str(each.metavar or each.dest): each for each in self._actions}
         found = []
         for name in names:
             action = known.get(name)
-            if action is None:  # the name is that of a group of options
+            if action is None:  # the name belongs to a group of options
                 found.append(name)
             elif action.option_strings:
                 values = action.metavar if isinstance(action.metavar, tuple) else [action.metavar or ""]

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     if args.open and args.output is None:
         raise NpformerError("--open: expected a file; give -o FILE")
     if args.kind == "page" and (args.output is None or args.svg):
-        args.kind = "heads"  # a terminal or an SVG picture shows a single view
+        args.kind = "heads"  # a terminal or an SVG picture can show only a single view
     options = _options(args)
     model = load(args.model, **loading(args))
     shown = getattr(view, args.kind)(model, paired(args.text, args.pair), **options)

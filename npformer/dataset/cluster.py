@@ -22,7 +22,7 @@ from npformer.dataset.work import Place, RemoteTask, answer_elsewhere, describe,
 from npformer.tasks.task import Task
 from npformer.version import __version__
 
-AHEAD = 2  # parts submitted in advance per worker thread, so that no thread waits
+AHEAD = 2  # number of parts to submit in advance for each worker thread, so that no thread waits
 LOCAL = "local:"
 PATIENCE = 15  # seconds for the scheduler to respond, and for the first worker to connect
 ABSENCE = 120  # seconds without a worker after which a run gives up; Dask replaces a dead worker in a few seconds
@@ -56,14 +56,14 @@ def connected(scheduler: str) -> Iterator[Any]:
 
 
 def _close_quietly() -> None:
-    """Runs on a worker before it closes, and hides errors of a pending heartbeat, which a user should not see."""
+    """Runs on a worker before it closes, and hides the errors that its pending heartbeat would log."""
     logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 
 def answers(
     client: Any, task: Task, wanted: Iterator[tuple[Place, Any]], columns: list[str]
 ) -> Iterator[tuple[Place, Any, Any, str]]:
-    """Yields place, input, results and the worker's probe of each requested part, in the order in which parts finish.
+    """Yields (place, input, results, the worker's probe) for each requested part, in the order in which parts finish.
 
     A failed part is retried twice. Raises NpformerError if a worker has a different model or version of npformer, if a
     part has killed several workers, or if the cluster has no workers for ABSENCE seconds.
@@ -121,7 +121,8 @@ def _result(future: Any, client: Any) -> tuple[Any, str]:
 def _next(queue: SimpleQueue[Any], client: Any) -> Any:
     """Waits for the next item in the queue. Raises NpformerError if the cluster has no workers for ABSENCE seconds.
 
-    Seconds are counted, not measured, to exclude time in which this process or the machine is suspended.
+    Counts polls of a second instead of reading a clock, which would include time in which this process or the machine
+    is suspended.
     """
     absent = 0
     while True:

@@ -22,7 +22,7 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # only for text formats, because the others compress internally
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # only for text formats; the other formats compress internally
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 KNOWN = "csv, tsv and jsonl (also .gz and .zst), parquet, arrow and feather"
 

@@ -1,8 +1,8 @@
 """Rows of JSON Lines with lone surrogates, which Arrow columns cannot contain.
 
 A lone surrogate, such as the escape \\ud800 without a second surrogate, is not valid text. It is replaced by U+FFFD,
-and the row gets an error instead of an answer. Until then, an additional column of the input, `PROBLEM`, has the
-reason.
+and the row gets an error instead of an answer. Until then, the column `PROBLEM`, which is added to the
+input, stores the reason.
 """
 
 from __future__ import annotations

@@ -61,11 +61,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Seen:
-    """Reads the values of a column or field, and records their kind and what their type must represent."""
+    """Reads the values of a column or field, and records their kind and the range that their type must represent."""
 
     def __init__(self, name: str = "", depth: int = 0, root: Seen | None = None) -> None:
         self.name, self.depth, self.kind = name, depth, ""
-        self.root, self.width = root or self, 0  # the width of the root is the number of fields at any depth
+        self.root, self.width = root or self, 0  # in the root, `width` counts the fields at any depth
         self.fields: dict[str, Seen] = {}
         self.items: Seen | None = None
         self.floats, self.least, self.most = False, 0, 0

@@ -19,7 +19,7 @@ from npformer.common.files import written_whole
 from npformer.dataset.formats import explained
 
 FORMAT = "npformer-dataset-1"
-LOOSE = ("machine",)  # fields that may differ between runs
+LOOSE = ("machine",)  # fields of the header that may differ between runs
 
 #: The fields that are read from the lines of a manifest, and their types.
 HEADER = {"format": str, "input": list, "machine": dict}
@@ -39,7 +39,7 @@ class Manifest:
         self.path = path
         self.header: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **header}))
         self.parts: dict[str, dict[str, Any]] = {}
-        self.outputs: list[str] = []  # sha256 of output files joined from the parts, newest last
+        self.outputs: list[str] = []  # the sha256 of each output file that was joined from the parts, newest last
         if path.exists():
             self._go_on()
         else:
@@ -123,7 +123,7 @@ def _encoded(line: dict[str, Any]) -> bytes:
 
 
 def _fixed(header: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a header that must not change, with the input files in a dict by name."""
+    """Returns the fields of a header that must not change. The input files become a dict by name."""
     files = {each["name"]: each for each in header["input"]}
     return {name: value for name, value in header.items() if name not in LOOSE} | {"input": files}
 

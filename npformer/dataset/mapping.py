@@ -25,7 +25,7 @@ from npformer.version import __version__
 
 PART = 8192  # rows per part; an interruption loses the work on one part, seconds to minutes
 
-#: Place, input, results and the worker's probe of each part, in any order.
+#: (place, input, results, the worker's probe) for each part, in any order.
 Answered = Iterator[tuple[Place, Any, Any, str]]
 
 
@@ -127,7 +127,7 @@ def _empty(schema: Any, task: Task, prefix: str) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    """Returns the versions of packages that may change the output. `machine` covers NumPy and its BLAS."""
+    """Returns the versions of packages that may change the output, except NumPy and its BLAS (see `work.machine`)."""
     import tokenizers
 
     return {"npformer": __version__, "pyarrow": pa.__version__, "tokenizers": tokenizers.__version__}
@@ -143,12 +143,12 @@ class _Run:
     manifest: Manifest
 
     def go(self, client: Any, progress: bool) -> None:
-        """Writes the output, or the part of it that is missing."""
+        """Writes the output, or the parts of it that are missing."""
         names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
         if not self._is_whole():
             self._make(names, client, progress)
-        # In a folder, the parts are the output. If an input file is unreadable, a later run with the repaired file
-        # needs the parts.
+        # The parts of a single file are deleted. If an input file is unreadable, they are kept, because a later run
+        # with the repaired file needs them.
         if self.sink.form is not None and not self.source.unreadable:
             for name in names:
                 self.sink.part(name).unlink(missing_ok=True)
@@ -177,7 +177,7 @@ class _Run:
         return "part-{:05}-{:06}".format(*place)
 
     def _numbers(self, file: File) -> range:
-        """Returns the indices of a file's parts. If no file has rows, each has an empty part for the columns."""
+        """Returns the indices of a file's parts. If no file has rows, each file has one empty part, for its columns."""
         return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:

@@ -28,7 +28,7 @@ from npformer.dataset.jsonl import objects
 from npformer.dataset.sizes import BYTES, MISSING, grouped, width
 from npformer.dataset.wide import check_columns, check_parquet, check_schema
 
-BLOCK = 2**20  # characters of text per batch, plus MISSING for each value
+BLOCK = 2**20  # size of a batch of text: its characters, plus MISSING for each value
 LONGEST = 2**26  # maximum characters in a line or in a CSV cell
 ROWS = 2**12  # maximum rows of a batch from Parquet
 BATCH = 2**24  # maximum bytes of a batch from Parquet, unless it is a single row
@@ -85,7 +85,7 @@ def conform(batches: list[Any], schema: Any) -> Any:
     columns = []
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
-        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # one chunk for any number of batches
+        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # always a single chunk
         columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else _cast(whole, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -93,13 +93,13 @@ def conform(batches: list[Any], schema: Any) -> Any:
 def _cast(array: Any, kind: Any) -> Any:
     if array.type == kind:
         return array
-    if pa.types.is_nested(kind):  # copied, because pyarrow cannot cast a slice with a field of nulls
+    if pa.types.is_nested(kind):  # as a copy, because pyarrow cannot cast a slice with a field of nulls
         array = pa.concat_arrays([array])
     return array.cast(kind)
 
 
 def carried(schema: Any) -> Any:
-    """Returns the schema with supported types, and without metadata, which may not fit the columns of the output."""
+    """Returns the schema with supported types and without metadata, which may not describe the output's columns."""
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise ValueError(f"duplicate column {min(twice)!r}")
@@ -112,13 +112,13 @@ def plain(schema: Any) -> Any:
 
 
 def _carried(kind: Any) -> Any:
-    """Returns the type, with dictionary encoding only for a column of texts."""
+    """Returns the type. Only the type of a column of texts keeps its dictionary encoding."""
     is_coded = pa.types.is_dictionary(kind) and any(test(_plain(kind)) for test in BYTES)
     return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _decoded(kind)
 
 
 def _decoded(kind: Any) -> Any:
-    """Returns the type without dictionaries, and with views if this version of pyarrow supports views everywhere."""
+    """Returns the type without dictionaries. Keeps views only if this version of pyarrow supports them everywhere."""
     if not _keeps_views():
         return _plain(kind)
     return _decoded(kind.value_type) if pa.types.is_dictionary(kind) else _inside(kind, _decoded)
@@ -171,13 +171,13 @@ def _parquet(file: Any, where: Path) -> Iterator[Any]:
 
 
 def _row_bytes(coded: Any, index: int, texts: list[str]) -> int:
-    """Estimates the maximum bytes of a row in a row group. In the file, dictionaries store repeated texts once."""
+    """Estimates the maximum bytes of a row in a row group, with the repeated texts that dictionaries store once."""
     group = coded.metadata.row_group(index)
     total = group.total_byte_size // max(group.num_rows, 1)
     for chunk in map(group.column, range(group.num_columns)):
         if chunk.path_in_schema in texts and any("DICTIONARY" in each for each in chunk.encodings):
             one = {"batch_size": 1, "row_groups": [index], "columns": [chunk.path_in_schema], "use_threads": False}
-            with suppress(pa.ArrowException):  # extension types, or damage that is reported when rows are read
+            with suppress(pa.ArrowException):  # raised for extension types, and for damage that reading reports
                 for batch in islice(coded.iter_batches(**one), 1):
                     total += _longest(batch.column(0)) * -(-chunk.num_values // group.num_rows)
     return total
@@ -237,7 +237,7 @@ def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterato
 
 
 def _jsonl(lines: Iterable[tuple[int, str]], where: Path, schema: Any) -> Iterator[Any]:
-    nulls = MISSING * width(pa.struct(list(schema)))  # a field takes memory in every row
+    nulls = MISSING * width(pa.struct(list(schema)))  # every field takes memory in every row
     schema = with_problem(schema)
     yield pa.RecordBatch.from_pylist([], schema)
     for block in grouped(((size + nulls, row) for _, size, row in objects(lines, where)), BLOCK):

@@ -66,7 +66,8 @@ class Sink:
         """Raises NpformerError if the output exists and is not from an earlier run."""
         if self.manifest.exists():
             return
-        begun = (LOCK, f".{self.manifest.name}.")  # files of a run that was killed before writing a manifest
+        # prefixes of files that may remain from a run that was killed before it wrote a manifest
+        begun = (LOCK, f".{self.manifest.name}.")
         taken = self.path.is_dir() and any(not each.name.startswith(begun) for each in self.path.iterdir())
         if taken if self.form is None else os.path.lexists(self.path):
             raise NpformerError(

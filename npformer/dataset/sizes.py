@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 PART_BYTES = 2**24  # maximum size of a part with more than one row
 DEPTH = 48  # maximum nesting of lists and objects in a column; Parquet can read 49 levels of lists, Arrow 63
-MISSING = 8  # bytes that are added to the values for each list item and each column
+MISSING = 8  # bytes that count for each list item and each column, in addition to the value's own bytes
 
 BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 

@@ -72,7 +72,7 @@ def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Datas
     Raises NpformerError if no file can be read, or if the columns of two files differ.
     """
     files: list[File] = []
-    seen = Seen()  # collects the types of all jsonl files
+    seen = Seen()  # collects the types in all jsonl files
     left = limit
     for path in _paths(Path(given)):
         if left == 0:
@@ -145,7 +145,7 @@ def _surveyed(path: Path, part_rows: int, limit: int | None, seen: Seen) -> File
     form = form_of(path)
     with explained(path):
         size = path.stat().st_size
-        with open_file(as_given(path)):  # raises an error unless the path is a regular file
+        with open_file(as_given(path)):  # raises an error if the path is not a regular file
             digest = checksum(path)
         if not size:
             raise NpformerError(f"{path}: the file is empty")
@@ -190,7 +190,7 @@ def _measure(path: Path, cuts: Cuts) -> Any:
 
 
 def _common(files: list[File]) -> Any:
-    """Returns the schema of all files. The schema of the last jsonl file covers all jsonl files."""
+    """Returns the common schema of all files. The types of the last jsonl file represent all jsonl files' values."""
     jsonl = [each for each in files if form_of(each.path).kind == "jsonl"]
     first, *others = [*jsonl[-1:], *(each for each in files if each not in jsonl)]
     fields = {each.name: each for each in first.schema}
@@ -206,7 +206,7 @@ def _common(files: list[File]) -> Any:
             if field.type != plain_types[field.name]:
                 where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]
                 raise NpformerError(f"{where} is {field.type}, but {expected} in {first.path.name}")
-            # The types may still differ in encoding or views.
+            # Without encodings and views, the types are equal. If they differ in these, the plain type is used.
             if file.schema.field(field.name).type != fields[field.name].type:
                 fields[field.name] = field
     return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])

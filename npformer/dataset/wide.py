@@ -12,7 +12,7 @@ from npformer.common.errors import NpformerError
 from npformer.dataset.sizes import width
 
 COLUMNS = 10_000  # maximum fields of a dataset's rows, at any depth of lists and objects
-MAGIC = 4  # size in bytes of PAR1, at both ends of a Parquet file, and of the footer's length before the end
+MAGIC = 4  # the bytes of PAR1, at both ends of a Parquet file, and of the length of the footer, before the last PAR1
 
 
 def check_columns(count: int, where: object, remedy: str = "write a file with only the columns that you need") -> None:
@@ -60,5 +60,5 @@ def _varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def check_parquet(file: Any, where: Path) -> None:
-    """Raises NpformerError if a Parquet file certainly has too many columns. A nested field may have two elements."""
+    """Raises NpformerError if a Parquet file certainly has too many columns, even if every field has two elements."""
     check_columns((parquet_elements(file) - 1) // 2, where)

@@ -38,7 +38,7 @@ from npformer.tasks.writing import Writing
 from npformer.text.inputs import Pair
 from npformer.version import __version__
 
-Place = tuple[int, int]  # index of the file with a part, and index of the part in that file
+Place = tuple[int, int]  # (index of a file, index of a part in the file)
 
 
 def identity(task: Task) -> dict[str, Any]:
@@ -141,8 +141,8 @@ def answer(task: Task, texts: Any, place: Place, count: Count | None = None) -> 
 def _seeded(options: Any, place: Place) -> Any:
     """Gives each part its own seed if the task samples.
 
-    Random draws depend on the seed and on the index in a part, so with a common seed they would be the same in all
-    parts.
+    Random draws depend on the seed and on the index in a part, so all parts would have the same draws with a common
+    seed.
     """
     settings = getattr(options, "settings", {})
     if not settings.get("do_sample"):
@@ -173,7 +173,7 @@ def _made(work: RemoteTask) -> Task:
     key = _digest(asdict(work))
     with _making:
         if key not in _tasks:
-            _tasks.clear()  # removes the tasks of earlier runs
+            _tasks.clear()  # frees the memory of earlier runs' tasks
             _tasks[key] = work.make()
         return _tasks[key]
 
@@ -182,7 +182,7 @@ def _made(work: RemoteTask) -> Task:
 
 
 def machine() -> dict[str, str]:
-    """Returns everything that affects the last bits of answers, apart from the task."""
+    """Returns everything that affects the last bits of answers, other than the task."""
     kernels = [
         f"{each.get('internal_api')} {each.get('version')} {each.get('architecture')}" for each in blas_libraries()
     ]

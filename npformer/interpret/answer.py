@@ -52,7 +52,7 @@ class ModelAnswer:
 
 
 def answer_of(model: Any, given: Any, label: str | int | None = None) -> ModelAnswer | None:
-    """Returns a model's answer and the effects of its heads on the logit of it, or of the label that is given.
+    """Returns a model's answer, and the effects of its heads on the logit of the answer, or of `label` if given.
 
     Returns None if the text has no single answer.
 
@@ -89,7 +89,7 @@ def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, fl
 
 
 def most_probable(shares: np.ndarray, most: int) -> list[int]:
-    """Returns the numbers of at most `most` outputs, the most probable first, without sorting a whole vocabulary."""
+    """Returns the indices of the `most` most probable outputs, in order, without sorting a whole vocabulary."""
     shares = np.nan_to_num(shares, nan=-1.0)  # last
     least = np.partition(shares, -most)[-most] if most < len(shares) else shares.min()
     numbers = np.flatnonzero(shares >= least)

@@ -29,7 +29,7 @@ TOKENS = 4096  # tokens in a batch, enough to use all cores; a progress bar adva
 BATCH = 1024  # number of tokens in an edited forward pass
 MOST = 8_192  # maximum number of tokens to read without grouping words: about 15 s on two cores for BERT-base
 ODDS = "the log-odds of"
-Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text, with the number of the word, or None between words
+Pieces = tuple[tuple[str, int | None], ...]  # the pieces of a text, each with its word's number, or None between words
 
 
 class NothingLeft(NpformerError):
@@ -70,12 +70,12 @@ class Target:
     what: str  # a description for use in sentences, such as "the log-odds of POSITIVE"
     labels: tuple[int, ...]
     alone: bool  # True if the target is the logit itself, because labels are independent
-    outcome: str = ""  # the label or word alone, if the target is the log-odds of one
+    outcome: str = ""  # the name of the label or word, if the target is its log-odds
     # row of the first label in a text's logits (-1: the last row), or None if the text has a single row of logits
     first: int | None = None
 
     def rows(self, lengths: np.ndarray) -> slice | np.ndarray:
-        """Returns the rows of the packed logits that have the labels, text by text, for texts of these lengths."""
+        """Returns, text by text, the rows of the packed logits to which the labels belong, given the texts' lengths."""
         if self.first is None:
             return slice(None)
         start = np.cumsum(lengths) - (lengths if self.first >= 0 else 0) + self.first
@@ -224,8 +224,8 @@ def together(spans: Sequence[Span], size: int) -> list[Span]:
 
 def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Iterator[np.ndarray]:
     """Yields each input's logits, computed in packed batches. `progress` shows a bar."""
-    words = model.config.head in ("causal-lm", "translation")  # these heads compute V logits per token
-    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edited passes use one thread
+    words = model.config.head in ("causal-lm", "translation")  # these heads compute V logits for each token
+    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # an edited pass uses one thread
     size = max(1, tokens // len(inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]))
     batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
     yield from with_bar((answers["logits"] for batch in batches for answers in batch), len(inputs), shown=progress)
@@ -234,7 +234,7 @@ def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Itera
 def left_out(
     explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], places: tuple[int, ...], size: int, is_long: bool
 ) -> Method:
-    """Makes the leave-one-out measure from the targets of the whole text and of the texts without a part."""
+    """Makes the leave-one-out measure from `odds`: the target of the whole text, then of the text without each part."""
     part = "word" if size == 1 else "words"
     about = f"{explained.what} on the whole text ({odds[0]:z.4f}) minus {'those' if explained.is_odds else 'that'}"
     about = f"{about[0].upper()}{about[1:]} without the {part}."
@@ -267,7 +267,7 @@ def _cut(texts: Sequence[str], parts: Sequence[Sequence[Span]]) -> tuple[Pieces,
 
 
 def roll_out(stack: WeightStack, token: int) -> Method:
-    """Computes each word's part in the output at `token`: row `token` of A_n ... A_2 A_1 with A = (mean W + I) / 2.
+    """Computes each word's share of the output at `token`: row `token` of A_n ... A_2 A_1, with A = (mean W + I) / 2.
 
     Each layer counts as half attention (the mean over its heads) and half residual. Abnar and Zuidema, 2020,
     "Quantifying Attention Flow in Transformers", section 3.

@@ -28,13 +28,13 @@ Answers = dict[str, np.ndarray]
 def run_copies(
     model: BaseModel, given: Any, changes: Sequence[tuple[str, Change]], progress: bool | None = None
 ) -> list[Answers]:
-    """Returns the answers to one input, with each change by itself. A change is a stage and an edit, as in `edit`.
+    """Returns the answers to one input, one for each change alone. A change is a stage and an edit, as in `edit`.
 
     The answers have the same bits as a separate run for each change. A copy starts at the layer of its change or, in an
     encoder-decoder, at the first layer. By default, `progress` shows a bar only on a terminal. Raises NpformerError for
     a stage that does not fire.
     """
-    read: list[np.ndarray] = []  # the rows that each layer read
+    read: list[np.ndarray] = []  # the input rows of each layer
     if isinstance(model, Model) and not model.config.decoder:
         stages = streams(model)
         with Trace(stages, model.config) as recorded:
@@ -53,7 +53,7 @@ def run_copies(
 def _batches(
     given: Any, changes: Sequence[tuple[str, Change]], resumes: bool
 ) -> Iterator[tuple[int | None, list[int]]]:
-    """Yields for each batch of copies the first layer to run (None: all layers) and the indices of the changes."""
+    """Yields, for each batch of copies, the first layer to run (None: all layers) and the indices of its changes."""
     size = max(1, TOKENS // (sum(map(len, given)) if isinstance(given, tuple) else len(given)))
     of_layer: dict[int | None, list[int]] = {}
     for number, (stage, _) in enumerate(changes):

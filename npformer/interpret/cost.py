@@ -8,10 +8,10 @@ BERT_BASE = 85_000_000  # weights in the layers of BERT-base
 
 
 def affordable(model: BaseModel, tokens: float) -> int:
-    """Returns how many tokens a model reads in the time that BERT-base needs for `tokens`, at most twice as many.
+    """Returns how many tokens a model reads in the time that BERT-base needs for `tokens`: half to twice as many.
 
-    A token costs two operations per weight. The factor is at least 0.5, and at most 2 because small models spend much
-    of their time on other work.
+    A token costs two operations per weight. The factor is at most 2, because small models spend much of their time on
+    other work.
     """
     config, decoder = model.config, model.config.decoder
     weights = config.n_layers * (4 * config.d_model + 2 * config.d_ffn) * config.d_model

@@ -234,7 +234,7 @@ def logit_attribution(
 
 
 def least_probable(recorded: Trace) -> tuple[int, int | None]:
-    """Returns the position before a translation's least probable word, and the id of this word, or else (0, None)."""
+    """Returns the position before a translation's least probable word, and the word's id; (0, None) without words."""
     ids = np.asarray(recorded.ids)[1:]
     if not len(ids):
         return 0, None
@@ -243,7 +243,7 @@ def least_probable(recorded: Trace) -> tuple[int, int | None]:
 
 
 def head_results(model: Model, recorded: Trace) -> np.ndarray:
-    """Stacks the output that each head of each layer writes, context_h W_O_h: (n_layers, H, T, D), without b_O.
+    """Returns the output of each head of each layer, context_h W_O_h without b_O: (n_layers, H, T, D).
 
     If attention's output has a norm (RMSNorm), its scale is held constant.
     """
@@ -321,7 +321,7 @@ class _Walk:
         return (*own[:again], *(self.stages.key_tokens or ())) if self.at else tuple(own)
 
     def head(self) -> Direction:
-        """Returns the logit's direction in the row that the head reads, pulled back through the head's layers."""
+        """Returns the logit's direction, pulled back through the head's layers to the row that the head reads."""
         weights = self.model.weights
         output = weights["head"]["output"]
         columns = {"start_logits": 0, "end_logits": 1}

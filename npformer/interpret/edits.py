@@ -124,7 +124,7 @@ def _takes_the_name(change: Change) -> bool:
         return False
     try:
         parameters = signature(change).parameters.values()
-    except ValueError:  # functions written in C may have no signature
+    except ValueError:  # raised for a function without a signature, such as some functions written in C
         return False
     needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]  # positional
     return len(needed) == 2

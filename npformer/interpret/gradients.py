@@ -19,7 +19,7 @@ from npformer.engine.taps import listen
 from npformer.engine.transformer import unread
 from npformer.interpret.metric import metric_of
 
-Gradients = Mapping[str, list[np.ndarray]]  # stage -> an array of its gradient for each run of texts of equal length
+Gradients = Mapping[str, list[np.ndarray]]  # stage -> its gradients, an array for each run of texts of equal length
 
 
 def differentiate(
@@ -27,8 +27,8 @@ def differentiate(
 ) -> tuple[list[dict[str, np.ndarray]], Gradients]:
     """Runs a model, and returns each text's answers and the gradients of its metric.
 
-    If `metric` is True, the metric is the logit of the model's answer. The stages of a text do not affect the metrics
-    of other texts, so the gradient of the sum of all metrics contains the gradient of each. Inside `npformer.edit`,
+    If `metric` is True, the metric is the logit of the model's answer. A text's stages do not affect the metrics of
+    other texts, so the gradient of the sum of all metrics contains the gradient of each metric. Inside `npformer.edit`,
     this differentiates the edited forward pass, with respect to stages after their edits.
     """
     wanted = None if metric is True else metric
@@ -48,7 +48,7 @@ def differentiate(
 
 
 def _fitting(name: str, grad: np.ndarray | None, answer: np.ndarray) -> np.ndarray:
-    """Returns a gradient in its answer's dtype, or zeros for None."""
+    """Returns a gradient in the dtype of its answer, or zeros if the gradient is None."""
     if grad is None:
         return np.zeros_like(answer)
     if grad.shape != answer.shape:

@@ -31,7 +31,7 @@ class HeadEffects:
     before: float
     attentions: tuple[str, ...]  # attention blocks, such as layers.3.attention
     changes: np.ndarray
-    outcomes: tuple[tuple[tuple[tuple[str, float], ...], ...], ...]  # outcomes by attention block and head
+    outcomes: tuple[tuple[tuple[tuple[str, float], ...], ...], ...]  # the outcomes for each attention block and head
     whole: tuple[tuple[str, float], ...] = ()
 
 

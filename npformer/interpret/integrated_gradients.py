@@ -73,7 +73,7 @@ def _together(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The embeddings of a batch, (T, D) or (2, T, D), the targets (B,), and the gradients of the targets."""
+    """A batch's embeddings, (T, D) or (2, T, D), its targets (B,), and their gradients, shaped like the embeddings."""
 
     rows: np.ndarray
     values: np.ndarray
@@ -91,7 +91,7 @@ def by_gradients(
 ) -> list[Method]:
     """Computes gradient times input, integrated gradients, or both, for a text with these `tokens`.
 
-    `label` is as in `attribution.target`; `steps` as in `explained_by_gradients`.
+    `label` is as in `attribution.target`, and `steps` as in `explained_by_gradients`.
     """
     with single_blas_thread():
         logits = forward(model.weights, model.parts, packed(model.config, [text]), listening())["logits"]
@@ -133,7 +133,7 @@ def _length(text: Any) -> int:
 
 
 def slope(model: Any, texts: Sequence[Any], explained: Target, rows: np.ndarray | None = None) -> Slope:
-    """Computes the target of `texts` and its gradient at their embeddings, or at `rows` instead."""
+    """Computes the targets of `texts` and their gradients at the texts' embeddings or, if given, at `rows`."""
     inputs, batches = Inputs(_stages(model), rows), _batches(model, texts)
     logits, stages = _recorded(model, batches, inputs)
     asked = explained.rows(batches[-1].lengths)
@@ -160,7 +160,7 @@ def _batches(model: Any, texts: Sequence[Any]) -> list[Batch]:
 
 
 def _recorded(model: Any, batches: Sequence[Batch], inputs: Inputs) -> tuple[np.ndarray, Stages]:
-    """Runs a forward pass, with all rows if there are other listeners, such as edits. Returns its logits and stages."""
+    """Runs a forward pass, and returns its logits and stages. Keeps all rows if there are listeners, such as edits."""
     recording, whole = Recording(unread(model.weights, model.parts)), listening()
     with listen(inputs), listen(recording):
         if len(batches) > 1:
@@ -183,7 +183,7 @@ def _embeddings(stages: Stages, inputs: Inputs) -> np.ndarray:
 
 
 def _by_token(rows: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Returns rows . gradient for each token, summed over both stacks. A decoder reads a token one position later."""
+    """Returns rows . gradient for each token, summed over the stacks. A decoder reads a token one position later."""
     scores = np.einsum("...d,...d->...", rows, gradient, dtype=np.float64)
     if scores.ndim == 1:
         return scores
@@ -266,7 +266,7 @@ def _baseline(model: Any, text: Any, here: Slope, tokens: Sequence[str]) -> tupl
     if translates:
         numbers = {"<pad>": model.config.pad_id}
     else:
-        with suppress(NpformerError):  # models that take token ids have no tokenizer
+        with suppress(NpformerError):  # raised for a model without a tokenizer, which takes token ids
             numbers = {name: model.tokenizer.token_to_id(name) for name in STAND_INS}
     name = next((name for name, number in numbers.items() if number is not None), None)
     if name is None:

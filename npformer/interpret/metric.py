@@ -21,13 +21,13 @@ from npformer.text.words import name_after_word
 WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary
 MASKS = ("[MASK]", "<mask>")
 MOST = 1 << 16  # maximum total size of answers whose derivatives are computed by finite differences
-STEP = 1e-4  # relative step of central differences, which have an error of about its square
+STEP = 1e-4  # relative step of central differences, whose error is about the square of the step
 
 Answers = Mapping[str, np.ndarray]
 
 
 class Logit(NamedTuple):
-    """A number in a text's answers: its description, the answer's name, and its index in the answer."""
+    """A logit in a text's answers: a description, the name of the answer, and the logit's index in the answer."""
 
     what: str
     answer: str
@@ -36,7 +36,7 @@ class Logit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A number computed from a text's answers, and its gradients with respect to them."""
+    """A number computed from a text's answers, and the function for its gradients with respect to the answers."""
 
     what: str  # a description for use in sentences
     of: Callable[[Answers], float]
@@ -170,13 +170,13 @@ def _token(model: Any, number: int) -> str | None:
 
 
 def _words(model: Any) -> list[str]:
-    """Returns the tokens of two words, to find out how the vocabulary marks the start of a word."""
+    """Returns the tokens of the text "a a", which show how the vocabulary marks the start of a word."""
     found, tokenizer = model.tokenizer.encode("a a"), model.tokenizer
     return list(tokenizer.tokens(found, True) if model.config.head == "translation" else found.tokens)
 
 
 def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[int, str]:
-    """Returns the number and the name of an output, given one of them."""
+    """Returns the number and the name of an output, given either of them."""
     number: Any = label
     if isinstance(label, str):
         names = list(model.config.labels)
@@ -194,7 +194,7 @@ def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[
 
 
 def _token_number(model: Any, word: str, count: int) -> int | None:
-    """Returns the number of a token, or of a text that is a single token, such as " the" for `Ġthe`, or else None."""
+    """Returns the id of a token, given as in the vocabulary (`Ġthe`) or as a text (" the"); None for other texts."""
     tokenizer = model.tokenizer
     if model.config.head == "translation":
         tokens = tokenizer.tokens(list(range(count)), False)

@@ -93,7 +93,7 @@ def ablate_heads(
 def without_each_head(
     model: BaseModel, given: Any, progress: bool | None = None, cells: Sequence[tuple[int, int]] | None = None
 ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-    """Maps (index in `contexts`, head) to an input's answers without that head, for `cells` or for all heads."""
+    """Maps (index in `contexts`, head) to the answers without that head, for the heads in `cells` or for all heads."""
     counts = [(stage, count) for stage, (_, count) in contexts(model).items()]
     if cells is None:
         cells = [(row, head) for row, (_, count) in enumerate(counts) for head in range(count)]
@@ -226,7 +226,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Study:
-    """Two texts, the stages of the clean text, and the metric on the unchanged corrupted text."""
+    """The stages of the clean text, the corrupted text as the model's input, and the metric of its unchanged run."""
 
     clean: Trace
     inputs: list[Any]

@@ -70,7 +70,7 @@ class WeightStack:
 
 @dataclass(frozen=True)
 class Sides:
-    """The two sides of attention: `queries`, the only side of self-attention, and the `keys` of cross-attention."""
+    """The two sides of attention: `queries` and `keys`, which are the same in self-attention."""
 
     queries: Side
     keys: Side

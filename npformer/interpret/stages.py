@@ -43,7 +43,7 @@ from npformer.families.marian import Marian
 
 
 def layer_with(kinds: Iterable[type[Any]]) -> Layer:
-    """Returns a layer with all these subclasses of `Mechanism`, to look up stages without a model.
+    """Returns a layer that uses all these subclasses of `Mechanism`, to look up stages without a model.
 
     All its sizes are 2, because names and formulas of stages do not depend on sizes.
     """
@@ -83,9 +83,9 @@ STAGES = (
     *formulas.spans_stages(""),
     *map(formulas.probabilities_stage, ("", "start_", "end_")),
 )
-_NO_NUMBERS = np.zeros(0)  # a placeholder for weights of which only the names matter
+_NO_NUMBERS = np.zeros(0)  # a placeholder for weights, of which only the names matter
 _BY_NAME = {stage.name: stage for stage in STAGES}
-#: Heads that return the columns of the last layer's output as separate answers.
+#: Head -> the answers that are columns of the head's output.
 COLUMNS = {"question-answering": ("start_logits", "end_logits"), "replaced-token": ("logits",)}
 
 _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
@@ -130,7 +130,7 @@ def of_model(config: Config) -> Mapping[str, Stage]:
 
 
 def of(name: str, config: Config | None) -> Stage | None:
-    """Returns a stage of the model with this config, or else the result of `find`, or None for an unknown name.
+    """Returns the stage of this name in the config's model; otherwise, the result of `find`, which may be None.
 
     >>> of("layers.3.ffn_norm", None).formula
     'Z = Normalize(Y + B)'
@@ -198,7 +198,7 @@ def selected(patterns: str | Iterable[str], names: Sequence[str], fired: Sequenc
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     if "*" in given:
-        return list(names)  # avoids the names of other libraries, which import all families
+        return list(names)  # does not look up other libraries' names, which would import all families
     wanted = [each for pattern in given for each in (pattern, *known_as(pattern, fired or names))]
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
 
@@ -248,7 +248,7 @@ HINTS = {
         "a block reads the stage before it: blocks.*.hook_resid_pre or blocks.*.hook_resid_mid, or their norm",
     ),
 }
-#: More TransformerLens hooks: HookedTransformer's own hooks, and second names of an array.
+#: More TransformerLens hooks: HookedTransformer's own hooks, and hooks that are a second name of an array.
 _HOOKS = {
     "hook_embed": "embeddings.token",
     "hook_pos_embed": "embeddings.position",
@@ -257,7 +257,7 @@ _HOOKS = {
     "blocks.*.ln2.hook_normalized": "layers.*.ffn_norm",
     "ln_final.hook_normalized": "norm",
 }
-#: A stage -> the stage of a gated feed-forward network with the same hook.
+#: A stage -> the stage that has the same hook in a gated feed-forward network.
 _IN_GATED = {"layers.*.ffn.hidden": "layers.*.ffn.gate"}
 _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 
@@ -267,8 +267,8 @@ def resolve(name: str) -> tuple[str, ...]:
     """Returns the stages (or patterns) for a TransformerLens hook or a Hugging Face path, or () for other names.
 
     A layer's number may be a pattern. A path may omit the encoder's prefix, as in a base model. A path in BART's
-    decoder means two stages: decoder.layers..., and layers... if the decoder is the whole model. The path of OPT's
-    layers means the last norm or the last sum.
+    decoder has two stages: decoder.layers... and, if the decoder is the whole model, layers... The path of OPT's layers
+    has two stages too: the last norm and the last sum.
 
     >>> resolve("blocks.3.attn.hook_pattern"), resolve("distilbert.transformer.layer.*.attention.q_lin")
     (('layers.3.attention.weights',), ('layers.*.attention.query',))
@@ -321,13 +321,13 @@ def _last_of(ends: tuple[str, ...], fired: Sequence[str]) -> tuple[str, ...]:
 
 
 def ours_in(known: Sequence[str], name: str) -> str:
-    """Returns the stage that another library's name refers to, preferably a known stage, or else the name itself."""
+    """Translates a name in another library to a stage, preferably one in `known`. Returns other names unchanged."""
     found = known_as(name, known)
     return next((each for each in found if each in known), next(iter(found), name))
 
 
 def _template(name: str) -> tuple[str, str]:
-    """Returns a name with the number of its layer replaced by `*`, and the number, which may be a pattern."""
+    """Returns a name with `*` for the number of its layer, and that number, which may be a pattern."""
     parts = name.split(".")
     for i, part in enumerate(parts):
         if part.isdigit() or set(part) & set("*?["):
@@ -336,7 +336,7 @@ def _template(name: str) -> tuple[str, str]:
 
 
 def _with_layer(name: str) -> list[str]:
-    """Lists all names in other libraries, with the layer's number from `name`."""
+    """Returns the names of all stages in other libraries, with the layer's number from `name`."""
     return [each.replace("*", _template(name)[1]) for each in _elsewhere()]
 
 

@@ -85,7 +85,7 @@ def _tokens(model: BaseModel, ids: np.ndarray, is_source: bool = False) -> list[
         return [str(number) for number in ids.tolist()]
     if model.config.head == "translation":
         return tokenizer.tokens(ids.tolist(), is_source)
-    # negative ids are left to the model, because the tokenizer's error would not name them
+    # the tokenizer rejects negative ids without naming them; the model's error names them
     return [(tokenizer.id_to_token(number) if number >= 0 else None) or str(number) for number in ids.tolist()]
 
 

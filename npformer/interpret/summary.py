@@ -46,7 +46,7 @@ class StageSummary:
     max: float
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a stage with non-finite values shows nan and inf
+@np.errstate(over="ignore", invalid="ignore")  # the statistics of non-finite values are nan and inf
 def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> StageSummary:
     """Summarizes a stage from its arrays, one for each text."""
     shapes = list(dict.fromkeys(str(array.shape).replace(",)", ")") for array in arrays))
@@ -79,7 +79,7 @@ class Table:
 
     def _line(self, cells: Sequence[str]) -> str:
         """Formats a row, with numbers on the next line if the name and shape are too wide."""
-        above, line, start = "", "", 0  # start: the next column's first character
+        above, line, start = "", "", 0  # start: the column of the next cell's first character
         for name, cell in zip(self.columns, cells, strict=True):
             if name in NUMBERS and len(line) > start:
                 above, line = f"{line[:-1]}\n", ""

@@ -19,7 +19,7 @@ from npformer.interpret.traces import Trace
 WIDTH = 80
 EDGE = 3  # rows and columns shown at each end
 COLUMNS = 2 * EDGE  # maximum number of columns shown without gaps
-LABEL = 14  # maximum characters for a row's number and token
+LABEL = 14  # maximum characters of a row's label, its number and token
 _OF_LAYER = re.compile(r"(encoder\.|decoder\.|)layers\.(\d+)\.")
 ROWS = 8  # maximum number of rows shown without gaps
 
@@ -76,7 +76,7 @@ def _left_out(before: int, number: int) -> list[str]:
     """
     first, last = before + 1, number - 1
     parts = [f"layer {first}" if first == last else f"layers {first} to {last}"] if first <= last else []
-    parts += [f"layer {number} up to its output"] if before >= 0 else []
+    parts += [f"layer {number} except its output"] if before >= 0 else []
     return [f"... left out: {', '.join(parts)} (--layer N shows one)"] if parts else []
 
 

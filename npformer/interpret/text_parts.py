@@ -11,9 +11,9 @@ import numpy as np
 INPUTS = ("ids", "lengths", "read")  # inputs of a forward pass, which are tapped but are not stages
 #: Stages that fire once per run of texts of equal length.
 RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "uncapped_scores", "scores", "weights", "context")
-OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # stages of a decoder with the rows of the source
+OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # a decoder's stages with a row for each source token
 PER_TEXT = ("pooler", "pooled")  # stages with one row per text, like the logits computed from them
-#: One row per text or one per token.
+#: Stages with one row per text in some models, and one row per token in others.
 OF_EITHER = ("logits", "probabilities", "head.hidden", "head.activation", "head.norm")
 
 Cut = Callable[[np.ndarray], list[np.ndarray]]
@@ -70,7 +70,7 @@ class TextParts:
                 cut, join, count = list, np.stack, len(array)
             elif (rows := self._fitting(rows, len(array), of_source)) is not None:
                 cut, join, count = _by_rows(rows), np.concatenate, len(rows)
-            elif of_either and len(array) == len(self._rows[own]):  # a head without a pooler
+            elif of_either and len(array) == len(self._rows[own]):  # the logits of a head without a pooler
                 cut, join, count = list, np.stack, len(array)
         self._covered[name] = first + count
         return first, cut, join
@@ -81,14 +81,14 @@ class TextParts:
         return self._scope[name]
 
     def _fitting(self, own: list[slice], count: int, of_source: bool) -> list[slice] | None:
-        """Returns the rows of each text in an array of `count` rows: the source's rows if they fit, else `own`."""
+        """Returns each text's rows in an array of `count` rows: `own`, or the source's rows if those fit; else None."""
         either = [*(rows for rows in self._rows.values() if rows is not own), own] if of_source else [own]
         return next((rows for rows in either if rows and rows[-1].stop == count), None)
 
 
 @lru_cache(maxsize=1 << 12)
 def _kinds(name: str) -> tuple[bool, bool, bool]:
-    """Returns whether a name ends in one of `RUNS`, ends in one of `OF_SOURCE`, and is in `OF_EITHER`."""
+    """Returns three flags: the name ends in one of `RUNS`, it ends in one of `OF_SOURCE`, it is in `OF_EITHER`."""
     return name.rpartition(".")[2] in RUNS, name.endswith(OF_SOURCE), name in OF_EITHER
 
 

@@ -268,7 +268,7 @@ class Trace(Mapping[str, Any]):
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"its metadata does not name the format {FORMAT!r}")
             description = json.loads(metadata["description"])
-            json.dumps(description, ensure_ascii=False).encode()  # raises an error for lone surrogates
+            json.dumps(description, ensure_ascii=False).encode()  # raises UnicodeEncodeError for lone surrogates
             trace = cls(description["stages"])
             trace.config = description["config"] and read_config(description["config"])
             trace._tokens = [[str(token) for token in tokens] for tokens in description["tokens"]]

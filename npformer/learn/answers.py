@@ -2,7 +2,7 @@
 
 A right solution may add terms in a different order or compute in float64, so its answer may differ in the last bits, by
 an amount that depends on the function. The right answer is therefore computed in float64, then in float32, and DRAWS
-times in float32 after the numbers in the arguments are changed at random by up to one unit in the last place. The
+times in float32 with the arguments' numbers changed at random by up to one unit in the last place. The
 budget is FACTOR times the largest difference from float64, plus FACTOR times EPS times the answer's largest number.
 tests/learn/test_exercises.py checks right solutions against this budget. Numbers drawn with a seed are not tested
 beforehand and may be sensitive to rounding. The budget is wider for these numbers, whose only purpose is to detect
@@ -23,10 +23,10 @@ from npformer.learn.exercise import seeded_by
 
 FACTOR = 8
 DRAWS = 4
-NEARLY = 1e-3  # with a seed, the budget is at least this fraction of the answer's largest number
+NEARLY = 1e-3  # minimum error budget of numbers drawn with a seed, as a fraction of the answer's largest number
 MESSAGE = 2000  # maximum characters to keep of an exception's message
 EPS = float(np.finfo(np.float32).eps)
-TINY = float(np.finfo(np.float32).tiny)  # float32 stores smaller numbers less precisely
+TINY = float(np.finfo(np.float32).tiny)  # smallest normal float32; smaller numbers are less precise
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def raised(error: BaseException) -> Outcome:
 
 
 class Match(Enum):
-    """The degree to which the answer of a program matches the learner's answer."""
+    """How closely the answer of a program matches the learner's answer."""
 
     NO, TYPE, YES = range(3)  # TYPE: the same type of exception with a different message
 
@@ -162,7 +162,7 @@ def determined(function: Function, args: tuple[Any, ...]) -> bool:
 
 
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:
-    """Returns the paths of the values that a program with a known mistake shares with the learner's answer."""
+    """Returns the paths at which a program with a known mistake returns the same values as the learner."""
     true, answer = truth(function, args), dict(leaves(outcome.answer))
     if true.outcome.raised:
         return set()
@@ -207,7 +207,7 @@ def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def in_form_of(answer: Any, right: Any) -> Any:
-    """Splits an array of the answer into a list if the right answer has a list or tuple there, such as a cache."""
+    """Splits an array into a list of arrays where the right answer has a list or tuple, such as a cache."""
     if isinstance(right, list | tuple):
         if isinstance(answer, np.ndarray) and answer.shape[:1] == (len(right),):
             answer = list(answer)
@@ -241,7 +241,7 @@ def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """Returns the arguments with each nonzero number of float arrays changed by -1, 0 or 1 unit in the last place."""
+    """Returns the arguments with each nonzero float changed at random by -1, 0 or 1 unit in the last place."""
     random = np.random.default_rng(seed)
 
     def change(array: np.ndarray) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 A known mistake is an edit of a page's function. A learner may also make a mistake in only one branch of a function,
 make two mistakes at once, or copy the steps of another exercise, with a mistake, instead of calling its function.
-Programs with the corresponding edits test each of these possibilities. `constants.py` has mistakes with a number, and
-`changed.py` changes the right answer. A program must reproduce the learner's answers in every case, or else in the
-cases that the message to the learner names.
+Programs with the corresponding edits test each of these possibilities. `constants.py` finds a number that is wrong, and
+`changed.py` changes the values of the right answer. A program must reproduce the learner's answers in every case, or
+else in the cases that the message to the learner names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 
     seconds: processor time for programs beyond the single mistakes in the table.
     """
-    cases = sorted(cases, key=lambda case: not case.wrong)  # wrong answers first, because they rule out most programs
+    cases = sorted(cases, key=lambda case: not case.wrong)  # wrong answers first: they rule out most programs
     ends = time.process_time() + seconds
     for candidates in CANDIDATES:
         for each in candidates(exercise, cases):
@@ -75,7 +75,7 @@ def _listed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
 
 
 def _conditions(exercise: Exercise, cases: Sequence[Case]) -> Iterator[tuple[str, Condition]]:
-    """Yields descriptions of some cases, by the number of axes of the first array or by an optional argument."""
+    """Yields conditions that hold in some cases, each with a description, such as "If x has 2 axes"."""
     names = list(inspect.signature(exercise.right).parameters)
     wrong = sorted({np.ndim(case.args[0]) for case in cases if case.wrong})
     for axes in [wrong, *([n] for n in wrong if len(wrong) > 1)]:
@@ -92,13 +92,13 @@ def _has_axes(axes: Sequence[int], args: tuple[Any, ...]) -> bool:
 
 
 def _is_given(index: int, given: bool, args: tuple[Any, ...]) -> bool:
-    """Returns whether an optional argument is given. An argument that is missing, True or empty does not count."""
+    """Returns `given == (the argument is given)` for an optional argument. True and empty count as not given."""
     value = args[index] if index < len(args) else True
     return given is (value is not True and all(np.size(each) for _, each in leaves(value)))
 
 
 def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields programs that make a mistake only in some cases, including all cases that the learner got wrong."""
+    """Yields programs that make a mistake only under a condition that holds in all cases that the learner got wrong."""
     for where, condition in _conditions(exercise, cases):
         inside = [condition(case.args) for case in cases]
         if all(inside) or not all(is_in for is_in, case in zip(inside, cases, strict=True) if case.wrong):
@@ -127,7 +127,7 @@ def _exercises_in(exercise: Exercise) -> list[Exercise]:
 
 
 def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields programs with two mistakes that have no overlapping edits."""
+    """Yields the right solution with two mistakes whose edits do not overlap."""
     yield from _two_of(exercise, exercise.name, "")
 
 
@@ -176,7 +176,7 @@ def _in_some_cases(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]
 
 
 def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]:
-    """Returns the first listed mistake that explains some of the wrong values and changes no right value."""
+    """Returns the first listed mistake that explains some of the wrong values, and changes no value that is right."""
     if any(case.outcome.raised for case in cases):
         return "", ""
     wrong = [case.wrong_values() for case in cases]
@@ -211,7 +211,7 @@ def _only_0(cases: Sequence[Case], path: str) -> bool:
 
 
 def _changes(program: Function, cases: Sequence[Case], path: str) -> bool:
-    """Returns whether a mistake changes the value at a path in any case. A gradient may be 0 with every mistake."""
+    """Returns whether a mistake changes the value at a path in any case. Some gradients are 0 with every mistake."""
     for case in cases:
         right, theirs = dict(leaves(case.true.outcome.answer)), dict(leaves(call(program, case.wide).answer))
         if path not in theirs or not near(theirs[path], right[path], case.true.budgets[path]):

@@ -23,7 +23,7 @@ POWERS = {
     -0.5: "divided by the square root of",
     0.5: "multiplied by the square root of",
 }
-CLOSE = 1e-5  # relative tolerance of a factor; the error budget then decides
+CLOSE = 1e-5  # relative tolerance for a factor; the answer with this factor must then be within the error budget
 
 
 def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
@@ -81,7 +81,7 @@ def _sizes(exercise: Exercise, args: Sequence[Any]) -> dict[str, float]:
 
 
 def _factor(case: Case, paths: Sequence[str]) -> float | None:
-    """Returns the factor that brings the right values nearest to the learner's, or None if the shapes differ."""
+    """Returns the factor by which the right values best fit the learner's, or None if the shapes differ."""
     exact, answer = dict(leaves(case.true.outcome.answer)), dict(leaves(case.outcome.answer))
     pairs = [(np.asarray(exact[path]), np.asarray(answer.get(path))) for path in paths if path in exact]
     if not pairs or any(a.shape != b.shape or a.dtype.kind != "f" or b.dtype.kind != "f" for a, b in pairs):

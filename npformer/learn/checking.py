@@ -1,4 +1,4 @@
-"""Checks a learner's file, in one process after another until each function has a verdict."""
+"""Checks a learner's file. If its process ends early, starts another one, until each function has a verdict."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class _Check:
         )  # fmt: skip
 
     def _take(self, ended: Ended) -> None:
-        """Adds the results of a process. The first verdict on a function is final; only a cause may be added later."""
+        """Adds the results of a process. The first verdict on a function is final, but its cause may be added later."""
         began, self.printed = "", ended.printed or self.printed
         for told in ended.told:
             began, self.problem = told.get("began", began), str(told.get("problem", "")) or self.problem
@@ -186,9 +186,10 @@ class _Check:
             return f"It did not end within {self.limit:g} seconds of processor time.{at} Is there an endless loop?"
         if ended.why == WAITED:
             longest = max(SHORTEST, PATIENCE * self.limit)
-            return f"It did not end within {longest:g} seconds, although it hardly computed.{at} What does it wait for?"
+            slow = f"It did not end within {longest:g} seconds, although it used hardly any processor time."
+            return f"{slow}{at} What does it wait for?"
         if ended.why == OVER:
-            return f"It was ended, because the check of the whole file took more than {self.seconds:g} seconds.{at}"
+            return f"It was stopped, because the check of the whole file took more than {self.seconds:g} seconds.{at}"
         if ended.why:
             return "Its process was stopped by a signal and did not continue."
         return f"It ended the process with {_code(ended.code)}."
@@ -208,7 +209,7 @@ def _of(kind: type[Any], given: Any) -> Any:
 
 
 def _code(code: int) -> str:
-    """Returns an exit code in words: "exit code 3" or "the signal SIGSEGV"."""
+    """Describes an exit code in words, such as "exit code 3" or "the signal SIGSEGV"."""
     with suppress(ValueError):
         if code < 0:
             return f"the signal {signal.Signals(-code).name}"
@@ -216,7 +217,7 @@ def _code(code: int) -> str:
 
 
 def _stopped_run(ended: Ended) -> WholeRun:
-    """Returns the result for a whole model that was too slow or ended the process."""
+    """Returns the result of a run of the whole model that was too slow or ended the process."""
     if not ended.why:
         return WholeRun("whole model", False, f"The whole model ended the process with {_code(ended.code)}.")
     slow = f"Your whole model takes more than {RUN_LIMIT:g} seconds here, so it was stopped"

@@ -15,12 +15,12 @@ from npformer.learn.answers import Case, call, is_numeric, leaves
 from npformer.learn.exercise import Candidate, Exercise, Slip
 
 STEPS = 30
-RANGE = 1e4  # maximum factor between the number and its initial value; a larger factor has another cause
+RANGE = 1e4  # maximum factor between the number and its initial value; if it is larger, the number is not the mistake
 NEAR = 1e-10  # relative precision of the number; float32 answers determine a number to about 1e-7
 
 
 def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """Yields the mistakes of an exercise that have a number, with the number that best fits the learner's answers."""
+    """Yields the exercise's mistakes that have a number, each with the number that best fits the learner's answers."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     for constant in exercise.constants if wrong else ():
         for start in constant.starts:

@@ -15,7 +15,7 @@ from npformer.pages.one_file import contents
 
 Function = Callable[..., Any]
 
-#: Title of a chapter -> the definitions given in the learner's file, and the functions that the learner writes.
+#: Title of a chapter -> the definitions that the learner's file already has, and the functions that the learner writes.
 CONTENTS = {
     "From words to rows": (
         "formulas.erf formulas.embedding",
@@ -53,7 +53,7 @@ PAGES = {
 
 
 def names(places: str) -> list[str]:
-    """Returns the names of definitions that are given with their pages."""
+    """Returns the names in a text such as "formulas.linear distilbert.embed", without the pages."""
     return [each.partition(".")[2] for each in places.split()]
 
 

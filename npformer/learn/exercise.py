@@ -22,7 +22,7 @@ from npformer.learn.programs import Edit, edited, program
 NUMBER = "{number}"
 TITLE = re.compile(r"(.+?)(?: \[([-\d. e]+)\])?")  # matches "name [1e-6 1.0]"
 EDIT = re.compile(r"(.+?) -> ?(.*)")
-_seeds = [0]  # 0, then the seeds of the open `seeded` blocks, the innermost last
+_seeds = [0]  # 0, then the seed of each `seeded` block that is being executed, from the outermost to the innermost
 
 
 class Slip(NamedTuple):
@@ -49,7 +49,7 @@ class Slip(NamedTuple):
         return edited(self.of, self.edits)
 
     def wrong(self, name: str = "", **values: float) -> Function:
-        """Returns the mistaken function or, given a `name`, the function of that name, which calls the mistaken one."""
+        """Returns the function with the mistake. With `name`, returns the function of that name, which calls it."""
         return program(name or self.of, {self.of: self.text}, **values)
 
 
@@ -104,7 +104,7 @@ class Exercise:
 
     @property
     def constants(self) -> list[Slip]:
-        """The mistakes with a number that the learner's answers reveal, such as a wrong constant in a formula."""
+        """The mistakes with an unknown number, such as a wrong constant. The learner's answers reveal the number."""
         return [each for each in self._table if each.starts]
 
 

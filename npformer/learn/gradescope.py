@@ -14,7 +14,7 @@ from npformer.learn.judge import PASSED
 def gradescope(report: Mapping[str, Any], problem: str = "") -> dict[str, Any]:
     """Returns results that give one point for each function that passes.
 
-    report: as from `Report.as_dict`. problem: the reason why there is no report.
+    report: a dict as returned by `Report.as_dict`. problem: the reason why there is no report, or "".
     """
     problem = problem or report.get("problem", "")
     runs = [run["text"] for run in report.get("runs", [])]

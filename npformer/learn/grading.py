@@ -35,7 +35,7 @@ from npformer.learn.source import source_of
 from npformer.learn.template import FILE
 
 SECONDS = 120.0  # maximum seconds for all functions of a file
-START = 60.0  # additional seconds for starting and ending the check of a file
+START = 60.0  # seconds for starting and ending the check of a file, in addition to SECONDS
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,11 @@ def _graded(submission: Grade, asked: dict[str, Any], stop: Event) -> Grade:
             if told["error"]:
                 return unread(problem=told["error"])
             return unread(told["report"], told["text"], told["report"]["problem"])
-    return unread(problem=f"The check was ended with exit code {code}, perhaps by the file.")
+    return unread(problem=f"The check ended with exit code {code}, perhaps because of the file.")
 
 
 def _finished(command: list[str], seconds: float, stop: Event) -> int:
-    """Runs a process and returns its exit code. Ends the process after `seconds`, or when `stop` is set."""
+    """Runs a process, which is ended after `seconds` or when `stop` is set. Returns the exit code."""
     paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -207,7 +207,7 @@ def _finished(command: list[str], seconds: float, stop: Event) -> int:
             seconds -= INTERVAL
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)  # the process then ends the processes that execute the file
+            process.send_signal(signal.SIGTERM)  # on SIGTERM, the process ends the processes that execute the file
             if not any(ended_in(process) for _ in range(20)):
                 process.kill()
     return process.wait()

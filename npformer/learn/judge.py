@@ -66,10 +66,10 @@ class Verdict:
     kind : "numbers", "form", "dtype", "argument", "exception", "random", "signature", "missing", "syntax" or "time", if
         wrong
     problem : str, one sentence
-    cause, sentence : str, the known mistake that gives the learner's numbers, and its explanation, or ""
-    line : int, line that raised an exception; 0 without an exception
+    cause, sentence : str, the name and the explanation of the known mistake that gives the learner's numbers, or ""
+    line : int, the number of the line that raised an exception; 0 without an exception
     numbers : str, the first case that shows the problem
-    note : str, a sentence about a right function
+    note : str, a remark on a right function, or ""
     """
 
     name: str
@@ -98,7 +98,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict without a cause, and the cases in which a cause must reproduce the learner's answers.
+    """A verdict that has no cause yet, and the cases in which a cause must reproduce the learner's answers.
 
     The search for a cause does not run the learner's code, so it is done later, outside the time limit.
     """
@@ -137,7 +137,7 @@ def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file:
 
 
 def _widened(function: Function, calls: Sequence[_Call]) -> str:
-    """Returns a note on a right function that returns float64, with the expression that widens the arrays."""
+    """Returns a note on a right function that returns float64. It names the expression that widens the arrays."""
     for each in calls:
         line, source = widening(function, each.args)
         if line:
@@ -146,7 +146,7 @@ def _widened(function: Function, calls: Sequence[_Call]) -> str:
 
 
 def _signature_problem(name: str, function: Any, expected: inspect.Signature) -> str:
-    """Returns a sentence if a function cannot be called like the expected function, or has different parameter names.
+    """Returns a sentence if a function's signature is wrong: it cannot be called as expected, or renames a parameter.
 
     `*args` may stand for any of the parameters, as in a decorator. Functions without a signature, such as those of
     np.vectorize, are checked only when they are called.
@@ -172,7 +172,7 @@ def _signature_problem(name: str, function: Any, expected: inspect.Signature) ->
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:
-    """Returns whether a function can be called with this number of arguments."""
+    """Returns whether a function can be called with `count` positional arguments."""
     try:
         signature.bind(*[None] * count)
     except TypeError:
@@ -234,7 +234,7 @@ def _judged(
         problem = f"It writes to its argument {made.written}. Return a new array, and change copies only."
         if "." in made.written:
             name, _, place = made.written.partition(".")
-            problem = f"It changes its argument {name}, at {place}. Copy the array and its list, and change the copies."
+            problem = f"It changes its argument {name}, at {place}. Copy the list and the array, and change the copies."
         if same(made.outcome.answer, true):
             numbers = shown_case(names, made.args)
         return replace(
@@ -256,7 +256,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """Returns how many times to repeat a call to detect randomness: often for token ids, which may agree by chance."""
+    """Returns how often to repeat a call to detect randomness: 20 times for a token id, which may agree by chance."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 
@@ -366,7 +366,7 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
 
 
 def _cases(verdict: Verdict, calls: list[_Call], truths: list[Truth]) -> tuple[Case, ...]:
-    """Returns the cases that are used to find the cause of a verdict."""
+    """Returns the cases in which a cause must reproduce the learner's answers; () if no cause can be found."""
     if verdict.kind in ("random", "argument") or any(each.written for each in calls):
         return ()
     return tuple(Case.of(each.args, each.outcome, true) for each, true in zip(calls, truths, strict=True))

@@ -1,7 +1,7 @@
 """Records the stages of a learner's model while it runs, by wrapping the functions of its module.
 
 A linear layer or norm is recognized by its weight, which is an array of the model. Attention is assigned to the layer
-of the most recently used weight. Steps that the learner writes inside another function are not recorded.
+of the most recently used weight. A step that the learner computes inside another function is not recorded.
 """
 
 from __future__ import annotations

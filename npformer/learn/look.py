@@ -54,7 +54,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     Traceback (most recent call last):
     npformer.common.errors.NpformerError: learn look: no function of your model is written yet
     """
-    from npformer.view.page_view import PageView  # only this function needs it
+    from npformer.view.page_view import PageView  # imported here, because it loads all views
 
     verdicts = check(folder, chapter=4).verdicts
     if all(each.state == UNWRITTEN for each in verdicts):
@@ -65,7 +65,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     stages = learners_stages(learners_file(folder), unwritten, text)
     stages = {name: array for name, array in stages.items() if array.shape == right[name].shape}
     if "layers.0.attention.weights" not in stages:
-        why = "masked_softmax has to call softmax, with all heads at once"
+        why = "masked_softmax must call softmax once for all heads"
         raise NpformerError(f"learn look: your attention weights cannot be shown: {why}")
     yours = Trace("*", model.config)
     read = read_inputs(model, text)
@@ -76,7 +76,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
         for name in right:
             if name in stages:
                 array = stages[name]
-                tap(name, array if array.ndim == 2 else array[None])  # adds an axis of texts to a single row
+                tap(name, array if array.ndim == 2 else array[None])  # adds an axis for texts to the logits
         tap("probabilities", softmax(stages["logits"])[None])
     return PageView((_views(yours, f"yours: {text}"), _views(right, f"npformer: {text}")), (None, None))
 

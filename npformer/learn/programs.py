@@ -51,7 +51,7 @@ def program(name: str, texts: Mapping[str, str], **values: Any) -> Function:
     values: other names that the texts use
     """
     names = {"np": np, "math": math, **values}
-    exec(_course(), names)  # not user input: the code is part of this package
+    exec(_course(), names)  # this is safe, because the code is part of this package
     for text in texts.values():
         exec(_compiled(text), names)
     function: Function = names[name]

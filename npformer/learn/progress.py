@@ -28,8 +28,8 @@ def checked(folder: Path, passed: Sequence[str]) -> tuple[dict[str, int], str]:
 def hinted(folder: Path, name: str, most: int) -> tuple[int, str]:
     """Adds one to a function's count of hints, up to `most`.
 
-    Returns the count, and a sentence if the count cannot be read or written. If it cannot, the count is `most`, because
-    a count that cannot be stored would never grow.
+    Returns the count, and a sentence if it cannot be read or written. In this case, the count is `most`, because a
+    count that cannot be stored would never grow.
     """
     state, problem = read(folder)
     shown = min(most, int(state["hints"].get(name, 0)) + 1)

@@ -25,13 +25,13 @@ from npformer.learn.chapters import EXERCISES
 LIMIT = 5.0  # seconds for a function; a right function takes milliseconds, or 0.1 s with plain loops
 RUN_LIMIT = 20.0  # seconds for the whole model, which normally takes less than a second
 WHOLE = 900.0  # seconds for all processes of a file together
-PATIENCE = 4  # a step may take this many times its processor time
-SHORTEST = 20.0  # every step may take at least this many seconds
+PATIENCE = 4  # a step may take this many times its limit of processor time, in elapsed seconds
+SHORTEST = 20.0  # minimum elapsed seconds that every step may take
 SLOW = 20  # a process that uses at least 1 / SLOW of a processor counts as slow, not as waiting
 INTERVAL = 0.05  # seconds between polls of the process
 STOPPED = 20  # number of polls after which a stopped process is ended
 TAIL = 4000  # maximum characters to keep of the file's output
-#: The arrays of the exercises are so small that a second BLAS thread would only wait, and use processor time.
+#: The arrays of the exercises are so small that a second BLAS thread would use processor time only to wait.
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 COMPUTED, WAITED, HALTED, OVER = "computed", "waited", "halted", "over"
 
@@ -77,7 +77,7 @@ class Ended:
 def run_worker(file: Path, time: Time | None = None, **request: Any) -> Ended:
     """Runs `worker.py` with the fields of a `WorkerRequest`, and waits until it ends.
 
-    time: reduced by the time that the process takes.
+    time: the remaining time, which is reduced by the time that the process takes.
     """
     with tempfile.TemporaryDirectory(prefix="npformer-") as work:
         results, stack = Path(work) / "results", Path(work) / "stack"
@@ -91,7 +91,7 @@ def run_worker(file: Path, time: Time | None = None, **request: Any) -> Ended:
 
 
 def _told(results: str) -> Iterator[dict[str, Any]]:
-    """Yields the results. Skips a line that the process did not complete, or that the learner's file wrote."""
+    """Yields the results. Skips lines that the process did not complete, or that the learner's file wrote."""
     for line in results.splitlines():
         with suppress(ValueError, RecursionError):
             told = json.loads(line)
@@ -108,7 +108,7 @@ def text_of(path: Path) -> str:
 
 def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[int, str, str]:
     """Runs a process. Returns the exit code, the reason for ending the process or "", and the end of the output."""
-    root = str(Path(__file__).parents[2])  # with it, the process imports this npformer in any folder
+    root = str(Path(__file__).parents[2])  # on PYTHONPATH, so that the process imports the same npformer in any folder
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
@@ -117,7 +117,7 @@ def _run(command: list[str], results: Path, limit: float, time: Time) -> tuple[i
             stdout=said,
             stderr=subprocess.STDOUT,
             env={**ONE_THREAD, **os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,  # with its own session, its children can be ended too
+            start_new_session=True,  # the process gets its own session, so that its children can be ended too
         )
         try:
             why = _watched(process, results, limit, time)
@@ -149,13 +149,13 @@ def _watched(process: subprocess.Popen[bytes], results: Path, limit: float, time
 
 
 def _longest(results: Path, limit: float) -> float:
-    """Returns how many seconds the current step of a process may take."""
+    """Returns the maximum elapsed seconds of the current step of a process."""
     began = next((each["began"] for each in reversed([*_told(text_of(results))]) if "began" in each), "")
     return max(SHORTEST, PATIENCE * (limit if began in EXERCISES else RUN_LIMIT))
 
 
 def ended_in(process: subprocess.Popen[bytes]) -> bool:
-    """Waits for an interval; returns whether the process ended."""
+    """Waits for INTERVAL seconds. Returns whether the process has ended."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(INTERVAL)
         return True
@@ -169,7 +169,7 @@ def computed(pid: int) -> float:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a signal has stopped a child process. Before Python 3.13, macOS and Windows do not report it."""
+    """Returns whether a signal has stopped a child process; False on Windows, and on macOS before Python 3.13."""
     if not hasattr(os, "waitid"):
         return False
     with suppress(ChildProcessError):  # raised if the process has just ended

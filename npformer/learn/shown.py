@@ -12,7 +12,7 @@ from npformer.learn.answers import Truth, is_numeric, leaves, near
 NUMBERS = 24  # maximum number of an array's values to show
 ARRAYS = 4  # maximum number of a dict's arrays to show
 DIGITS = 4  # minimum number of decimals; more are shown if two different answers would look the same
-WIDTH = 74  # maximum width of a line, because the report indents by 6
+WIDTH = 74  # maximum width of a line: 80 columns minus the report's indentation of 6
 
 
 def shown_case(names: list[str], args: tuple[Any, ...]) -> str:

@@ -148,7 +148,8 @@ def decoded(data: bytes) -> str:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Splits a file, even with syntax errors, into top-level statements, after a block with the lines before the first.
+    """Splits a file, even with syntax errors, into a block with the lines before any statement, and top-level
+    statements.
 
     A decorator belongs to the function after it. Empty lines and comments after a statement belong to no block.
     """
@@ -200,7 +201,7 @@ def _executed(tree: ast.Module, path: Path) -> tuple[ModuleType, str]:
     guarded = ast.Module([each if _before_all(each) else _guarded(each) for each in tree.body], [])
     try:
         exec(compile(guarded, str(path), "exec", dont_inherit=True), vars(module))
-    except (SyntaxError, RecursionError) as error:  # raised for `return` outside a function, and for very deep nesting
+    except (SyntaxError, RecursionError) as error:  # such as `return` outside a function, or deep nesting
         problems.append(not_python(error, path) if isinstance(error, SyntaxError) else said_of(error))
     vars(module).pop(FAILED, None)
     return module, next(iter(problems), "")

@@ -70,7 +70,7 @@ def _spaced(parts: list[str]) -> str:
 
 
 def empty(name: str) -> str:
-    """Returns a function without its body."""
+    """Returns the text of a function with an empty body."""
     signature, docstring, _ = split(name)
     return "\n".join([signature, docstring, EMPTY])
 

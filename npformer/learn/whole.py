@@ -23,7 +23,7 @@ from npformer.model import Model
 TEXT = "I love ice cream"
 CLASSIFIER, WRITER = "distilbert-sst2", "gpt2-austen"
 PROMPT = "It is a truth universally acknowledged"
-WORDS, NO_END = 24, -1  # tokens to write, and an id that no token has, so that no token ends the text
+WORDS, NO_END = 24, -1  # number of tokens to write, and an id that no token has, so that no token ends the text
 STEPS, RATE, DECAY = 30, 0.05, 0.01
 NEAR = 1e-3  # tolerance for probabilities; float32 rounding in six layers changes them by less than 1e-5
 
@@ -119,5 +119,5 @@ def _writer() -> Model:
 
 #: Number of a chapter -> the run that becomes possible after this chapter.
 RUNS: dict[int, Callable[[Any], WholeRun]] = {4: classify, 5: learn, 6: write}
-#: Number of a chapter -> the chapters with the functions that its run needs.
+#: Number of a chapter -> the chapters with the functions that the chapter's run needs.
 NEEDS = {4: (1, 2, 3, 4), 5: (1, 2, 3, 4, 5), 6: (1, 2, 3, 6)}

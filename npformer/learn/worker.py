@@ -87,7 +87,7 @@ def main() -> None:
 
         def tell(**fields: Any) -> None:
             if os.getpid() != process:
-                os._exit(0)  # this process is a copy, made by os.fork in the learner's file
+                os._exit(0)  # this process is a copy, which the learner's file made with os.fork
             print(json.dumps(fields), file=results, flush=True)
 
         @contextmanager
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _complete(module: ModuleType) -> None:
-    """Adds given definitions that the file lacks, and replaces definitions with the parameters of an older version."""
+    """Adds given definitions that the file lacks. Replaces given functions that have other parameters."""
     for name in GIVEN:
         given, ours = getattr(module, name, None), right(name)
         if not inspect.isfunction(ours):
@@ -188,7 +188,7 @@ def _look(request: WorkerRequest, module: ModuleType) -> None:
 
 
 def _judged(request: WorkerRequest, found: Loaded, tell: Tell, within: Within) -> dict[str, str]:
-    """Returns the state of each function. A function that is not right is replaced for the functions that call it."""
+    """Judges functions and returns their states. The functions that call a wrong function get npformer's instead."""
     module, expected, states = found.module, signatures(), dict(request.known)
     for number, chapter in enumerate(CHAPTERS, 1):
         for each in chapter.exercises:

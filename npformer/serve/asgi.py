@@ -45,7 +45,7 @@ from npformer.version import __version__
 TOKENIZERS = 2  # number of threads that tokenize
 EVENTS = "text/event-stream"
 UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # without these, nginx buffers 8 KB of events
-RENDERERS = 2  # number of threads that render chat templates, each in a process started in advance
+RENDERERS = 2  # number of threads that render chat templates; a rendering runs in a process that was started in advance
 
 
 class App:
@@ -56,7 +56,7 @@ class App:
         self.limits = limits
         self.key = None if api_key is None else _digest(api_key.strip())
         self.stopping = False
-        self.end: float | None = None  # end of a stopping server's grace period, in the time of time.monotonic
+        self.end: float | None = None  # when the grace period of a stopping server ends, as a value of time.monotonic()
         self.open = 0  # requests with a complete body and no answer yet
         self.bodies = Bodies(limits)
         self.answers = Answers(limits.answers)
@@ -96,7 +96,7 @@ class App:
         self._check_open()
         try:
             async with self.bodies.read(request) as body:
-                self._check_open()  # checked again: other requests may have been accepted while this body arrived
+                self._check_open()  # again, because other requests may have been accepted while this body arrived
                 return await self._accepted(path, request, body)
         except asyncio.CancelledError:
             if self.stopping:  # the grace period is over
@@ -158,7 +158,7 @@ class App:
         if reply.pieces is not None:
             return Answer(self.answers, self._pieces(reply), reply.held, **how)
         parts, found = await in_thread(in_parts, reply.value), list[bytes]()
-        while some := await in_thread(some_parts, parts):  # requests take turns in the threads
+        while some := await in_thread(some_parts, parts):  # in parts, so that requests take turns in the threads
             found.append(some)
         return Answer(self.answers, b"".join(found), **how)
 
@@ -248,7 +248,7 @@ def _rendering(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
 
 
 def _read(route: Route, body: bytearray) -> tuple[Route, dict[str, Any]]:
-    """Returns the route for a body, and the values of the fields in the body."""
+    """Parses a body. Returns its route and the values of its fields."""
     given = read_json(body)
     route = route.of(given)
     return route, read_fields(route.fields, given)
@@ -275,7 +275,7 @@ def _described(served: Served) -> dict[str, Any]:
     if "text-classification" in served.tasks:
         labels = {str(i): label for i, label in enumerate(config.labels)}
         kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": labels}}
-    elif "text-ranking" in served.tasks:  # a ranker without labels is a causal language model
+    elif "text-ranking" in served.tasks:  # this ranker is a causal language model, which has no labels
         kind = {"reranker": {"id2label": {"0": "LABEL_0"}}}
     elif (first := next(iter(served.tasks))) == "sparse-embedding":
         kind = {"embedding": {"pooling": "splade"}}
@@ -304,7 +304,7 @@ async def _not_a_route(request: Request, error: Exception) -> Response:
     what = {404: "unknown route; see /docs", 405: "method not allowed for this route; see /docs"}
     refusal = Refusal(error.status_code, what.get(error.status_code, "malformed request"))
     response = await _refused(request, refusal)
-    response.headers.update(error.headers or {})  # the header Allow lists the allowed methods
+    response.headers.update(error.headers or {})  # for example Allow, which lists the allowed methods
     return response
 
 

@@ -37,7 +37,7 @@ class Call:
     """A function call that gets a separate batch, for example to compute the next piece of a stream."""
 
     together = stepwise = False
-    in_steps: Any = None  # a call is short, so it needs no steps
+    in_steps: Any = None  # None, because a call is short and needs no steps
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -53,8 +53,8 @@ class Batcher:
     ----------
     max_tokens : int, maximum tokens in a batch; a longer text gets a separate batch
     max_wait : float, seconds that a text waits for other texts for its batch while the batcher is idle
-    max_queue : int, maximum number of waiting texts; above it, requests with more than an equal part of the queue are
-    refused
+    max_queue : int, maximum number of waiting texts; above it, requests that need more than an equal share of the queue
+        are refused
     observe : function of a batch and its duration in seconds, called in the batching thread
     cores : int, cores that compute a batch
     """
@@ -177,7 +177,7 @@ class Batcher:
     def _is_full(self, more: int) -> bool:
         """Returns whether the queue has no room for this many texts.
 
-        A request with at most an equal part of the queue has room even if other requests fill the queue.
+        If n requests are waiting, one more request with at most 1 / (n + 1) of the queue's texts always has room.
         """
         share = self.max_queue // (len(self.turns.tickets) + 1)
         return self.turns.count + more > self.max_queue and more > share

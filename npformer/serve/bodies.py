@@ -13,7 +13,7 @@ from npformer.serve.fields import Refusal
 from npformer.serve.request_limits import ServiceLimits
 
 PATIENCE = 10.0  # a body may take this many seconds, plus 1 s per RATE bytes received
-RATE = 8000  # minimum bytes per second, reached by a slow mobile connection
+RATE = 8000  # minimum bytes per second, which even a slow mobile connection reaches
 HELD = 2**28  # maximum bytes of the bodies of all open requests
 
 
@@ -28,7 +28,7 @@ class Bodies:
         self.limits = limits
         self.patience = min(PATIENCE, limits.seconds)
         self.most = max(HELD, limits.body)
-        self.unfinished: dict[asyncio.Timeout, int] = {}  # deadline of a body -> bytes received so far
+        self.unfinished: dict[asyncio.Timeout, int] = {}  # timeout of an unfinished body -> bytes received so far
         self.held = 0  # bytes of unfinished bodies, and of requests without an answer yet
 
     @asynccontextmanager
@@ -84,7 +84,7 @@ class Bodies:
         return body
 
     def _refuse_largest(self) -> None:
-        """Refuses the largest unfinished body. An attacker sends a lot, then stalls; a slow client has sent little."""
+        """Refuses the largest unfinished body: an attacker's is large, but a slow client has sent little."""
         largest = max((each for each in self.unfinished if not each.expired()), key=self.unfinished.__getitem__)
         self.held -= self.unfinished.pop(largest)
         largest.reschedule(asyncio.get_running_loop().time())

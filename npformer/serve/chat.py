@@ -43,7 +43,7 @@ MESSAGE = {
     "content": Field(f.CONTENT, what="A text, or a list of its parts."),
     "name": Field(f.TEXT, None, "Ignored."),
     "refusal": Field(f.TEXT, None, "Ignored."),
-    # Clients send earlier answers back with all their fields.
+    # Clients send earlier answers back with all fields, in which an empty value is allowed.
     **{name: Field(f.nothing_else(NO_TOOLS, []), None) for name in ("tool_calls", "function_call")},
     **{name: Field(f.nothing_else("models read texts", []), None) for name in ("annotations", "audio")},
 }
@@ -87,7 +87,7 @@ async def chat_completions(service: Service, given: dict[str, Any]) -> Reply:
         one = f.Texts([messages], several=False)  # type: ignore[list-item]
         rendering = replace(service, in_thread=service.in_renderer)
         prompts = await read_prompts(rendering, task, one, False, "messages", options)
-    except Refusal as refusal:  # the client must not see the path of the template
+    except Refusal as refusal:  # the message must not show the template's path to the client
         raise Refusal(refusal.status, refusal.message.replace(f"{where}: ", ""), refusal.kind) from None
     [writer] = prompts.writers
     n, new = given["n"], writer.settings.max_new_tokens
@@ -131,7 +131,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
 
 
 def _nth(options: Any, i: int) -> Any:
-    """Returns the options of answer i. With a seed in the request, each answer gets a different seed."""
+    """Returns the options of answer i. If the request has a seed, each answer gets a different seed."""
     seed = options.settings.get("seed")
     return options if seed is None else replace(options, settings={**options.settings, "seed": (seed + i) % 2**63})
 

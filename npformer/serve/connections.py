@@ -11,7 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD = 10.0  # seconds for a request's head, from the start of the connection or the first byte of a later request
 STALLED = 30.0  # seconds within which a client must read LEAST bytes of a pending answer
 LEAST = 30 * 1000
-AT_ONCE = 4 * 1024  # maximum bytes read before other tasks run; one-byte chunks take 20 ms of processor time
+AT_ONCE = 4 * 1024  # maximum bytes to read before other tasks run; as one-byte chunks, they take 20 ms to process
 KEEP_ALIVE = 75  # maximum seconds that a connection may be idle; most load balancers close it earlier, after 60 s
 
 
@@ -20,9 +20,9 @@ class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        with suppress(AttributeError):  # uvloop's transports have no such setting
+        with suppress(AttributeError):  # raised by uvloop's transports, which lack this setting
             transport.max_size = AT_ONCE
-        transport.set_write_buffer_limits(high=0)  # a buffer would hide up to 64 KB of an answer from deadlines
+        transport.set_write_buffer_limits(high=0)  # no buffer: deadlines would ignore up to 64 KB of an answer
         self.reading: asyncio.TimerHandle | None = self.loop.call_later(HEAD, self._close_unless_answering)
         self.writing: asyncio.TimerHandle | None = None
 

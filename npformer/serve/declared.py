@@ -26,12 +26,12 @@ from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Command, Option, comma_separated, labels, whole
 
 MOST = 256  # maximum number of answers to a text, and of tokens in an answer
-REPEATED = 64  # maximum ratio of tokens in answers that repeat their texts to tokens allowed in a request
+REPEATED = 64  # maximum tokens in answers that repeat their text, as a multiple of a request's maximum
 KINDS = {
     whole: f.whole(1, MOST), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), comma_separated: f.short_list(0),
     labels: f.short_list(1),
 }  # fmt: skip
-#: Parameters from clients of the inference API that are not options of the command.
+#: Parameters that clients of the inference API send, but that are not options of the command.
 MORE = {
     "token-classification": {
         "stride": Field(f.whole(0), None, "Read a long text in windows that share this many tokens."),
@@ -47,7 +47,7 @@ INPUTS = {"pair": f.PAIRS, "question": f.QUESTIONS}
 
 
 def _kind(option: Option) -> Kind:
-    """Returns the kind of the values of a parameter, from the option of the command."""
+    """Returns the kind of a parameter's values, given the command's option."""
     if "choices" in option.how:
         return f.one_of(*option.how["choices"])
     return f.BOOLEAN if "action" in option.how else KINDS.get(option.how.get("type"), f.SHORT)

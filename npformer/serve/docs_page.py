@@ -91,7 +91,7 @@ def _curl(path: str, request: Any) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[Row]) -> str:
-    """Returns a table. Values and defaults repeat the name of their column for narrow screens, without a header row."""
+    """Returns a table. Narrow screens hide its header row, and show the column's name before each value and default."""
     names = list(head)
     titles = "".join(f"<th>{name}" for name in names)
     marks = [f" class={name} title={name}" if name in ("values", "default") else "" for name in names]

@@ -31,7 +31,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "/embed_all": ({"inputs": "ice"}, [[VECTOR, [0.1102, 0.0417], [-0.0213, 0.0155]]]),
     "/embed_sparse": ({"inputs": ["ice"]}, [[{"index": 3256, "value": 2.17}, {"index": 6949, "value": 0.84}]]),
     "/similarity": ({"inputs": {"source_sentence": "a dessert", "sentences": TEXTS}}, [0.61, 0.12]),
-    # A list of two texts is one pair.
+    # not ["I love ice cream", "not my music"], which would be one pair
     "/predict": ({"inputs": [["I love ice cream"], ["not my music"]]}, [EMOTION, EMOTION[::-1]]),
     "/rerank": (
         {"query": "a dessert", "texts": TEXTS, "return_text": True},

@@ -1,4 +1,4 @@
-"""The fields of requests. The description of a field validates values and defines the entry on the OpenAPI page.
+"""The fields of requests. A field's description validates its values, and defines its entry on the OpenAPI page.
 
 A refusal names the place of an invalid value (`inputs[2]`), the expected type and the actual type. The message may
 quote a number, but never a text, which may be private.
@@ -20,9 +20,9 @@ REQUIRED = object()
 MOST_STOPS = 4  # maximum stop strings, as in OpenAI's API and TGI; every string is searched for after each token
 STOP_LENGTH = 1000  # maximum characters of a stop string
 MOST_SHORT, SHORT_LENGTH = 1000, 1000  # maximum texts and characters in parameters such as labels
-MOST_PARTS = 100_000  # maximum lists and objects in a body; no other thread runs while json creates them
-#: A JSON string, or an unterminated string up to the end of the body. A pattern that failed for an unterminated string
-#: would be retried at each quote, which takes hours and blocks all other threads.
+MOST_PARTS = 100_000  # maximum lists and objects in a body; while json creates them, no other thread can run
+#: A JSON string, or an unterminated string up to the end of the body. If the pattern did not match an unterminated
+#: string, it would be tried again at each quote, which takes hours and blocks all other threads.
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 
 
@@ -118,7 +118,7 @@ def _text_list(where: str, value: Any) -> list[str]:
 
 
 def _stops(where: str, value: Any) -> list[str]:
-    """Reads stop strings. Clients of text-generation-inference send an empty list for no stop strings."""
+    """Reads stop strings, which may be an empty list, as sent by clients of text-generation-inference."""
     if isinstance(value, list) and len(value) > MOST_STOPS:
         raise wrong(where, f"expected at most {MOST_STOPS} texts, got {len(value)}")
     texts = [] if value == [] else [str(each) for each in _texts(where, value).items]
@@ -133,7 +133,7 @@ def _openai_texts(where: str, value: Any) -> Texts:
     first = value[0] if isinstance(value, list) and value else None
     first = first[0] if isinstance(first, list) and first else first
     if isinstance(first, int):
-        embeds = where == "input"  # generation routes have the field `prompt` instead
+        embeds = where == "input"  # the field of the routes for vectors; the routes for generation have `prompt`
         how = "; let the client send texts (check_embedding_ctx_length=False in LangChain's OpenAIEmbeddings)"
         raise wrong(where, f"expected texts, got token ids{how if embeds else ''}")
     return _texts(where, value)
@@ -178,7 +178,7 @@ def _short(where: str, value: Any) -> str:
 
 
 def short_list(least: int) -> Kind:
-    """Returns the kind of lists with at least this many short texts."""
+    """Returns the kind of lists of short texts, with at least `least` of them."""
 
     def read(where: str, value: Any) -> list[str]:
         if not isinstance(value, list) or len(value) < least:
@@ -267,7 +267,7 @@ def one_of(*names: str) -> Kind:
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """Returns the kind of a field that accepts only these values, although other servers accept more values."""
+    """Returns the kind of a field that accepts only these values. `why`: the reason not to accept others."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
@@ -329,7 +329,7 @@ def read_json(body: bytes | bytearray) -> Any:
     if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
         raise too_large(f"body: more than {MOST_PARTS} lists and objects")
     try:
-        text = body.decode("utf-8-sig")  # json.loads would also accept bytes in UTF-16, in which `_openings` miscounts
+        text = body.decode("utf-8-sig")  # json.loads would also decode UTF-16, in which `_openings` miscounts
         return json.loads(text, parse_constant=_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise wrong("body", f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None

@@ -9,7 +9,7 @@ from npformer.generation import joined
 from npformer.generation.logits import Best
 from npformer.tasks.text_generation import Writer
 
-LEAST = -9999.0  # OpenAI's log probability of an impossible token
+LEAST = -9999.0  # the value that OpenAI returns for an impossible token
 
 
 class Scored(NamedTuple):
@@ -44,7 +44,7 @@ def _text(tokenizer: Any, token: int, begins: bool) -> str:
 
 
 class NewScores:
-    """A function that returns the tokens generated since its last call, with their scores."""
+    """Returns, at each call, the tokens generated since the previous call, with their scores."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer, self.count = writer, 0
@@ -67,12 +67,12 @@ def of_chat(tokens: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _entry(text: str, score: float) -> dict[str, Any]:
-    known = None if "\ufffd" in text else list(text.encode())  # the bytes of part of a character are unknown
+    known = None if "\ufffd" in text else list(text.encode())  # unknown if the token is only part of a character
     return {"token": text, "logprob": score, "bytes": known}
 
 
 def _by_text(best: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Returns the scores by text. If tokens have the same text, such as parts of characters, the first score counts."""
+    """Returns text -> score. If tokens have the same text, such as parts of characters, returns the first score."""
     found: dict[str, float] = {}
     for text, score in best:
         found.setdefault(text, score)

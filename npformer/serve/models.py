@@ -31,8 +31,8 @@ from npformer.text.inputs import Pair
 PORTION = 50_000  # number of characters that are tokenized at a time
 Given = str | Path | Model | Seq2Seq | Task
 
-#: Task -> options in a service that differ from the task's own defaults. The root path serves the first of a model's
-#: tasks in this order.
+#: Task -> the options whose defaults in a service differ from the task's own. If a model has several of these tasks,
+#: the root path serves the first.
 SERVED: dict[str, dict[str, Any]] = {
     "text-ranking": {"function_to_apply": "sigmoid"},
     "text-classification": {"top_k": None},
@@ -45,7 +45,7 @@ SERVED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TaskWork:
-    """A task with fixed options, which computes the answers to prepared requests for the batcher."""
+    """Computes the answers to prepared requests for the batcher, by a task with fixed options."""
 
     task: Task
     options: Any
@@ -81,7 +81,7 @@ class TaskWork:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Texts as requests of a task, their numbers of tokens, and the indices of truncated texts."""
+    """Prepared texts: requests of a task, the number of tokens of each text, and the indices of truncated texts."""
 
     requests: list[Any]
     sizes: list[int]
@@ -156,7 +156,7 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
     if SparseEmbedding.name not in fitting and SparseEmbedding.accepts(task.model):
         fitting.append(SparseEmbedding.name)
     names = sorted(fitting, key=lambda name: list(SERVED).index(name) if name in SERVED else len(SERVED))
-    if isinstance(task, TextRanking) and task.template is not None:  # the model reads texts only in a template
+    if isinstance(task, TextRanking) and task.template is not None:  # this model reads texts only in a chat template
         yield task.name, task
         return
     if isinstance(task, SparseEmbedding):  # a sparse model gets no route for sentence-embedding
@@ -169,7 +169,7 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
 
 
 def _in_service(name: str, task: Task) -> Task:
-    """Returns the named task for the model of `task`, with the changed options of `task` if the names are the same."""
+    """Returns the named task for the model of `task`. If this is the same task, keeps options that the user changed."""
     options = SERVED.get(name, {})
     if name != task.name:
         return class_of(name)(task.model, **options)
@@ -230,7 +230,7 @@ def portions(items: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
 
 
 def n_characters(item: Any) -> int:
-    """Returns the number of characters of a text or pair, or 0 for a conversation, which is read only once."""
+    """Returns the number of characters of a text or a pair. A conversation, which is read only once, counts as 0."""
     return len(item) if isinstance(item, str) else sum(map(len, item)) if isinstance(item, Pair) else 0
 
 
@@ -287,7 +287,7 @@ def prepare(
         if isinstance(task, TextGeneration):
             request = _whole(task, request, item, options)
         if isinstance(request, InputError):
-            if isinstance(task, TextGeneration) and limit < 1:  # a truncated prompt would be empty
+            if isinstance(task, TextGeneration) and limit < 1:  # truncation would leave no prompt
                 raise wrong(
                     place, "too long with this many new tokens; shorten it, or lower max_new_tokens (max_tokens in "
                     "/v1/completions)",
@@ -322,14 +322,14 @@ def _in_windows(
 
 
 def for_client(reason: str) -> str:
-    """Returns the reason of an error without the advice on loading, which a client cannot follow."""
+    """Returns an error's reason without the advice to raise a limit when loading, which a client cannot follow."""
     for limit in ("characters", "windows"):
         reason = reason.removesuffix("; " + how_to_allow_more(limit))
     return reason
 
 
 def _whole(task: TextGeneration, request: Request | InputError, item: Any, options: Any) -> Request | InputError:
-    """Returns the request for a prompt. An untruncated prompt may have one token more than a truncated prompt."""
+    """Returns a prompt's request. A prompt that need not be truncated may have one token more than the limit."""
     limit = task.limit(options)
     if limit < 1 if isinstance(request, InputError) else request.encoded[0].n_tokens == limit + 1:
         [whole] = task.prepare([item], 0, replace(options, long="error"))

@@ -30,7 +30,7 @@ GETS = {
     "/docs": "This API as a web page",
     "/": "The same page",
 }
-#: Metrics by their names in Prometheus, without the prefix `npformer_`. `prometheus.py` updates the metrics.
+#: Name of a metric in Prometheus, without the prefix `npformer_` -> its description. `prometheus.py` updates them.
 METRICS = {
     "requests_total": "Requests by route and status",
     "request_seconds": "Seconds from a request's arrival to its answer, by route",

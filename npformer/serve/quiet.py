@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-LINES = 5  # maximum lines of one kind in a PERIOD
+LINES = 5  # maximum number of lines of one kind in a PERIOD
 PERIOD = 60.0  # length of a period in seconds
 KINDS = 100  # maximum number of kinds of lines to remember
 
@@ -21,7 +21,7 @@ class Sparing(logging.Filter):
         self.periods: dict[str, tuple[float, int]] = {}  # kind -> start of the period, lines since then
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING:  # access logs are always passed, because the operator has requested them
+        if record.levelno < logging.WARNING:  # passes access logs, which the operator has requested
             return True
         kind, now = record.msg, time.monotonic()
         start, count = self.periods.pop(kind, (now, 0))

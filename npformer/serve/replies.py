@@ -12,8 +12,8 @@ from npformer.serve.fields import Refusal
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-#: Statuses that close the connection. 413 is not included, because a client that is still sending its body would miss
-#: the error.
+#: Statuses after which the connection is closed. 413 is not one of them: a client that is still sending its body would
+#: not see the error.
 ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
 PORTION = 200_000  # number of bytes of JSON that are encoded at a time

@@ -21,8 +21,8 @@ class ServiceLimits:
     seconds : float, maximum seconds from the end of a request's body to its answer, and for each token of a stream
     answers : int, maximum bytes of all unread answers; above it, the slowest client is disconnected, or requests get
     503 if no client is slow
-    queue : int, maximum waiting texts, and maximum open requests; further requests get 429. A request with at most an
-    equal part of the queue is accepted even if other requests fill the queue
+    queue : int, maximum waiting texts, and maximum open requests; further requests get 429. A request that needs at
+    most an equal share of the queue is accepted even if other requests fill it
     batch_tokens : int, maximum tokens in a batch
     wait_ms : float, milliseconds that a text waits for other texts for its batch while the batcher is idle
     grace : float, maximum seconds to answer accepted requests at shutdown

@@ -21,7 +21,7 @@ from npformer.serve.routes import MODEL, TEI, TRUNCATE, Reply, Route, Service, u
 from npformer.tasks.task import Task
 from npformer.text.inputs import Pair
 
-Ranks = list[tuple[int, float]]  # indices and scores of the texts, best first
+Ranks = list[tuple[int, float]]  # (index, score) of each text, best first
 
 
 async def _ranks(
@@ -43,7 +43,7 @@ async def rerank(service: Service, given: dict[str, Any]) -> Reply:
 
 
 async def rerank_documents(service: Service, given: dict[str, Any]) -> Reply:
-    """Returns the best documents, with the fields of answers from Cohere, Jina and Infinity."""
+    """Returns the best documents, with all fields that the answers of Cohere, Jina and Infinity have."""
     name, task = choose(service.models, given["model"], "text-ranking")
     documents, most = given["documents"], given["max_tokens_per_doc"]
     service.limits.check_texts("documents", len(documents))

@@ -51,7 +51,7 @@ class Reply:
     prepared: Prepared
     value: Any = None
     pieces: AsyncIterator[bytes] | None = None
-    held: int = 0  # bytes that stay in memory until the last piece is sent
+    held: int = 0  # number of bytes that stay in memory until the last piece is sent
     media_type: str = "application/json"
 
 
@@ -63,7 +63,7 @@ class Service:
     batcher: Batcher
     limits: ServiceLimits
     in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
-    in_renderer: Callable[..., Awaitable[Any]]  # the same in other threads, for chat templates
+    in_renderer: Callable[..., Awaitable[Any]]  # runs a function in one of a few other threads, for chat templates
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
         """Encodes the texts of a request. Refuses too many texts, and texts that are too long."""
@@ -111,9 +111,9 @@ class Route:
     summary: str
     fields: Fields
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
-    other: Route | None = None  # the route for bodies in another format
+    other: Route | None = None  # the route for bodies in a different format
     is_other: Callable[[dict[str, Any]], bool] = lambda given: False
-    sign: str = ""  # how a body in the other format is recognized; text for the documentation
+    sign: str = ""  # for the documentation: how a body in the other format is recognized
 
     def of(self, given: Any) -> Route:
         """Returns the route for the parsed body of a request."""
@@ -221,7 +221,7 @@ async def similarity(service: Service, given: dict[str, Any]) -> Reply:
     texts = [inputs["source_sentence"], *inputs["sentences"]]
     options = {**(given["parameters"] or {}), "model": given["model"]}
     vectors, prepared, _ = await _vectors(service, options, f.Texts(texts, several=True), "inputs")
-    products = (vectors[1:] * vectors[0]).sum(axis=1)  # the sums of `@` would depend on the number of rows
+    products = (vectors[1:] * vectors[0]).sum(axis=1)  # `@` would add in an order that depends on the number of rows
     return Reply(prepared, products.tolist())
 
 
@@ -252,7 +252,7 @@ async def predict(service: Service, given: dict[str, Any]) -> Reply:
     function = (parameters or {}).get("function_to_apply") or ("none" if given["raw_scores"] else None)
     options = replace(task.options, top_k=(parameters or {}).get("top_k"), function_to_apply=function)
     found, prepared = await service.ask(TaskWork(task, options), texts, given["truncate"])
-    # Hugging Face's inference client, which sends parameters, reads a list of lists even for one text.
+    # Hugging Face's inference client, which sends `parameters`, expects a list of lists even for one text.
     nested = texts.several or parameters is not None
     return Reply(prepared, iter(found) if nested else found[0])
 

@@ -49,8 +49,8 @@ from npformer.serve.quiet import spare
 from npformer.serve.request_limits import ServiceLimits
 
 POLL = 0.2  # seconds between checks of workers, and of whether a stopping server is idle
-APART = 0.2  # minimum seconds between two signals for the second signal to count
-SHORT_LIFE = 5.0  # a worker that lives for fewer seconds is replaced only after a pause
+APART = 0.2  # a second signal within this many seconds of the first is ignored
+SHORT_LIFE = 5.0  # a worker that dies within this many seconds is replaced only after a pause
 PAUSE = 1.0
 HANDLED = (signal.SIGTERM, signal.SIGINT)
 CONNECTIONS = 16_384  # maximum number of open files; each connection takes a few kilobytes
@@ -117,7 +117,7 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
-        if os.name == "posix":  # on Windows, this would let two servers share a port
+        if os.name == "posix":  # not on Windows, where this option would let two servers share a port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:
@@ -134,7 +134,7 @@ def _announce(settings: ServerSettings, listening: socket.socket) -> None:
 
 
 def cancellable(app: Any) -> Any:
-    """Returns an app that ends quietly when cancelled by uvicorn, which otherwise logs a traceback for each request."""
+    """Returns an app that ends quietly when uvicorn cancels it. Otherwise, uvicorn logs a traceback per request."""
 
     async def quiet(scope: Any, receive: Any, send: Any) -> None:
         with suppress(asyncio.CancelledError):
@@ -186,7 +186,7 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
         end = self.service.end
         assert end is not None
         await asyncio.sleep(APART)  # new requests get 503 until the exit
-        if not self.is_worker:  # at a second signal, the parent kills the workers
+        if not self.is_worker:  # a worker ignores further signals: at the second, its parent kills it
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:
@@ -217,7 +217,7 @@ class Worker:
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """Ends a server that is still loading models, in a way that removes the copies in its temporary folder."""
+    """Ends a server that is still loading models, by an exception, so that its temporary folder is removed."""
     sys.exit(128 + number)
 
 
@@ -235,7 +235,7 @@ class Supervisor:
             home = stack.enter_context(partial_folder(Path(tempfile.gettempdir(), "npformer-serve")))
             stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _leave))
             settings = shared(self.settings, home)
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # with it, each worker reports the sums over all workers
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # each worker then reports the sums over all workers
             for each in HANDLED:
                 before = signal.signal(each, self._note)
                 stack.callback(signal.signal, each, before)

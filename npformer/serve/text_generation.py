@@ -27,7 +27,7 @@ from npformer.serve.routes import MODEL, TRUNCATE, Reply, Service
 from npformer.tasks.text_generation import TextGeneration, Writer
 from npformer.tasks.writing import Writing
 
-COLDEST = 1e-6  # below this temperature, sampling is greedy anyway
+COLDEST = 1e-6  # below this temperature, sampling is practically greedy
 
 #: Sampling parameters that OpenAI does not have, under the names that OpenAI's clients use with other servers.
 MORE_LIMITS = {
@@ -90,14 +90,14 @@ COMPLETIONS = {
 TGI_REASON = {"end": "eos_token", "stop": "stop_sequence", "length": "length"}
 OPENAI_REASON = {"end": "stop", "stop": "stop", "length": "length"}
 
-COST = 8  # cost of a source token relative to a token in an encoder; high, because the decoder runs for each new token
-STEP = 4  # batch cost of a new token relative to a prompt token; high, because prompt tokens are read together
+COST = 8  # cost of a source token, in tokens of an encoder; high, because the decoder runs for each new token
+STEP = 4  # batch cost of a new token, in prompt tokens; high, because prompt tokens are read together
 #: A parameter of /generate for translation only.
 NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("only translation models take a target language"), None)}
 
 
 def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max_new_tokens") -> Any:
-    """Returns the task's options, updated with values from a request. `length` is the name of max_new_tokens there."""
+    """Returns the task's options, updated with a request's values. `length`: its name for max_new_tokens."""
     try:
         return task.settle(task.options, given)
     except NpformerError as error:
@@ -107,7 +107,7 @@ def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max
 def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, Any]:
     """Returns the parameters of a request that have an effect.
 
-    All other parameters, and `others`, which only other kinds of models have, must have their default values.
+    Refuses other parameters unless they have their default values. others: parameters of other kinds of models.
     """
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     for name, each in {**WITHOUT_EFFECT, **others}.items():

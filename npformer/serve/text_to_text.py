@@ -61,7 +61,7 @@ def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
 
 
 def _work(task: TextToText, options: Any) -> TaskWork:
-    """Returns the work of a request. A sampled text depends on its position in a batch, so it gets a separate batch."""
+    """Returns a request's work. Sampled texts, which depend on their position in a batch, get a separate batch."""
     return TaskWork(task, options, together=not options.settings.get("do_sample"))
 
 

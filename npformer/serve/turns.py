@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 from npformer.engine.runtime.steps import Steps
 
-# Tokens per core. A piece takes about twice as long as a short text. Larger pieces are slightly faster per token.
+# Tokens per core in a piece of a large request. A piece takes about twice as long as a short text. Larger pieces would
+# be slightly faster per token.
 PIECE = 64
 ALONE = 512  # maximum tokens per core in a batch that serves a single request; larger batches are no faster
-LONG = 4  # a batch with more tokens of one request than LONG pieces is computed in steps
-PATIENCE = 16  # number of batches without other requests after which a large request's pieces double
+LONG = 4  # a batch is computed in steps if it has more tokens of one request than LONG pieces
+PATIENCE = 16  # after this many batches without other requests, the pieces of a large request double
 JOBS = 8  # maximum number of batches generated token by token at a time, each with cached keys and values in memory
 
 
@@ -29,13 +30,13 @@ class Work(Protocol):
     """A computation on requests. Requests with equal work share a batch if `together` is True."""
 
     @property
-    def together(self) -> bool: ...  # if False, a batch has all texts of a single ticket
+    def together(self) -> bool: ...  # if False, a batch consists of all texts of a single ticket
 
     @property
-    def model(self) -> Any: ...  # the model that computes, because models take turns
+    def model(self) -> Any: ...  # the model, because models take turns
 
     @property
-    def stepwise(self) -> bool: ...  # whether `run` returns steps, which keep memory until the last one
+    def stepwise(self) -> bool: ...  # whether `run` returns steps, which hold memory until the last step
 
     def run(self, requests: list[Any]) -> list[Any] | Steps[list[Any]]: ...
 
@@ -158,14 +159,13 @@ class Turns:
     def batch(self, ticket: Ticket) -> tuple[list[Entry], bool]:
         """Returns the texts for a turn of a ticket, and whether later texts may still join them.
 
-        The batch contains a piece of this ticket's texts, and texts of other tickets with equal work. A small request
-        does not share its batch with a large request, because the other pieces of the large request have to wait
-        anyway.
+        The batch contains a piece of this ticket's texts, and texts of other tickets with equal work. Texts of a large
+        request do not join the batch of a small request, because the rest of the large request has to wait anyway.
         """
         work = ticket.waiting[0].work
         if not work.together:
             return list(ticket.waiting), False
-        share = self.most if ticket.total <= self.most else self.share  # a request of usual size takes one batch
+        share = self.most if ticket.total <= self.most else self.share  # unless it is large, a request takes one batch
         share = share if len(self.tickets) == 1 else self.least
         batch = _some(ticket, share, self.max_tokens, at_least=1)
         is_whole, left = len(batch) == len(ticket.waiting), self.max_tokens - _cost(batch)
@@ -180,7 +180,7 @@ class Turns:
         return batch, left > 0 and len(batch) == self.count
 
     def _set_share(self) -> None:
-        """Sets a large request's share: the minimum if other requests wait, else doubled after PATIENCE batches."""
+        """Sets a large request's share to the minimum if others wait, else doubles it after PATIENCE batches."""
         self.lone += 1
         if len(self.tickets) > 1:
             self.share, self.lone = self.least, 0

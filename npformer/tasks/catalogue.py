@@ -130,7 +130,7 @@ whole datasets, with the extra "data":
         command=Command(
             "answer",
             "answers to questions from a context",
-            "Answer questions with a span of a text, the context.",
+            "Answer questions with spans of a text, the context.",
             """examples:
   npformer answer -m distilbert/distilbert-base-cased-distilled-squad \\
       --context "I live in Berlin." "Where do I live?"
@@ -296,7 +296,7 @@ With --input the rows keep their order: --column names the queries,
         command=Command(
             "generate",
             "a continuation of each text",
-            """Continue each text, the prompt, or answer it with --chat. On a terminal, the
+            """Continue each prompt or, with --chat, answer it. On a terminal, the
 text of a single prompt appears as it is generated, and --chat without a text
 starts a conversation.""",
             """examples:

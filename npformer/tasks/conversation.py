@@ -15,7 +15,8 @@ from npformer.tasks.text_generation import TextGeneration, Writer
 
 
 class Conversation:
-    """A chat with a model that reuses the keys and values of earlier turns. Reuse does not change the answers' bits.
+    """A chat with a model that reuses the keys and values of earlier turns. The answers have the same bits as without
+    reuse.
 
     Parameters
     ----------

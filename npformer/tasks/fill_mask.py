@@ -52,7 +52,7 @@ class FillMask(Task):
     top_k : int
         Number of words.
     targets : str or list of str, optional
-        Score only these words. A word outside the vocabulary counts as its first token.
+        Score only these words. A word outside the vocabulary is replaced with its first token.
     **options : options common to all tasks; see `Options`
 
     References
@@ -77,7 +77,7 @@ class FillMask(Task):
 
     def __init__(self, model: Model, **options: Any) -> None:
         self._warned: set[str] = set()
-        self._target_ids = lru_cache(16)(self._ids_of)  # cached, because the requests of a service may differ
+        self._target_ids = lru_cache(16)(self._ids_of)  # a cache, because requests may have different targets
         super().__init__(model, **options)
         self.encoder_model = without_head(model)
         self.mask = special_token(model.folder, model.config, "mask_token")
@@ -118,7 +118,7 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """Returns the encoder, because `answer` runs the head only at masks, or the whole model for a listener."""
+        """Returns the encoder, because `answer` runs the head only at masks; with a listener, the whole model."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:
@@ -169,7 +169,7 @@ class FillMask(Task):
             "score": score,
             "token": token,
             "token_str": decode([token], skip_special_tokens=False),
-            "sequence": decode(filled, skip_special_tokens=alone),  # the other masks stay in the text
+            "sequence": decode(filled, skip_special_tokens=alone),  # with several masks, the others stay in the text
         }
 
     def _ids_of(self, targets: tuple[str, ...] | None) -> np.ndarray | None:
@@ -188,7 +188,7 @@ class FillMask(Task):
 
 
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
-    """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). `of`: name of a row in errors."""
+    """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). `of`: name of a row in an error."""
     with model.cores():
         logits = model.parts.head(states, states, model.weights)["logits"]
     expect_finite([{"logits": each} for each in logits], of)

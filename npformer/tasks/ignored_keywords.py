@@ -18,7 +18,7 @@ class Habit(NamedTuple):
     """A keyword that is accepted and ignored."""
 
     accepts: Callable[[Any], bool]
-    reason: str  # reason for rejecting other values
+    reason: str  # the error message for other values
 
 
 def _is_count(value: Any) -> bool:
@@ -26,7 +26,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _among(*known: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str | int | None) and value in known  # `in` raises an error for arrays
+    return lambda value: isinstance(value, str | int | None) and value in known  # for an array, `in` alone would raise
 
 
 def _is_empty(value: Any) -> bool:
@@ -44,11 +44,11 @@ TRANSFORMERS = {
     "config": Habit(_among(None), "the config comes with the model; leave it out"),
     "device": Habit(
         lambda value: value in (None, -1) if isinstance(value, int | None) else str(value) in ("-1", "cpu", "cpu:0"),
-        "everything runs on the CPU: -1 or 'cpu'",
+        "everything runs on the CPU; pass -1 or 'cpu'",
     ),
-    "device_map": Habit(_among(None, "auto", "cpu"), "everything runs on the CPU: 'cpu' or 'auto'"),
+    "device_map": Habit(_among(None, "auto", "cpu"), "everything runs on the CPU; pass 'cpu' or 'auto'"),
     "feature_extractor": Habit(_among(None), "models read texts only; leave it out"),
-    "framework": Habit(_among(None, "np"), "everything runs on NumPy: 'np'"),
+    "framework": Habit(_among(None, "np"), "everything runs on NumPy; pass 'np'"),
     "grouped_entities": Habit(_among(None, False), "pass aggregation_strategy='simple'"),
     "image_processor": Habit(_among(None), "models read texts only; leave it out"),
     "low_cpu_mem_usage": Habit(_among(None, True, False), "leave it out"),
@@ -125,11 +125,11 @@ def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
 def loading(given: Mapping[str, Any], model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a pipeline's keywords into the task's options and arguments of `load`, under npformer's names.
 
-    `tokenizer` and `config` may be the name of the model or the objects of the loaded model.
+    `tokenizer` and `config` may be the model's name, or the tokenizer and config of the loaded model.
     """
     options = {name: value for name, value in given.items() if not _is_of(model, name, value)}
     found = {}
-    if isinstance(more := options.get("model_kwargs"), Mapping):  # model_kwargs usually has only the dtype
+    if isinstance(more := options.get("model_kwargs"), Mapping):  # the dtype is often passed in model_kwargs
         dtypes = {name: more[name] for name in ("dtype", "torch_dtype") if name in more}
         options = {**options, "model_kwargs": {k: v for k, v in more.items() if k not in dtypes}}
         found["dtype"] = next(iter(dtypes.values()), None)

@@ -68,7 +68,7 @@ def read_logit_score(folder: Path) -> LogitScore:
 
 
 def ranker(model: Model, score: LogitScore) -> Model:
-    """Returns the model with the score as its only label, so the output weight becomes (D, 1) instead of (D, V)."""
+    """Returns the model with the score as its only label: its output weight is (D, 1) instead of (D, V)."""
     if model.config.head != "causal-lm":
         raise NpformerError(f"{model.folder}: {KIND} needs a causal-lm model, got a {model.config.head} model")
     ids = [score.true_id] if score.false_id is None else [score.true_id, score.false_id]
@@ -92,7 +92,7 @@ def ranker(model: Model, score: LogitScore) -> Model:
 
 
 class RankingTemplate:
-    """The chat template of a reranker's folder, which also restores the end of the template in truncated texts."""
+    """Renders pairs with a reranker's chat template, and restores the end of the template in truncated texts."""
 
     def __init__(self, model: Model, score: LogitScore) -> None:
         if model.folder is None:
@@ -116,7 +116,7 @@ class RankingTemplate:
         ids[len(ids) - len(kept) :] = kept
 
     def _end_ids(self, prompt: str) -> list[int]:
-        """Returns the tokens at the end of every text, found as the common end of two different texts."""
+        """Returns the tokens with which the template ends every text: the common end of two different texts."""
         first, second = (self.tokenizer.encode(self.text(prompt, each, each)).ids for each in ("0", "1 2 3 4"))
         count = 0
         while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:

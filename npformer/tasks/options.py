@@ -39,7 +39,7 @@ class Options:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        """Checks `long`, switches and whole numbers. A number must be at least 1, and a stride at least 0."""
+        """Checks `long`, all switches and all whole numbers. A number must be at least 1, and a stride at least 0."""
         if isinstance(self.long, str) and not self.long:
             object.__setattr__(self, "long", "truncate" if self.stride is None else "window")
         one_of("long", self.long, LONG)

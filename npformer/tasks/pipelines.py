@@ -109,7 +109,7 @@ def pipeline(
 
 
 def _known(task: str) -> str:
-    """Returns the name of a task in TASKS, given this name or an alias."""
+    """Returns a task's name in TASKS, given the name itself or an alias."""
     if not isinstance(task, str):
         raise NpformerError(f"task: expected a task's name, got {shown(task)}; pass a model as model=")
     name = "translation" if TRANSLATION.fullmatch(task) else ALIASES.get(task, task)
@@ -174,7 +174,7 @@ def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
 
 
 def _inferred(folder: Path, limits: Limits) -> str:
-    """Infers the task of the model in a folder, from its sentence-transformers class or else from its head."""
+    """Infers the task of a folder's model from its class in sentence-transformers or, without one, from its head."""
     from npformer.checkpoint.modules import MODULES, home
     from npformer.tasks.logit_score import is_logit_score
     from npformer.tasks.sentence_folder import is_cross_encoder, is_sparse, was_cross_encoder

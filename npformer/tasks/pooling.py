@@ -23,7 +23,7 @@ def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
     return mean
 
 
-#: Poolings of token vectors, (L, D) -> (D,), from row `start` on, to skip a prompt.
+#: Poolings of token vectors, (L, D) -> (D,). Rows before `start`, which belong to a prompt, are skipped.
 #: Reimers and Gurevych, 2019, section 3.
 POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "cls": lambda x, start: x[start],

@@ -35,16 +35,16 @@ class PromptedTask(Task):
     """A task with prompts from a sentence-transformers folder, stored in `recipe`."""
 
     options_type = PromptOptions
-    recipe: EmbeddingRecipe  # a subclass sets it before calling `__init__`
+    recipe: EmbeddingRecipe  # a subclass sets this before it calls `__init__`
 
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(model, **options)
-        if self.recipe.max_length is not None:  # it overrides the tokenizer's model_max_length, even if this is smaller
+        if self.recipe.max_length is not None:  # overrides the tokenizer's model_max_length
             self.encoder.limit = min(self.recipe.max_length, self.model.config.max_length)
 
     @property
     def max_seq_length(self) -> int:
-        """The number of tokens to which texts are truncated. Can be set, up to the number of positions of the model."""
+        """The number of tokens to which texts are truncated. Can be set, up to the model's number of positions."""
         return self.encoder.limit
 
     @max_seq_length.setter

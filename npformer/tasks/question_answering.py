@@ -76,7 +76,7 @@ class QuestionAnswering(Task):
     options_type = AnswerOptions
     cut = "second"
     form = Form(
-        {"answer": str, "score": float, "start": int, "end": int},  # scores are summed in double precision
+        {"answer": str, "score": float, "start": int, "end": int},  # a score is a float64 sum
         several="answers",
         line="{score:.4f}  {start}-{end}  {answer}",
     )
@@ -167,7 +167,7 @@ def _spans(
 ) -> Iterator[tuple[int, int, float]]:
     """Yields the most likely spans of a window by p(first) p(last), best first; first <= last < first + max_answer_len.
 
-    With align_to_words, more spans than requested are yielded, because several spans may extend to the same words.
+    With align_to_words, yields more spans than top_k, because several spans may extend to the same words.
     """
     rows = np.flatnonzero(inside)
     longest = min(options.max_answer_len, len(rows))

@@ -47,7 +47,7 @@ class Array(Answering, np.ndarray):
     """A result that is an array. For several texts, `n_tokens` and `truncated` are arrays with one entry per text."""
 
     lines = ARRAY
-    n_tokens: Any = None  # a slice of an array has None
+    n_tokens: Any = None  # None for a slice of a result
     truncated: Any = None
 
 

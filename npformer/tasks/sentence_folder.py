@@ -31,10 +31,10 @@ FLAGS = {
 }
 
 DESCRIPTION = "config_sentence_transformers.json"
-#: The field of config.json with a `CrossEncoder`'s activation, up to sentence-transformers 3 and from version 4 on.
+#: The field of config.json with a `CrossEncoder`'s activation: until sentence-transformers 3, and since version 4.
 OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
-PROMPTS = {"query": "", "document": ""}  # prompt names that every folder has
-#: X in sentence_X_config.json, the file of the encoder's settings: "bert" since version 2.0, any of these names before.
+PROMPTS = {"query": "", "document": ""}  # every folder has these prompts; its own replace them
+#: X in sentence_X_config.json, the file of the encoder's settings. Since version 2.0, X is always "bert".
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 
@@ -50,7 +50,7 @@ class Splade:
 class EmbeddingRecipe:
     """The settings of a sentence-transformers folder."""
 
-    poolings: tuple[str, ...] = ("mean",)  # vectors of several poolings are concatenated
+    poolings: tuple[str, ...] = ("mean",)  # the vectors of several poolings are concatenated
     include_prompt: bool = True  # whether a prompt's tokens are pooled
     steps: tuple[SentenceModule, ...] = ()  # the modules after the pooling
     splade: Splade | None = None  # replaces the poolings
@@ -75,7 +75,7 @@ def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
     malformed file.
     """
     if is_cross_encoder(folder):
-        return EmbeddingRecipe()  # sentence-transformers also uses the defaults for a `CrossEncoder`
+        return EmbeddingRecipe()  # as in sentence-transformers, which uses the defaults for a `CrossEncoder`
     modules = read_modules(folder)
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():

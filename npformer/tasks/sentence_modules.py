@@ -106,7 +106,7 @@ def _function(step: SentenceModule, arrays: dict[str, np.ndarray]) -> Function:
     weight, bias = arrays["linear.weight"].T.copy(), arrays.get("linear.bias")
     residual = arrays["residual.weight"].T.copy() if "residual.weight" in arrays else None
     activation = ACTIVATIONS.get(step.activation)
-    if step.residual and residual is None:  # no matrix is needed, because input and output have the same width
+    if step.residual and residual is None:  # no matrix, because x and the output have the same width
         return lambda x: dense(x, activation, weight, bias) + x
     return lambda x: dense(x, activation, weight, bias, residual)
 

@@ -19,7 +19,7 @@ from npformer.tasks.vector_search import similarity
 from npformer.text.inputs import Pair
 
 Prompt = str | None
-SIZES = ("truncate_dim", "max_active_dims")  # if these options are None, the setting of the task or folder applies
+SIZES = ("truncate_dim", "max_active_dims")  # for these options, None means the setting of the task or the folder
 
 
 class Encoding(PromptedTask):
@@ -240,7 +240,7 @@ def _answers(task: Task, inputs: Any, prompt_name: Prompt, prompt: Prompt, optio
     """Calls a task with one input or a list. A given prompt replaces the task's; a size of None keeps the task's."""
     options = {name: value for name, value in options.items() if value is not None or name not in SIZES}
     if inputs is None:
-        inputs = options.pop("sentences", None)  # the older name of `inputs`
+        inputs = options.pop("sentences", None)  # an older name of `inputs`
     if prompt_name is not None or prompt is not None:
         options |= {"prompt_name": prompt_name, "prompt": prompt}
     return task(inputs if task.is_one(inputs) else list(inputs), **options)

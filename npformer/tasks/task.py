@@ -28,7 +28,7 @@ from npformer.tasks.results import carrying
 from npformer.text.encoding import Encoded, Encoder, was_cut
 from npformer.text.inputs import Pair, as_text_or_pair
 
-WINDOW = 1024  # inputs to read before the first answer, enough for full speed
+WINDOW = 1024  # number of inputs to read before the first answer; more would not be faster
 ONE = str | bytes | bytearray | Mapping | Pair  # iterable types that count as one input
 TOKENS = 32_768  # maximum tokens with outputs in memory at the same time
 
@@ -81,8 +81,8 @@ class Task(Answering):
     lines = TASK
     name: ClassVar[str]  # key in `catalogue.TASKS`
     options_type: ClassVar[type[Options]] = Options
-    other_names: ClassVar[Mapping[str, str]] = {}  # keywords that `settle` translates to options -> their types
-    cut: ClassVar[str] = "longest"  # which text of a long pair is truncated
+    other_names: ClassVar[Mapping[str, str]] = {}  # keywords that `settle` translates to options, with their types
+    cut: ClassVar[str] = "longest"  # the text of a long pair to truncate
     has_windows: ClassVar[bool] = True  # whether long texts can be read in windows
     form: ClassVar[Form] = Form()  # form of the answers
     instead: ClassVar[str] = "pass several texts as a list, a pair as npformer.Pair(a, b), and options by name"
@@ -241,7 +241,7 @@ class Task(Answering):
         return 1
 
     def n_answer_tokens(self, request: Request, options: Any) -> int:
-        """Returns the number of tokens in an answer that repeats its text several times, or 0 for other answers."""
+        """Returns the number of tokens in an answer if the answer repeats its text several times, else 0."""
         return 0
 
     # --- reading texts -------------------------------------------------------------------------------------------

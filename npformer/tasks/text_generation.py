@@ -26,7 +26,7 @@ from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts, check_nested
 from npformer.text.stop_strings import StopStrings
 
-NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default maximum numbers of new tokens, if they fit
+NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default maximum of new tokens, for a prompt and for a chat
 
 #: Aliases of options, from transformers.pipeline and OpenAI.
 ALIASES = {
@@ -73,8 +73,8 @@ class TextGeneration(Writing):
 
     The defaults are the same as in transformers.pipeline: sampling at temperature 0.7, and at most 256 new tokens, or
     as many as fit. The model's generation_config.json overrides these defaults. do_sample=False means greedy decoding,
-    and num_beams=4 means beam search. In a call, num_beams above 1 turns off sampling set for the pipeline, and
-    do_sample=True turns off beam search set for the pipeline.
+    and num_beams=4 means beam search. In a call, num_beams above 1 turns off sampling that was set for the pipeline,
+    and do_sample=True turns off beam search that was set for the pipeline.
 
     A prompt includes the tokenizer's special tokens, as in Transformers. A BERT therefore continues after [SEP]. For a
     prompt without tokens, the model reads the start token.
@@ -162,7 +162,7 @@ class TextGeneration(Writing):
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
         """Returns the unchecked settings for a prompt of `n_tokens` tokens."""
         settings = dict(options.settings)
-        if "stop_strings" in self.stored:  # `defaults` has already read stop_strings
+        if "stop_strings" in self.stored:  # `defaults` has moved stop_strings to the options
             settings["stop_strings"] = ""
         usual = self.stored.get("max_new_tokens", CHAT_TOKENS if options.chat else NEW_TOKENS)
         if not {"max_new_tokens", "max_length"} & settings.keys() and "max_length" not in self.stored:
@@ -337,7 +337,7 @@ class Writer:
 
     @property
     def likely(self) -> Best | None:
-        """With the setting logprobs, the tokens so far, each with the most likely tokens at its position."""
+        """With logprobs, the tokens generated so far, each with the most likely tokens at its position; else None."""
         return None if self.stream is None else joined(self.stream.likely)
 
     @property

@@ -139,7 +139,7 @@ class TextRanking(Ranking):
 
 
 def stored_function(model: Model, activation: Any) -> str:
-    """Returns the function_to_apply of the activation stored by sentence-transformers, by default "sigmoid".
+    """Returns the function_to_apply for the activation that sentence-transformers stored, by default "sigmoid".
 
     `activation` from `cross_encoder_recipe` overrides the field that earlier versions store in config.json. Raises
     NpformerError for an activation other than Identity or Sigmoid.

@@ -37,7 +37,7 @@ class TokenOptions(Options):
 
 
 class Token(NamedTuple):
-    """A token, or with a word-level strategy a word, and its label scores."""
+    """A token with its label scores, or a word if the strategy labels whole words."""
 
     text: str  # the token's string, or the characters of an unknown token
     scores: np.ndarray
@@ -62,9 +62,9 @@ class TokenClassification(Task):
     ----------
     model : Model with a token-classification head
     aggregation_strategy : "none", "simple", "first", "average" or "max"
-        "simple" joins neighbouring tokens of one kind. Before this, "first", "average" and "max" give all tokens of a
-        word the same label: the label of the first token, the label with the highest mean score over the tokens, or the
-        label of the token with the highest score.
+        "simple" joins neighbouring tokens of one kind into an entity. "first", "average" and "max" do so too, but first
+        give all tokens of a word the same label: the label of the first token, the label with the highest mean score
+        over the tokens, or the label of the token with the highest score.
     ignore_labels : list of str
         Labels, or kinds of entities, to leave out.
     **options : options common to all tasks; see `Options`
@@ -88,7 +88,7 @@ class TokenClassification(Task):
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(model, **options)
         tokenizer = model.tokenizer
-        # a unigram model does not state its unknown token
+        # a unigram model has no `unk_token`
         unknown = getattr(tokenizer.model, "unk_token", None) or special_token(model.folder, model.config, "unk_token")
         self._unknown = tokenizer.token_to_id(unknown)
         self._join = tokenizer.decoder.decode if tokenizer.decoder else " ".join
@@ -128,7 +128,7 @@ class TokenClassification(Task):
         for i, (special, (start, end)) in enumerate(zip(piece.special_tokens_mask, piece.offsets, strict=True)):
             if special:
                 continue
-            # piece.tokens has the text of an unknown token, and the space before an added token
+            # id_to_token, because piece.tokens has the text of an unknown token, and the space before an added token
             word, there = self.model.tokenizer.id_to_token(ids[i]), text[start:end]
             goes_on = (
                 len(word) != len(there) if self._has_prefix else start > 0 and " " not in text[start - 1 : start + 1]

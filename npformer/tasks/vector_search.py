@@ -16,9 +16,9 @@ from npformer.engine.runtime.runner import Runner
 from npformer.engine.runtime.threads import run_tasks
 from npformer.tasks.pooling import normalize
 
-BLOCK = 2**19  # numbers of the corpus in a block, which fits in the cache of a core
+BLOCK = 2**19  # count of numbers in a block of the corpus, which fits in the cache of a core
 QUERIES = 256  # number of queries compared with each block in one product
-PENDING = 1024  # pairs of query and vector scored at a time
+PENDING = 1024  # number of (query, vector) pairs to score at a time
 
 
 def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -67,8 +67,9 @@ class Hits(NamedTuple):
 def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", threads: int | None = None) -> Hits:
     """Finds the k vectors of a corpus most similar to each query, by exact search.
 
-    The corpus is read in blocks, so memory grows only with the result. The result of a query has the same bits alone
-    and in any batch. Vectors with equal scores are in the order of the corpus. A vector with NaN is never found.
+    The corpus is read in blocks, so memory grows only with the result. A query's result
+    has the same bits whether the query is alone or in a batch. Vectors with equal scores are in the order of the
+    corpus. A vector with NaN is never found.
 
     Parameters
     ----------
@@ -144,7 +145,7 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
             limits = np.partition(scores, -k)[:, -k] - errors * longest
         near = scores >= (limits - errors * longest).astype(np.float32)[:, None]
         near[:, bad] = False
-        row, place = np.divmod(np.flatnonzero(near), len(block))  # np.nonzero takes ten times as long
+        row, place = np.divmod(np.flatnonzero(near), len(block))  # np.nonzero would take ten times as long
         rows.append(row)
         places.append(at + place)
         if sum(map(len, rows)) > PENDING or at + step >= stop:
@@ -156,7 +157,7 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
 def _with_scored(
     best: Hits, queries: np.ndarray, corpus: np.ndarray, rows: np.ndarray, places: np.ndarray, similarity: str
 ) -> Hits:
-    """Returns the k best hits of `best` and the pairs (rows[i], places[i]). Equal scores stay in this order."""
+    """Returns the k best hits among `best` and the pairs (rows[i], places[i]). Equal scores stay in this order."""
     (count, k), scores = best.indices.shape, [best.scores.ravel()]
     for at in range(0, len(rows), PENDING):
         some = corpus[places[at : at + PENDING]].astype(np.float64)

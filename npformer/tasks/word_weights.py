@@ -22,7 +22,7 @@ from npformer.tasks.task import Request, without_head
 
 ROWS = 256  # maximum tokens with logits in memory at the same time
 
-Words = tuple[np.ndarray, np.ndarray]  # ids in ascending order, and their nonzero weights
+Words = tuple[np.ndarray, np.ndarray]  # (ids in ascending order, their nonzero weights)
 
 
 class WordWeights(Protocol):
@@ -36,7 +36,7 @@ class WordWeights(Protocol):
 
 
 class OfTokens:
-    """relu(x w + b) for each token x of a text. A word that occurs several times gets the largest of its weights.
+    """Computes relu(x w + b) for each token x of a text. A word that occurs several times gets its largest weight.
 
     Special tokens except the mask have no weight.
 
@@ -100,7 +100,7 @@ class OfVocabulary:
         waiting: list[tuple[int, np.ndarray]] = []
         for index, request in enumerate(requests):
             rows = vectors(request)
-            if listening():  # with a listener, the whole model has been run, including the head
+            if listening():  # with a listener, the whole model was run, and the rows are logits
                 yield index, rows
                 continue
             for start in range(0, len(rows), ROWS):

@@ -67,7 +67,7 @@ class Writing(Task):
         given = one_search(translated(given, self.cut))
         without = ("settings", "stride", "max_length")  # max_length is a generation setting in these tasks
         own = [each.name for each in fields(options) if each.name not in without]
-        of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` rejects unsupported settings, with the reason
+        of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` rejects UNSUPPORTED names, with the reason
         for name in given.keys() - {*own, *of_search}:
             raise unknown(f"argument of {self.name}", name, (*own, *NAMES))
         searched = {name: value for name, value in given.items() if name in of_search and value is not None}
@@ -76,7 +76,7 @@ class Writing(Task):
         return super().settle(options, {**others, "settings": settings})
 
     def __call__(self, inputs: Any, *, stream: bool = False, **options: Any) -> Any:
-        """As in `Task`; with stream=True, calls `stream`."""
+        """Answers inputs as `Task` does or, with stream=True, as `stream` does."""
         return self.stream(inputs, **options) if boolean("stream", stream) else super().__call__(inputs, **options)
 
     def stream(self, inputs: Any, **options: Any) -> Iterator[Any]:
@@ -125,7 +125,7 @@ class Writing(Task):
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds do_sample=False if num_beams is above 1, or num_beams=1 if do_sample is True, unless already set."""
+    """Adds do_sample=False if num_beams is above 1, or num_beams=1 if do_sample is True, unless the caller set it."""
     beams = settings.get("num_beams")
     if isinstance(beams, int) and beams > 1:
         return {"do_sample": False, **settings}
@@ -143,7 +143,7 @@ def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     for token in tokens:
         ids.append(token)
         text = tokenizer.decode(ids)
-        if not text.endswith("\ufffd"):  # an incomplete character is yielded later, with its remaining bytes
+        if not text.endswith("\ufffd"):  # an incomplete character is yielded when it is complete
             yield text[shown:]
             shown = max(shown, len(text))
     if text[shown:]:

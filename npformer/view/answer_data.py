@@ -22,7 +22,7 @@ from npformer.view.stack_view import sentence
 
 LOOKS = 3  # maximum number of words, and of heads, listed for or against the answer
 TRANSLATION = "translation"
-PUNCTUATION = " .,;:!?"  # characters to strip from words that were left out together
+PUNCTUATION = " .,;:!?"  # characters to strip from the ends of words that were left out
 LEAST = -1e9  # replaces log 0, because JSON has no infinity
 
 
@@ -97,19 +97,19 @@ def answer_meta(answer: ModelAnswer, views: Sequence[View], words: NextWords | N
         estimated = "" if measured else "an estimate of "
         units.append(f"Heads{heads}: {estimated}how far {answer.metric} {verb} without the head.")
     if any(outcome.startswith("##") for outcome, _ in answer.outcomes):
-        units.append("## continues the word before it.")
+        units.append("A token that begins with ## continues the word before it.")
     return found
 
 
 def _selection(view: View, effect: Effect) -> dict[str, Any]:
-    """Returns the attention, layer and head to select in the view to show an effect."""
+    """Returns the kind of attention, the layer and the head that the head view must select to show an effect."""
     assert isinstance(view, HeadView)
     place, (layer, head) = place_of(view, effect)
     return {"attention": place or None, "layer": view.stacks[place].numbers[layer], "head": head}
 
 
 def _for_and_against(items: Sequence[Any], scores: np.ndarray) -> list[list[tuple[Any, str]]]:
-    """Returns items with their scores: at most LOOKS with the largest positive scores, and LOOKS with negative scores.
+    """Returns two lists of (item, score): the LOOKS largest positive scores, and the LOOKS largest negative scores.
 
     Items with a magnitude below a tenth of the largest magnitude are left out.
     """

@@ -200,7 +200,7 @@ class AttributionView(View):
     """See `attribution`."""
 
     methods: tuple[Method, ...]
-    each_word: tuple[tuple[str, tuple[Method, ...]], ...] = ()  # each word of a translation, with its measures
+    each_word: tuple[tuple[str, tuple[Method, ...]], ...] = ()  # for a translation: each word and its measures
 
     kind: ClassVar[str] = "attribution"
     scripts: ClassVar[tuple[str, ...]] = ("attribution",)
@@ -226,7 +226,7 @@ class AttributionView(View):
         if any(method.signed for method in self.methods):
             lines.append(
                 "Orange with a solid line: the word supports the explained label or token; "
-                "blue with a dotted line: it opposes it."
+                "blue with a dotted line: the word opposes it."
             )
         return lines
 

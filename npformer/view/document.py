@@ -30,7 +30,7 @@ from npformer.common.files import written_whole
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
 
-STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # stylesheets of every page, before those of views
+STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # used by every page, before the views' own
 
 
 class View(ABC):
@@ -53,7 +53,7 @@ class View(ABC):
     """
 
     kind: ClassVar[str]
-    scripts: ClassVar[tuple[str, ...]]  # files in assets/; the last file returns the view to the page
+    scripts: ClassVar[tuple[str, ...]]  # files in assets/; the last one returns the view
 
     @property
     @abstractmethod
@@ -145,7 +145,7 @@ def described_view(view: View, text: str, stored: Callable[[str], Any]) -> dict[
 
 
 class Scripted(Protocol):
-    """A view or a class of views: its kind, and the scripts that draw it."""
+    """A view or a class of views, with the name of its kind and of the scripts that draw it."""
 
     @property
     def kind(self) -> str: ...

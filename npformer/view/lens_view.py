@@ -77,7 +77,7 @@ class LensView(View):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tokens of the rows for display, named as parts of the whole text if it is known."""
+        """Returns display names for the tokens of the rows, as parts of the whole text if it is known."""
         names = piece_names(self.tokens)
         return names if self.tokens == self.found.tokens else tuple(names[i] for i in self.found.positions)
 

@@ -19,7 +19,7 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import Sheet, draw_effects
 from npformer.view.terminal import fit
 
-WORDS = 40  # maximum words of a translation; for a longer one, only the logit of the least probable word is shown
+WORDS = 40  # for a translation with more words, only the logit of the least probable word is shown
 
 
 def logit(

@@ -124,7 +124,7 @@ def _part(prefix: str, block: str, found: dict[str, dict[int, np.ndarray]], both
     numbers = tuple(sorted(found["query"]))
     arrays = tuple({name: found[name][number] for name in STAGES} for number in numbers)
     for number, each in zip(numbers, arrays, strict=True):
-        for name in ("key", "value"):  # in grouped-query attention, several query heads share each of these
+        for name in ("key", "value"):  # in grouped-query attention, several query heads share each key and value
             if each[name].ndim == 3 and len(each[name]) and len(each["query"]) % len(each[name]) == 0:
                 each[name] = repeat_heads(each[name], len(each["query"]))
         _check(f"{prefix}layers.{number}.{block}", each, len(queries.tokens), len(keys.tokens))
@@ -172,8 +172,8 @@ class NeuronView(View):
         first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
-            # Packing takes seconds. Packed float32 takes at least half the size, or 2/3 in base64. If 2/3 exceeds the
-            # budget, packing is not tried.
+            # Packing takes seconds. Packing reduces float32 to half the size at best, or 2/3 in base64. If even 2/3
+            # exceeds the budget, packing is not tried.
             raw = sum(layer[name].nbytes for part in some for layer in part.arrays for name in GIVEN)
             if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:
                 blocks = _pack(some)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 BUDGET = 1_400_000  # maximum characters of data; the whole file then stays under 1.5 MB
-ALWAYS_FITS = 12 * 12 * 128 * 128  # number of weights that always fit into the budget with two decimals
+ALWAYS_FITS = 12 * 12 * 128 * 128  # for at most this number of weights, two decimals always fit into the budget
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Packed:
 
     name: str
     shape: tuple[int, ...]
-    kind: str  # "u2": decimals in 16 bits; "f4", "f8": floats, not rounded
+    kind: str  # "u2": rounded decimals, 16-bit integers; "f4", "f8": exact floats
     decimals: int
     text: str
 

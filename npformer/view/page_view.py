@@ -57,7 +57,7 @@ def page(
     ----------
     source : Model or Trace
     text : str, Pair or token ids, for a model; or a list of texts
-        With several texts, the page has a list to choose from.
+        With several texts, the page has a list from which to choose one.
     layer, head : int
         The layer and the head shown initially; by default the head whose removal changes the answer most.
     methods, progress : as in `attribution`
@@ -91,7 +91,7 @@ def page(
 
 
 def _each(function: Callable[[Any], Any], items: Sequence[Any], several: bool) -> Iterator[Any]:
-    """Yields function(item) for each item. If there are several items, an error begins with the item's index."""
+    """Yields function(item) for each item. `several`: whether an error message begins with the item's index."""
     for i, item in enumerate(items):
         try:
             found = function(item)
@@ -101,7 +101,7 @@ def _each(function: Callable[[Any], Any], items: Sequence[Any], several: bool) -
 
 
 def _answered(source: Any, text: Any) -> tuple[Any, ModelAnswer | None]:
-    """Returns a text as in `_read`, and the model's answer."""
+    """Returns a text as `_read` does, and the model's answer to it; None for arrays."""
     text = _read(source, text)
     return text, None if is_arrays(source) else answer_of(source, text)
 
@@ -159,7 +159,7 @@ def _views(
 
 
 def heads_to_ablate(source: Any, answer: ModelAnswer | None, view: HeadView) -> list[tuple[str, int]] | None:
-    """Returns the heads to ablate: None for all heads, or for a long text those with the largest estimated effects."""
+    """Returns the heads to ablate: None for all heads or, for a long text, the heads with the largest estimates."""
     sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
     most = affordable(source, READ) // sum(map(len, sides))
     if answer is None or most >= sum(count for _, count in contexts(source).values()):
@@ -218,5 +218,5 @@ class PageView(View):
 
 
 def _as_written(views: Sequence[View]) -> str:
-    """Returns the original text from the stage view, or else the subject of the first view, made of joined tokens."""
+    """Returns the original text from the stage view or, without a stage view, the subject of the first view."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)

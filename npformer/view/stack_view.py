@@ -47,7 +47,7 @@ class StackView(View):
 
     @cached_property
     def _forms(self) -> list[dict[str, WeightStack]]:
-        """Returns the forms of each stack: with pieces and, if any word has several pieces, with words."""
+        """Returns the forms of each stack: with word pieces and, if any word has several pieces, with whole words."""
         return [{"pieces": s, "words": s.words()} if s.has_pieces else {"pieces": s} for s in self.stacks]
 
     @cached_property
@@ -152,7 +152,7 @@ def subtitle(parts: Sequence[Looks]) -> str:
 
 
 def strongest(weights: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """Finds the largest weights (H, L, L) as `(head, query, key)`, with one head for each pair of tokens."""
+    """Returns (head, query, key) of the largest weights (H, L, L), with only the best head for each pair of tokens."""
     best = weights.max(axis=0)
     order = np.argsort(-best, axis=None, kind="stable")[:count]
     pairs = [divmod(int(at), best.shape[1]) for at in order]

@@ -23,8 +23,8 @@ from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
 NUMBERS = 1_500_000  # maximum count of numbers on a page; larger stages are reduced to evenly spaced rows and columns
-KEPT = 64  # minimum tokens, and columns of a head, that are shown while other axes can be shortened
-EDGE = 3  # indices at each end that are never left out, because the page prints them
+KEPT = 64  # this many tokens, and columns of a head, are shown as long as other axes can be shortened instead
+EDGE = 3  # number of indices at each end that are never left out, because the page prints them
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 
@@ -57,12 +57,12 @@ class ShownStage:
 
     @property
     def is_weights(self) -> bool:
-        """Whether the numbers are fractions of 1, which determines the colour scale."""
+        """Whether the numbers are weights or probabilities, which have their own colour scale."""
         return self.name.split(".")[-1] in ("weights", "probabilities", "start_probabilities", "end_probabilities")
 
     @property
     def rows(self) -> str:
-        """The text of the rows: `keys` for the source, which an encoder or cross-attention reads, else `queries`."""
+        """The side whose tokens name the rows: `keys` if these are tokens of the source, else `queries`."""
         return "keys" if has_source_rows(self.name) else "queries"
 
     @property
@@ -217,7 +217,7 @@ class StageView(View):
 
     @cached_property
     def _merged(self) -> dict[int, int]:
-        """Maps the index of a stage (T, D) to the index of a stage (H, T, K) with the same numbers split into heads."""
+        """Maps the index of a stage (T, D) to that of a stage (H, T, K) with the same numbers, split into heads."""
         merged = {}
         split = {i: step.array for i, step in enumerate(self.steps) if step.array.ndim == 3}
         for i, step in enumerate(self.steps):

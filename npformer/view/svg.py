@@ -110,7 +110,7 @@ def _table(stops: Sequence[str]) -> np.ndarray:
 def draw_effects(sheet: Sheet, effects: Effects, top: float, decimals: int, sign: int = 1) -> float:
     """Draws a table of numbers on coloured cells, with column names at `top`. Returns the y of its lower edge.
 
-    sign: -1 gives negative numbers the colour of positive numbers.
+    sign: -1 swaps the colours of positive and negative numbers.
     """
     left = max(text_width(row, 11) for row in effects.rows) + 10
     wide, high = 52.0, 20.0

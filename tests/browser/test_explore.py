@@ -233,7 +233,7 @@ def test_a_link_is_copied_that_reopens_the_page(live: Live, models: dict[str, An
     live.explore({"m": models["distilbert"]}, TEXT, state(TEXT, edits=[HEAD]), "view=lens", width=width, dark=dark)
     live.js("navigator.clipboard.writeText = async (text) => { window.link = text }")
     button = next(each for each in live.all(".tools button") if each.text == "Copy link")
-    assert "while this server runs" in button.get_attribute("title")
+    assert "while the server runs" in button.get_attribute("title")
     live.focus(button)  # with the keyboard
     live.press("\ue007")
     live.until(lambda: live.text(".tools .copied") == "Copied.")

@@ -139,7 +139,7 @@ def test_rows_and_the_direction_of_a_second_text(page: Live, model: Any) -> None
     other = npformer.trace(model, "the news")["layers.1.ffn_norm"]
     click(page, "1000 3")
     page.type("the news", "1 0")
-    slider = page.one("input[aria-label^='Times the direction']")
+    slider = page.one("input[aria-label^='Factor of the direction']")
     page.focus(slider)
     page.act(lambda: page.press(RIGHT, RIGHT))
     direction = other.mean(axis=0) - first.mean(axis=0)

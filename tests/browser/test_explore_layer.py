@@ -78,7 +78,7 @@ def test_the_sentences_are_of_the_model_without_changed_lines(live: Live, model:
     before = note(live, "Layer 0 at not")
     change_line(live, SCORES.removesuffix(" / math.sqrt(q.shape[-1])"))
     after = note(live, "Layer 0 at not")
-    assert after == f"{before}These sentences leave out the changed lines."
+    assert after == f"{before}These sentences ignore the changed lines."
 
 
 def test_a_translator_and_a_model_without_an_answer(live: Live) -> None:
@@ -88,7 +88,7 @@ def test_a_translator_and_a_model_without_an_answer(live: Live) -> None:
     assert "The encoder reads the source" in note(live, "The encoder")
     press(live, "l" * model.config.encoder.n_layers if hasattr(model.config, "encoder") else "llll")
     said = note(live, "Decoder layer 0 at ")
-    assert "those of its cross-attention read" in said
+    assert "the heads of its cross-attention read" in said
     assert "The translation's words have a mean probability of" in said
 
 

@@ -77,7 +77,7 @@ def test_the_first_answer_imports_no_other_families(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--pair", "b"), "--pair: expected TEXT, the first text, too"),
+        (("--pair", "b"), "--pair: expected TEXT, the first text of the pair"),
         (("a", "--port", "70000"), "port: expected a number from 0 to 65535, got 70000"),
         (("a", "-m", "/nowhere"), "/nowhere"),
     ],

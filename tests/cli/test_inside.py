@@ -53,7 +53,7 @@ def test_the_teardown_goes_from_tokens_to_the_label(folder: Path, capsys: pytest
     layer = [name for name in titles if name.startswith("layers.0.")]
     assert titles[:5] == [f"embeddings.{name}" for name in ("token", "position", "segment", "sum", "norm")]
     assert len(layer) == 18
-    left_out = "... left out: layer 1, layer 2 up to its output (--layer N shows one)"
+    left_out = "... left out: layer 1, layer 2 except its output (--layer N shows one)"
     assert titles[5 + 18 :] == [left_out, "layers.2.ffn_norm", "pooler", "pooled", "logits", "probabilities"]
     model = Model(*load_folder(folder), folder=folder)
     t = trace(model, TEXT)
@@ -87,7 +87,11 @@ def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layer", "lines"),
-    [(0, ["layer 1, layer 2 up to its output"]), (1, ["layer 0", "layer 2 up to its output"]), (2, ["layers 0 to 1"])],
+    [
+        (0, ["layer 1, layer 2 except its output"]),
+        (1, ["layer 0", "layer 2 except its output"]),
+        (2, ["layers 0 to 1"]),
+    ],
 )
 def test_the_teardown_names_the_layers_it_omits(layer: int, lines: list[str], folder: Path) -> None:
     """If patterns are given, no layer is omitted."""

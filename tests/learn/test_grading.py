@@ -109,7 +109,7 @@ def test_the_command_grades_a_class(tmp_path: Path) -> None:
 def test_a_file_that_ends_its_parent_does_not_end_the_grading(tmp_path: Path) -> None:
     files = {"ada.py": ENDS_ITS_PARENT, "bob.py": "def linear(x, weight, bias=0.0):\n    return x @ weight + bias\n"}
     first, second = grade(submitted(tmp_path, files), chapter=1, limit=100.0, seconds=600.0, jobs=1)
-    assert first.problem == f"The check was ended with exit code {-signal.SIGKILL}, perhaps by the file."
+    assert first.problem == f"The check ended with exit code {-signal.SIGKILL}, perhaps because of the file."
     assert (second.passed, second.report["total"]) == (1, 4)
 
 

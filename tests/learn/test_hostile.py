@@ -42,7 +42,7 @@ def test_a_function_that_waits_is_ended_with_its_line(tmp_path: Path, monkeypatc
     monkeypatch.setattr(running, "SHORTEST", 0.2)
     wait = "def embed(ids, positions, eps, token, position, norm):\n    import threading\n    threading.Event().wait()"
     found = problems(npformer.learn.check(written(tmp_path, {"embed": wait}), chapter=1, limit=0.05))
-    assert "although it hardly computed. It was at line " in found["embed"]
+    assert "although it used hardly any processor time. It was at line " in found["embed"]
     assert "`threading.Event().wait()`" in found["embed"]
 
 

@@ -231,7 +231,7 @@ def test_a_state_as_python_has_the_changed_lines(parts: Parts, text: str, capsys
 def test_a_changed_line_without_an_end_is_stopped(parts: Parts, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_worker, "PATIENCE", 5)
     found = refused(parts, text, changed(text, SCORES, "scores = 9**9**9 + q"))
-    assert "without an end" in found["reason"]
+    assert "did not finish" in found["reason"]
 
 
 def test_the_process_of_a_changed_page_can_write_no_file_and_its_output_is_no_pickle(tmp_path: Any) -> None:

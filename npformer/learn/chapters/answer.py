@@ -24,7 +24,7 @@ def tiny_classifier(seed: int = 1, labels: int = 3, n_layers: int = 3) -> dict[s
 
 
 def _faint(embeddings: Any) -> Any:
-    """Returns tables with numbers so small that eps matters."""
+    """Returns the embeddings with numbers so small that the eps of their norm matters."""
     found = {name: {"weight": (embeddings[name]["weight"] / 300).astype(np.float32)} for name in ("token", "position")}
     return {**embeddings, **found}
 

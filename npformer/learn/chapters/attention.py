@@ -240,10 +240,11 @@ MASKED_SOFTMAX = Exercise(
         "Apply softmax to np.where(mask, scores, low), and multiply by the mask.",
     ),
     """
-    mask ignored: The mask is not used. Where it is False, the weights should be 0, and the others of the row add up to
-        1.
+    mask ignored: The mask is not used. Where it is False, the weights should be 0, and the other weights of the row
+        should add up to 1.
         softmax(np.where(mask, scores, np.finfo(scores.dtype).min)) * mask -> softmax(scores)
-    truth of the mask: `if mask` asks whether the whole array is true. Use np.where(mask, ...), for each of its numbers.
+    truth of the mask: `if mask` asks whether the whole array is true. Use np.where(mask, ...), which tests each of its
+        numbers.
         np.where(mask, scores, np.finfo(scores.dtype).min) -> np.where(mask, scores, np.finfo(scores.dtype).min) if mask else scores
     mask times infinity: The mask is multiplied by infinity, and 0 times infinity is NaN. Use np.where(mask, ...).
         np.where(mask, scores, np.finfo(scores.dtype).min)) * mask -> scores + (1 - mask) * -np.inf)

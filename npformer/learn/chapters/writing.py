@@ -112,8 +112,8 @@ CACHED_ATTENTION = Exercise(
         (np.concatenate([old, new], axis=-2) for old, new in zip(past, (k, v))) -> k, v
     past ignored in attention: The new tokens attend to each other only. They should attend to the keys of past too.
         attention(q, keys, values, causal_mask(q.shape[-2], keys.shape[-2])) -> attention(q, k, v, causal_mask(q.shape[-2], k.shape[-2]))
-    past after the new tokens: The new keys and values come first. They should follow the keys and values of past, whose
-        tokens are earlier.
+    past after the new tokens: The new keys and values come first. They should follow the keys and values of past, which
+        belong to earlier tokens.
         [old, new] -> [new, old]
     keys of past instead of its values: past[0], the keys, is used as the values. The values should be past[1].
         zip(past, -> zip((past[0], past[0]),

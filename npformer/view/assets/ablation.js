@@ -37,7 +37,7 @@ function draw() {
   panel.replaceChildren(...comparison(), ...largest());
 }
 
-// The heads without which the answer is different.
+// The heads whose removal changes the model's answer.
 const own = (meta.whole[0] ?? [meta.answer])[0]; // the model's answer, which need not be the explained outcome
 const turns = ({ y, head }) => meta.outcomes[y][head][0][0] !== own;
 function turning() {
@@ -50,7 +50,7 @@ function turning() {
 
 function cell(y, head, change) {
   if (change === null) return el("td", {});
-  const rgb = signedColour(-change, limit); // orange is for the answer, as above the views
+  const rgb = signedColour(-change, limit); // orange for heads that support the answer, as above the views
   const text = Number(points(change)) === 0 ? "0" : points(change);
   const pressed = off?.y === y && off.head === head;
   const label = `${nameOf({ y, head })}: ${text} percentage points without this head${turns({ y, head }) ? ", and the answer changes" : ""}`;

@@ -3,10 +3,10 @@
 
 const answerHere = el("section", { class: "answer", "aria-label": "Answer" });
 
-// On a page that computes, returns a button that makes the words and heads explain outcome `i`; else null.
+// In the explorer, returns a button that makes the words and heads explain outcome `i`; on a saved page, null.
 let explaining = () => null;
 
-// `before`: the probability before changes of the model, if there are any. `i`: the rank of an outcome to explain.
+// `before`: the probability in the unchanged model, if the model is changed. `i`: the rank of an outcome to explain.
 const outcomeOf = ([outcome, share, number, note], before, i = null) =>
   el(
     "li",
@@ -35,7 +35,7 @@ function fillAnswer(answer) {
   );
 }
 
-// The answer before the model was changed, and whether it is the same.
+// A sentence with the answer before the model was changed, which says whether the answer is still the same.
 function beforeOf({ before, outcomes }) {
   const [[name, share]] = before;
   const same = name === outcomes[0][0];
@@ -43,7 +43,7 @@ function beforeOf({ before, outcomes }) {
   return el("p", { class: "was" }, `${verdict} `, el("bdi", {}, shown(name)), `, ${fixed(100 * share, 2)}% before the changes.`);
 }
 
-// The words or heads that count for the answer, and those that count against it; empty if there are none.
+// The lists of words or heads that count for the answer and against it; empty if there are none.
 function reasons(title, { [title.toLowerCase()]: sides, explained = null }, link) {
   const it = explained === null ? "it" : el("bdi", {}, shown(explained));
   const lists = ["for", "against"].map((side, i) =>
@@ -99,9 +99,9 @@ function sampled({ logits, others }, t, step) {
   return powers.map((power) => power / sum);
 }
 
-let chosenStep = null; // the chosen step of the temperature, here and in the Write tab
+let chosenStep = null; // the index of the chosen temperature, here and in the Write tab
 
-// Moves the slider above the views to a step that was chosen in the Write tab.
+// Moves the slider above the views to a temperature that was chosen in the Write tab.
 function chooseStep(step) {
   chosenStep = step;
   const slider = document.querySelector(".temperature input");
@@ -110,7 +110,7 @@ function chooseStep(step) {
   slider.dispatchEvent(new Event("input"));
 }
 
-// The slider; it lists the words with their probabilities, the rest of the vocabulary last.
+// The temperature's slider. It updates the list of words and probabilities, which ends with the rest of the vocabulary.
 function temperature(next, outcomes, before) {
   const first = next.temperatures.indexOf(1);
   const number = el("output", {});

@@ -27,7 +27,7 @@ function word(m, number, text) {
       "--thick": `${(Math.abs(share) * 4).toFixed(2)}px`,
       "aria-label": `${shown(text)}: ${m.numbers[number]}`,
     },
-    el("span", {}, shown(text)), // no <bdi>, because the paragraph's dir="auto" would ignore the letters in it
+    el("span", {}, shown(text)), // not <bdi>, because the paragraph's dir="auto" ignores letters inside <bdi>
   );
 }
 
@@ -51,7 +51,7 @@ function row(m, number) {
 
 const lengthOf = (m) => m.texts.flat().reduce((sum, [text]) => sum + text.length, 0);
 
-// A row in place of words with smaller scores. A click shows these words.
+// A row that stands for several words with small scores. A click on it shows these words.
 function folded(numbers) {
   const open = () => {
     numbers.forEach((number) => opened.add(number));

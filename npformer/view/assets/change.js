@@ -1,5 +1,5 @@
-// Change view: heads, attention and FFN of each layer as a grid. A click removes one; a drag or the slider scales it.
-// change_words.js has the words, change_rows.js the second text with its rows and its direction.
+// Change view: heads, attention and FFN of each layer as a grid. A click on a cell removes the part, and a drag or the
+// slider scales it. change_words.js has the words, change_rows.js the second text with its rows and its direction.
 
 const grid = el("table", { class: "grid" });
 const panel = el("aside", { class: "panel", "aria-label": "Scale" });
@@ -154,7 +154,7 @@ return {
   ],
   keys: [
     ["Tab", "next word, grid or control"],
-    ["← → ↑ ↓", "next head or layer; the slider scales the last one"],
+    ["← → ↑ ↓", "next head or layer; the slider scales the last change"],
     ["Enter", "remove a head, or put it back"],
   ],
   read: () => (chosen?.edit.kind === "head" ? placeOf(chosen.edit) : {}),

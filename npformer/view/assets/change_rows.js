@@ -4,9 +4,9 @@ const patches = el("table", { class: "grid patches" });
 const rowsHere = el("section", {}, el("h3", {}, "Text B"));
 const otherText = secondField();
 const otherProblem = el("p", { class: "problem" });
-const direction = { layer: null, slider: el("input", { type: "range", min: -4, max: 4, step: 0.25, "aria-label": "Times the direction from text A to text B" }), output: el("output", {}) };
+const direction = { layer: null, slider: el("input", { type: "range", min: -4, max: 4, step: 0.25, "aria-label": "Factor of the direction from text A to text B" }), output: el("output", {}) };
 const directionHere = el("div", { class: "field" });
-const rowsOfOther = el("div", {}, el("p", { class: "about" }, "Click a cell to put the row of text B in the place of the row of text A."), scroller(patches), directionHere);
+const rowsOfOther = el("div", {}, el("p", { class: "about" }, "Click a cell to replace the row of text A with the row of text B."), scroller(patches), directionHere);
 rowsHere.append(otherText, otherProblem, rowsOfOther);
 
 function patchCell({ stage, title }, position, at) {

@@ -48,7 +48,7 @@ function drawWords() {
       draw();
     }
   });
-  const back = madeOf(opened) && quiet("Put back", `Take back the change of ${word}`, () => {
+  const back = madeOf(opened) && quiet("Put back", `Undo the change of ${word}`, () => {
     const edit = opened;
     opened = null;
     drop(edit);

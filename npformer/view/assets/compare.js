@@ -1,4 +1,4 @@
-// Compare view: the answers of this state and another, the first stage that differs, and the heads that differ most.
+// Compare view: the answers of two states, the first stage that differs, and the heads that differ most.
 
 let chosen = 0;
 const secondText = secondField();
@@ -24,7 +24,7 @@ function stagesOf({ stages, first, compared: [count, all] }) {
       "p",
       { class: "about" },
       count === 0
-        ? "No stage has the same shape in both."
+        ? "No stage has the same shape on both sides."
         : where
           ? `The first stage that differs is ${where[0]}, relative difference ${small(where[1])}. ${count} of ${all} stages have the same shape.`
           : `All ${count} stages that have the same shape are equal.`,

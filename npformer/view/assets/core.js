@@ -1,4 +1,4 @@
-// Shared by all views: reading arrays, colours and themes, elements, tips. widgets.js has what views are built from.
+// Shared by all views: reading arrays, colours and themes, elements, tips. widgets.js has the building blocks of views.
 // No framework and no innerHTML, which the page's policy forbids: text is only inserted as text. Each view is a
 // function of its data and of the page (shell.js), which shows one view at a time.
 "use strict";
@@ -9,7 +9,7 @@ const root = document.documentElement;
 
 // ---- Arrays ------------------------------------------------------------------------------------------------------
 
-// Attention weights as whole numbers of 10^-decimals, (heads, keys, queries): `text` is exactly what was rounded in Python.
+// Attention weights (heads, keys, queries) in whole units of 10^-decimals. `text` prints a weight as Python rounded it.
 class Weights {
   constructor(head, units) {
     [this.heads, this.queries, this.keys] = head.shape;
@@ -55,7 +55,7 @@ function loader(heads) {
   };
 }
 
-// The data of an array is in the page, or in `text` if it was loaded later.
+// Decodes an array. Its data is in a script element of the page, or in `text` if it was loaded later.
 async function read(head) {
   const text = head.text ?? document.querySelector(`script[data-array="${head.data}"]`).textContent;
   // Browsers from 2025 on can decode base64 themselves, several times as fast.
@@ -74,7 +74,7 @@ async function read(head) {
   return head.kind === "u2" ? new Weights(head, values) : new Floats(head, values);
 }
 
-// A number to fixed decimals as Python prints it, and without a sign on zero.
+// Formats a number with fixed decimals as Python does, but without a sign for zero.
 function fixed(value, decimals = 4) {
   if (Number.isNaN(value)) return "nan";
   if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";
@@ -100,10 +100,10 @@ function steps(scale) {
 
 const cache = {};
 const ramp = (scale) => (cache[scale + theme()] ??= steps(scale));
-const strength = (weight) => Math.sqrt(Math.max(weight, 0)); // for colour and opacity: 0.01 shows as a tenth
+const strength = (weight) => Math.sqrt(Math.max(weight, 0)); // of a colour or opacity: 0.1 for a weight of 0.01
 const weightColour = (weight) => ramp("sequential")[Math.round(255 * Math.min(strength(weight), 1))];
-// The colour of a signed number relative to the largest magnitude shown with it. A root makes small numbers show their
-// sign.
+// The colour of a signed number relative to the largest magnitude shown with it. The square root makes the sign of
+// small numbers visible.
 function signedColour(value, limit) {
   const size = limit && Number.isFinite(value) ? Math.min(1, strength(Math.abs(value) / limit)) : 0;
   return ramp("diverging")[Math.round(127.5 + 127.5 * Math.sign(value) * size)] ?? ramp("diverging")[128];
@@ -114,7 +114,7 @@ function luminance(rgb) {
   const [r, g, b] = rgb.map((v) => ((v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
-// Black or white, whichever reads better on the colour: always at least 4.5 to 1.
+// Black or white, whichever contrasts more with the colour: always at least 4.5 to 1.
 const ink = (rgb) => (luminance(rgb) > 0.179 ? "#000" : "#fff");
 
 const themed = []; // callbacks that redraw when the theme changes
@@ -178,7 +178,7 @@ const hideTip = () => {
   tip.hidden = true;
 };
 
-// Signal that the first picture is complete, after the frame that paints it.
+// Signals that the first picture is complete, after the frame that paints it.
 function ready() {
   requestAnimationFrame(() =>
     setTimeout(() => {

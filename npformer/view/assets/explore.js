@@ -15,7 +15,7 @@ const SLOW = 300; // milliseconds until the page says "Computing…"
 
 // ---- Asking ------------------------------------------------------------------------------------------------------
 
-// Says "Computing…" after SLOW milliseconds, within which most replies arrive.
+// Shows "Computing…" if a reply takes longer than SLOW milliseconds. Most replies are faster.
 const computing = el("p", { class: "computing", role: "status" });
 let open = 0; // requests without a reply
 let slow = 0;
@@ -31,8 +31,8 @@ function stale() {
   if (!live.parts.has("answer")) root.dataset.stale = "yes";
 }
 
-// Sends a request for this state and reads the reply. Returns null if a newer state replaced this one, or after showing
-// an error.
+// Sends a request for this state and reads the reply. Returns null if a newer state replaced this one, or if the
+// request failed and the page shows an error.
 async function post(route, more, read = (reply) => reply.json()) {
   const { number, page, state } = live;
   const body = JSON.stringify({ page, number, state, ...more });
@@ -44,7 +44,7 @@ async function post(route, more, read = (reply) => reply.json()) {
     if (reply.ok) return await read(reply);
     complain((await reply.json()).error);
     stale();
-    drawChips(live.state.edits.map(({ kind }) => String(kind))); // the server may have refused one of them
+    drawChips(live.state.edits.map(({ kind }) => String(kind))); // the server may have refused one of these changes
   } catch (error) {
     if (number !== live.number || error.name === "AbortError") return null;
     complain("The server has ended. Start it again, and open the address that it prints.");
@@ -100,7 +100,8 @@ function take(name, part) {
 const stubs = doc.texts[0].map((stub) => ({ ...stub }));
 const strings = (choices) => Object.fromEntries(choices.map(([name, value]) => [name, String(value)]));
 
-// Dims the page if the new state takes long. Dimming at once would cost the browser time for another layer.
+// Dims the page if the new state takes long. Dimming at once would cost time, because the browser then has another
+// layer to compose.
 let dimming = 0;
 function busy(what = "all") {
   if (root.dataset.busy === what) return;
@@ -150,7 +151,7 @@ async function renew() {
   idle();
   kept?.renew(about(0, now.view));
   await held(() => show(kept ? {} : { choices }));
-  await painted(); // otherwise the server's next work would slow down the browser's painting
+  await painted(); // otherwise the server's next computation would slow down the browser's painting
   await explain(number);
 }
 

@@ -184,14 +184,14 @@ async function showProgram() {
   programHere.showModal();
 }
 
-// The address contains the state, and the token without which the server answers nothing.
+// The address contains the state, and the secret token that the server requires.
 const linkCopied = el("span", { class: "copied", role: "status" });
-const copyLink = quiet("Copy link", "Copy the address of what is shown; it opens on this computer while this server runs", () => copyText(location.href, linkCopied));
+const copyLink = quiet("Copy link", "Copy the address of this view; it works on this computer while the server runs", () => copyText(location.href, linkCopied));
 
 tools.prepend(
   linkCopied,
   copyLink,
-  quiet("As Python", "The lines of npformer that compute this page", showProgram),
+  quiet("As Python", "The Python program that computes this page", showProgram),
   quiet("Save page", "Save the page as one file that needs no network", savePage),
 );
 const models = select(

@@ -3,15 +3,16 @@
 
 const entries = { queries: [], keys: [] }; // rows from top to bottom: the index of a token, or a list of folded ones
 const opened = { queries: new Set(), keys: new Set() }; // tokens of rows that were opened
-// Whether all rows are shown; the smallest weight with a line (null: computed here); whether lines to the sink show.
+// Whether all rows are shown; the smallest weight with a line (null: see `leastOfAll`); whether lines to the sink are
+// drawn.
 const chosenRows = { whole: false, least: null, sink: false };
 let strongestWeight = 1; // the largest weight of the shown heads
-let crowdedWeight = 0; // the smallest of the strongest weights of a long text that are drawn
+let crowdedWeight = 0; // the smallest weight with a line, if a long text would have too many lines
 let sink = null; // the key of a long text that gets much more weight than any other, { key, share }
 
 const foldable = () => Math.max(rows.queries.length, rows.keys.length) > LONG;
 
-// The key with over a twentieth of all weight and four times the weight of any other key, such as [CLS]; else null.
+// The key with over a twentieth of the total weight and four times the weight of any other key, such as [CLS]; or null.
 function findSink() {
   const total = new Float64Array(side("keys").tokens.length);
   for (const h of state.heads)
@@ -22,14 +23,14 @@ function findSink() {
 }
 const drawnKeys = () => (sink && !chosenRows.sink ? rows.keys.filter((k) => k !== sink.key) : rows.keys);
 
-// The largest weight from and to each token in the shown heads; sets the weights that lines depend on.
+// Returns the largest weight from and to each token in the shown heads. Sets `strongestWeight` and `crowdedWeight`.
 function strengths() {
   sink = foldable() ? findSink() : null;
   const most = {
     queries: new Float64Array(side("queries").tokens.length),
     keys: new Float64Array(side("keys").tokens.length),
   };
-  const counts = new Uint32Array(weights.one + 2); // number of links for each whole number of units
+  const counts = new Uint32Array(weights.one + 2); // number of links for each weight, in units of its last decimal
   for (const h of state.heads)
     for (const k of drawnKeys())
       for (const q of rows.queries) {
@@ -56,12 +57,12 @@ function foldRows() {
   }
 }
 
-// The smallest weight with a line for all tokens: in a text with only weak links, a quarter of the strongest, and
-// at most as many lines as a browser draws at once.
+// The smallest weight with a line if no token is active. In a long text with only weak links it is a quarter of the
+// largest weight, or more if the browser would otherwise have to draw too many lines.
 const leastOfAll = () =>
   chosenRows.least ?? (foldable() ? Math.max(Math.min(FAINT, strongestWeight / 4), crowdedWeight) : FAINT);
 
-// In a long text with only weak links, lines are drawn stronger: the strongest as a weight of 0.6.
+// In a long text with only weak links, lines are drawn stronger: the strongest link looks like a weight of 0.6.
 const lift = () => (foldable() ? Math.max(1, 0.6 / strongestWeight) : 1);
 
 function foldedRow(which, indices, row) {

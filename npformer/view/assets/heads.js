@@ -97,7 +97,7 @@ function toggle(h) {
   if (!heads.delete(h)) heads.add(h);
   setHeads(heads);
 }
-// Shows only this head or, at the second call, all heads.
+// Shows only this head; a second call for the same head shows all heads again.
 let alone = null;
 function isolate(h) {
   const again = alone === h && state.heads.size === 1 && state.heads.has(h);

@@ -38,7 +38,7 @@ function draw() {
   panel.replaceChildren(...ranks(), ...through());
 }
 
-// A sentence about the rows in which the last row's answer has the largest output.
+// A sentence that lists the layers at which the final answer already has the largest output.
 function settled(answer) {
   const leads = meta.words.map((row) => row[column][0] === answer);
   const from = leads.lastIndexOf(false) + 1;
@@ -90,7 +90,7 @@ const ranks = () => [
   ),
 ];
 
-// The probability and the place of the followed output in every row.
+// For each row of the table, the probability and the place of the followed output.
 function through() {
   const rows = meta.rows.map((name, y) => {
     const [share, place] = [meta.followedShares[y][column], meta.followedPlaces[y][column]];

@@ -1,9 +1,9 @@
 // Head view, the picture: the visible links and their lines between the two sides. heads.js has the rest of the view.
-// Only lines that cross the window are drawn, on one canvas of its size: 512 tokens cost the same as 30.
+// Only lines that cross the window are drawn, on one canvas of the window's size, so 512 tokens cost the same as 30.
 
 let rowHeight = 26; // height of a token
 const PAPER = 820; // height of the lines on a printed page, in pixels: a canvas cannot be divided between two pages
-const { faint: FAINT, fainter: FAINTER } = meta; // smallest weight of a line, for all tokens and for some tokens
+const { faint: FAINT, fainter: FAINTER } = meta; // smallest weight with a line: for all tokens, and for active tokens
 const TOP = 12; // links listed next to the picture
 const STEPS = 13; // steps of opacity; lines with the same colour and step are stroked together
 
@@ -24,7 +24,7 @@ const lists = {
   }),
 };
 const canvas = el("canvas", { "aria-hidden": true });
-canvas.paths = paths; // for a picture: every line, not only those in the window
+canvas.paths = paths; // for a saved picture: all lines, not only the lines in the window
 const hint = el("p", { class: "hint", hidden: true });
 const lines = el("div", { class: "lines" }, canvas, hint);
 
@@ -57,7 +57,7 @@ function strongestAt(heads, name, index, others) {
   return link;
 }
 
-// The strongest links among pairs of tokens, at most TOP, one head each.
+// The strongest links among pairs of tokens: at most TOP, with one head for each pair.
 function strongestLinks(pairs) {
   const heads = shownHeads();
   const best = [];
@@ -73,7 +73,7 @@ function strongestLinks(pairs) {
   return best;
 }
 
-// Pairs with lines: all pairs, or the pairs of active tokens.
+// The pairs of tokens that may have lines: all pairs or, if tokens are active, only their pairs.
 function* pairs() {
   const queries = active("queries");
   const keys = active("keys");
@@ -110,7 +110,8 @@ const extent = () => ({
   width: lines.clientWidth,
   height: Math.max(entries.queries.length, entries.keys.length) * rowHeight,
 });
-// For all tokens only strong lines show, by weight. For a few tokens lines show by the root of the weight.
+// If no token is active, only large weights have lines, with opacity proportional to the weight. Lines of active tokens
+// have opacity proportional to the square root of the weight.
 const few = () => active("queries").length + active("keys").length > 0;
 const least = () => (few() ? FAINTER : leastOfAll());
 

@@ -16,7 +16,7 @@ const limitOf = ({ values, columns, plain }) =>
     return coloured ? Math.max(most, Math.abs(value)) : most;
   }, 0);
 
-// The selected table. For a selected word, the contributions that each head reads from it.
+// The selected table. If a word is selected, the table of its contributions through each head.
 async function chosen() {
   const { layers } = shownLogit();
   if (by === "words" || word === null) return shownLogit()[by];

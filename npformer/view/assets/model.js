@@ -60,7 +60,8 @@ function markChosen() {
   }
 }
 
-// A thumbnail is drawn when it comes near the window, or when idle; its layer is inflated with the first of its heads.
+// A thumbnail is drawn when it comes near the window, or when the browser is idle. The first thumbnail of a layer
+// inflates the layer.
 const observer = whenNear(drawThumb);
 
 async function drawThumb(thumb) {
@@ -179,7 +180,7 @@ const step = (text, label, layers, heads) =>
     { type: "button", class: "quiet", "aria-label": label, title: label, onclick: () => stepTo(layers, heads) },
     text,
   );
-// A button that opens the head shown large, from the token marked, in another view.
+// A button that opens another view at the enlarged head and the marked token.
 function opener(view, text) {
   if (!page.has(view)) return null;
   const go = () => {
@@ -236,7 +237,7 @@ function stepTo(layers, heads) {
   if (thumbAt(layer, head)) open(layer, head);
 }
 
-// The side of a cell: as large as the window allows, whole pixels while they fit.
+// The side of a cell: as large as the window allows, in whole pixels if these fit.
 function cellSize() {
   const room = Math.min(innerWidth - (innerWidth < 480 ? 150 : 190), innerHeight - 310);
   const size = room / Math.max(rows.queries.length, rows.keys.length);
@@ -263,7 +264,7 @@ function drawDetail() {
   const { q, k } = current;
   context.strokeStyle = getComputedStyle(root).getPropertyValue("--mark");
   context.lineWidth = 2;
-  const out = cell < 6 ? 2 : -1; // outside a small cell, inside a large one
+  const out = cell < 6 ? 2 : -1; // the frame is outside a small cell, and inside a large one
   context.strokeRect(places.keys[k] * cell - out, places.queries[q] * cell - out, cell + 2 * out, cell + 2 * out);
   label("queries", q, cell);
   label("keys", k, cell);
@@ -330,7 +331,7 @@ function change(part) {
 
 const legend = weightScale();
 
-// The head shown large, and the pair of tokens marked in it.
+// The enlarged head, and the pair of tokens that is marked in it.
 const chosen = () => ({ layer: stack().numbers[current.layer], head: current.head, from: current.q, to: current.k });
 
 return {
@@ -344,7 +345,8 @@ return {
     ["Esc", "close the large map"],
   ],
   read: () => ({ ...readStack(), layer: null, ...(current ? chosen() : {}) }),
-  where: () => (current ? { ...readStack(), ...chosen() } : { ...place, from: place.token }), // also when it is closed
+  // also known while no head is enlarged
+  where: () => (current ? { ...readStack(), ...chosen() } : { ...place, from: place.token }),
   async apply(choices) {
     applyStack(choices);
     controls.replaceChildren(...stackControls(change), legend);

@@ -7,7 +7,7 @@ const state = { ...meta.shown };
 const part = () => meta.parts[state.part];
 const table = el("table", {});
 const controls = el("div", { class: "controls-row" });
-let arrays = null; // query, key and value of the layer shown; scores, weights, context if they are not as computed here
+let arrays = null; // the layer's query, key and value; also scores, weights and context if they differ from `computed`
 let computed = null; // the query's row of scores, weights and context
 
 let every = false; // whether a long text shows every key, not only the keys with the largest weights
@@ -37,7 +37,7 @@ function compute() {
   );
 }
 
-// The numbers of each strip: `row` is the key's, undefined for query and output.
+// The numbers of a strip: `key` is the index of its key, undefined for the query and the output.
 function values(kind, key) {
   const query = row("query", state.token);
   if (kind === "query") return query;
@@ -46,7 +46,7 @@ function values(kind, key) {
   return row(kind, key);
 }
 
-// The largest magnitude of this head, shown by the deepest colours.
+// The largest magnitude of each array in this head, which has the deepest colour.
 let limits = {};
 function setLimits() {
   const size = (name) => arrays[name].shape[1];

@@ -2,7 +2,7 @@
 
 // ---- Pointing ----------------------------------------------------------------------------------------------------
 
-// Everything about dimension `d` of one row, with the kind at the pointer first.
+// All numbers of one row at dimension `d`, beginning with the kind of number at the pointer.
 function chain(key, d, kind) {
   const pick = (name, i) => row(name, i)[d];
   const q = pick("query", state.token);

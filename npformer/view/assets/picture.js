@@ -41,7 +41,7 @@ function drawn(part, titles) {
   return { svg, width, height };
 }
 
-// A title that is wider than the picture ends in an ellipsis: 7.5 pixels per letter at 14 pixels.
+// Truncates a title to the picture's width, with an ellipsis. A letter of 14 pixels is about 7.5 pixels wide.
 const fitted = (text, width) =>
   text.length * 7.5 > width - 32 ? `${text.slice(0, Math.floor((width - 40) / 7.5))}…` : text;
 

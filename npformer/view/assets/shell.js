@@ -29,7 +29,7 @@ function viewOf(text, kind) {
       },
       // Opens another view of the same text, or only returns whether it exists.
       has: (view) => Boolean(about(text, view)),
-      savers, // buttons for a dialog, which blocks the page's own
+      savers, // save buttons to put into a dialog, which blocks the page's own buttons
       open: (view, choices) => show({ text, view, choices }, true),
     });
     made.set(key, { ...inside, gone, redraws: themed.slice(first) });
@@ -46,7 +46,7 @@ const missing = ({ error }) => ({
   apply: async () => {},
 });
 
-// Forgets all views, whose data has changed, except `kept`.
+// Drops all views except `kept`, because their data has changed.
 function forget(kept) {
   for (const [key, view] of made) {
     if (view === kept) continue;
@@ -68,7 +68,7 @@ function address() {
   for (const [name, value] of [...chosen(), ...alsoAddressed()]) words.set(name, value);
   return `#${words}`;
 }
-let alsoAddressed = () => []; // a page that computes also keeps its state in the address
+let alsoAddressed = () => []; // the explorer also keeps its state in the address
 
 // A page inside another (a notebook cell) does not have its own address.
 const addressed = location.protocol !== "about:";
@@ -84,7 +84,7 @@ function fromAddress() {
   return { text: at, view: about(at, view) ? view : doc.texts[at][0].kind, choices };
 }
 
-// ---- What is chosen in all views -----------------------------------------------------------------------------------
+// ---- The choice that all views share -------------------------------------------------------------------------------
 
 // The attention, layer, head and token that were chosen last, in any view; `version` counts the choices.
 const place = { attention: null, layer: null, head: null, token: null, version: 0 };
@@ -97,7 +97,7 @@ const placeIn = ({ attention, layer, head, from, at }) => ({
   token: single(from ?? at),
 });
 
-// Takes over what has changed in the view that is shown; a head is chosen with its layer.
+// Copies the current view's selections, if they have changed, to the shared choice. A head is chosen with its layer.
 const SHARES = ["heads", "model", "neurons", "stages", "lens", "ablation", "change", "step"];
 // A view whose address names a line or a stage returns the layer and head of that place in `where`.
 const whereIn = (inside) => placeIn(inside.where?.() ?? inside.read());
@@ -115,7 +115,7 @@ function share() {
   inside.version = place.version;
 }
 
-// The token that is chosen in all views, and the function that chooses it after a click on its row or chip.
+// Whether a token is the one chosen in all views, and a function that chooses a token after a click on its row or chip.
 const isChosenToken = (at) => String(at) === place.token;
 function chooseToken(at) {
   place.token = at === null ? null : String(at);
@@ -129,7 +129,7 @@ function takeToken(text, count) {
   if (at !== null && Number(at) < count && !isChosenToken(at)) chooseToken(at);
 }
 
-// The selections with which a view shows the head or token chosen in another view; null for none.
+// The selections with which a view shows the head or token that was chosen in another view; {} if none was chosen.
 const ofHead = ({ attention, layer, head }) => (head === null ? {} : { attention: attention ?? undefined, layer, head });
 const ofLayer = ({ layer }) => (layer === null ? {} : { layer });
 const ofPlace = ({ attention, layer, head }) => ({ attention, layer, head });
@@ -160,9 +160,9 @@ const notes = el("p", { id: "notes" });
 const keys = el("dl", {});
 const tabs = el("nav", { class: "tabs", "aria-label": "Views" });
 
-let loading = () => null; // a page that computes returns a promise until it has a view's data
+let loading = () => null; // in the explorer, returns a promise for a view's data that has not arrived
 
-// Shows a view with these selections, or else as it was left or initially. `step`: adds an entry to the history.
+// Shows a view, by default with its previous or initial selections. `step`: adds an entry to the browser's history.
 async function show({ text = now.text, view = now.view, choices }, step = false) {
   hideTip();
   Object.assign(now, { text, view });

@@ -6,7 +6,7 @@ const headColour = (h) => meta.colours[theme()][h];
 const stack = () => meta.stacks[state.stack];
 const side = (name) => stack().forms[state.form][name];
 const rows = { queries: [], keys: [] }; // token indices that pass the filter, top to bottom
-const places = { queries: [], keys: [] }; // row of a token, or -1
+const places = { queries: [], keys: [] }; // for each token, the row that shows it, or -1
 
 // Which tokens pass the pair filter: "01" is A→B, from segment 0 to segment 1.
 function filterRows() {

@@ -1,9 +1,9 @@
-// Stage view: the forward pass as a walk. One section per layer, one card per stage; a card reads its array when it is
-// first seen, or when idle once its section is open.
+// Stage view: a walk through the forward pass, with a section for each layer and a card for each stage. In an open
+// section, a card reads its array when it is first seen, or when the browser is idle.
 
 const stored = loader(meta.arrays);
 
-// A stage's array or, if another stage has the same numbers as heads, the heads of that stage side by side.
+// A stage's array. If another stage has the same numbers split into heads, puts these heads side by side.
 async function load(i) {
   const { merged } = meta.steps[i];
   const array = await stored(merged ?? i);
@@ -375,7 +375,7 @@ const inBlock = (name) => /^(.*)layers\.(\d+)\.(?:(\w*attention)\.)?/.exec(name)
 const attentionOf = ([before, , block]) => block && before + block;
 const kinds = [...new Set(meta.steps.flatMap(({ name }) => (inBlock(name) && attentionOf(inBlock(name))) || []))];
 
-// The attention and layer of the current position; outside of the layers, those that were chosen last.
+// The attention and layer of the current position or, outside the layers, the last choice of both.
 function layerHere() {
   const first = blocks.find(({ id }) => id === stop)?.steps[0];
   const found = inBlock(first === undefined ? (stop ?? "") : meta.steps[first].name);
@@ -384,7 +384,7 @@ function layerHere() {
   return { attention: (kind < 0 ? kinds.findIndex((each) => each.startsWith(found[0])) : kind) || null, layer: found[1] };
 }
 
-// The current stage in another layer; else the weights of the head, or the section of the layer.
+// The current stage in another layer; if there is none, the weights of the head, or the section of the layer.
 function inLayer({ attention, layer, head }) {
   const here = layerHere();
   if (here.layer === layer && Number(here.attention) === Number(attention)) return stop;
@@ -422,7 +422,8 @@ return {
       block.open = true;
       build(block);
       const first = i >= 0 ? i : block.steps[0];
-      await Promise.all(cards().filter((each) => Number(each.dataset.step) < first).map(once)); // else they move it later
+      // fills the cards above first; if they were filled later, they would move this card
+      await Promise.all(cards().filter((each) => Number(each.dataset.step) < first).map(once));
       const article = cards().find((each) => Number(each.dataset.step) === first);
       await (article.filled = fill(article));
       (i >= 0 ? article : block).scrollIntoView({ block: "start" });

@@ -3,7 +3,7 @@
 
 let at = 0; // index of the current step
 let picked = null; // the name whose array is shown; null for the first name that the line assigned
-const trail = []; // the steps that were left by a click on a name
+const trail = []; // for the button "Return": the steps at which a name was clicked
 
 const code = el("ol", { class: "code", "aria-label": "The model's page" });
 const path = el("p", { class: "path" });
@@ -56,7 +56,7 @@ const knows = (name) => name in frameOf(at)[2] || find(at, -1, (s) => s[FRAME] =
 
 function follow(name) {
   const to = origin(name);
-  if (to === null || to < 0) return drawValue(name, valueOf(name)); // an argument of the model
+  if (to === null || to < 0) return drawValue(name, valueOf(name)); // the name is an argument of the model
   trail.push(at);
   go(to, name in steps()[to][MADE] ? name : null);
 }
@@ -126,11 +126,11 @@ function drawCode() {
   bringIntoSight();
 }
 
-// Scrolls to the current line, unless it is in sight.
+// Scrolls to the current line, unless it is already visible.
 function bringIntoSight() {
   const [top] = code.marked;
   const edge = top.getBoundingClientRect().top - code.getBoundingClientRect().top + code.scrollTop;
-  const height = Math.max(top.offsetHeight, 80); // height of an editor with the reason below it
+  const height = Math.max(top.offsetHeight, 80); // 80: the height of an editor with an error below it
   const isAbove = edge < code.scrollTop + 40;
   if (isAbove || edge + height > code.scrollTop + code.clientHeight)
     code.scrollTop = Math.min(edge, edge + Math.max(height - code.clientHeight, -code.clientHeight / 3));
@@ -176,14 +176,14 @@ function drawOutcomes() {
 
 const button = (name, text, title) => quiet(text, title, () => move(name));
 const back = quiet("Return", "Back to the line whose name was clicked", () => go(trail.pop() ?? null));
-const change = quiet("Change the line", "Replace it by another one, with the names of the page and of NumPy (e)", edit);
+const change = quiet("Change the line", "Replace the line with another one, using names of the page and of NumPy (e)", edit);
 const buttons = el(
   "div",
   { class: "buttons" },
   button("back", "\u2191 Back", "The line before (p)"),
   button("next", "\u2193 Next line", "The next line of this function (n)"),
-  button("into", "\u2192 Into", "Into the function that the line calls (s)"),
-  button("out", "\u2190 Out", "Out of this function (o)"),
+  button("into", "\u2192 Into", "Step into the function that the line calls (s)"),
+  button("out", "\u2190 Out", "Step out of this function (o)"),
   button("layer", "Next layer", "The next layer (l)"),
   el("label", { class: "field" }, el("span", {}, "Layer"), layerHere),
   el("label", { class: "field" }, el("span", {}, "Token"), tokenHere),
@@ -243,7 +243,7 @@ return {
     if (choices.layer != null && !refused) at = inLayer(choices) ?? at;
     draw();
   },
-  shownAgain: bringIntoSight, // the code forgets how far it was scrolled
+  shownAgain: bringIntoSight, // a hidden element loses its scroll position
   explained() {
     drawHeads();
     drawNote();

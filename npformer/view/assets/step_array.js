@@ -12,7 +12,7 @@ async function fetchValue(name) {
   return part;
 }
 
-// Whether words or lines of the page are changed. Other changes do not affect the page.
+// Whether the state changes words of the text or lines of the page. Other changes do not affect the page.
 const isPageChanged = () => live.state.edits.some(({ kind }) => kind === "word" || kind === "line");
 
 // Draws a value and then, if `was` names a part, the array before the changes.
@@ -20,7 +20,7 @@ async function drawValue(name, value, was = null) {
   asked += 1;
   const mine = asked;
   if (typeof value !== "number") {
-    const text = value === null || value === undefined ? "This line makes no array." : value;
+    const text = value === null || value === undefined ? "This line computes no array." : value;
     arrayHere.replaceChildren(el("h3", {}, name ?? ""), el("p", { class: "about" }, text));
     return;
   }
@@ -34,12 +34,12 @@ async function drawValue(name, value, was = null) {
   drawArray(name, part);
 }
 
-// The sentence about the array before the changes.
+// A sentence that compares the array with the array before the changes; "" without that array.
 function beforeText({ before, shape, numbers }) {
   if (!before || before.error) return before?.error ?? "";
   if (!sameShape(before, { shape })) return `Before the changes: shape (${before.shape.join(", ")}).`;
   const same = numbers.values.every((number, i) => Object.is(number, before.numbers.values[i]));
-  return same ? "The changes leave the numbers shown here as they were." : `Before the changes: ${rangeOf(before).replace("From", "from")}`;
+  return same ? "The changes do not affect the numbers shown here." : `Before the changes: ${rangeOf(before).replace("From", "from")}`;
 }
 const sameShape = (a, b) => String(a.shape) === String(b.shape);
 const isCompared = ({ before, shape }) => Boolean(before?.numbers) && sameShape(before, { shape });
@@ -113,7 +113,7 @@ function drawPicture(part) {
   return canvas;
 }
 
-// The names of rows and columns: tokens if their number is that of the rows or columns, else indices.
+// The names of rows and columns: tokens if there are as many tokens as rows or columns, otherwise indices.
 const tokensFor = (count) => [meta.tokens, meta.sources].find((tokens) => tokens.length === count && count > 1);
 function rowName({ counts, picked }, r) {
   const tokens = tokensFor(counts[1]);
@@ -140,7 +140,7 @@ function numbersOf(part, again) {
     again();
     page.changed();
   };
-  // The row before the changes, above the chosen one.
+  // The chosen row as it was before the changes, shown above it.
   const earlier = (r) => el("tr", { class: "before" }, el("th", { scope: "row" }, "before"), ...some.map((c) => el("td", {}, fixed(numberBefore(part, r, c)))));
   return el(
     "table",

@@ -7,7 +7,7 @@ let draft = null; // the change that was refused last: { line, to, reason }
 
 const lineEdit = (line) => live.state.edits.find((edit) => edit.kind === "line" && edit.line === line);
 
-// Undoes a change that the new run refuses, and returns whether there was one.
+// Undoes the last change if the new run refuses it. Returns whether it was refused.
 function takeRefused({ refused }) {
   const { line, to, before } = applied ?? {};
   applied = null;

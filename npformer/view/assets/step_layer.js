@@ -1,10 +1,11 @@
 // Step view, sentences about the layer at the chosen token: the tokens that its heads read, how far its blocks move the
-// row, and the answer without each block. The server computes them after the answer's reasons, when the page is idle.
+// row, and the answer without each block. The server computes the sentences' data after the answer's reasons, when the
+// page is idle.
 
 const noteHere = el("div", { class: "layer-note", role: "status" });
-const REST = 120; // milliseconds without a step until the sentences are requested
-let noted = null; // the key of the sentences shown: state, layer and token, head
-let wanted = null; // the key of the current place
+const REST = 120; // milliseconds after the last step until the sentences are requested
+let noted = null; // the key of the sentences shown: the state, the layer and token, the head
+let wanted = null; // the key of the current position
 let noting = 0;
 
 const tokenHere = el("select", { "aria-label": "Token", onchange: () => (chooseToken(tokenHere.value || null), draw(), page.changed()) });
@@ -26,7 +27,7 @@ function drawNote() {
   const missing_ = [...(number < 0 ? ["a layer"] : []), ...(at_ === null ? ["a token"] : [])].join(" and ");
   if (!name) return noteHere.replaceChildren(`Choose ${missing_} to read here what the layer does with the token.`);
   if (live.parts.has(name)) return tellLayer(name, key);
-  if (!live.parts.has("reasons")) return; // `explained` calls this function again
+  if (!live.parts.has("reasons")) return; // when the reasons arrive, `explained` calls this function again
   noting = setTimeout(async () => (await load(name)) && wanted === key && tellLayer(name, key), REST);
 }
 
@@ -49,14 +50,14 @@ function sentencesOf({ layer, answer, own, blocks }, token_) {
   const changed = live.state.edits.some(({ kind }) => kind === "line");
   return [
     el("p", {}, el("strong", {}, capital(layer), " at ", here), ": ", ...readsOf(blocks), ". ", ...chosenReads(blocks)),
-    el("p", {}, ...sizesOf(blocks), ...answerOf(answer, own, blocks), changed ? "These sentences leave out the changed lines." : ""),
+    el("p", {}, ...sizesOf(blocks), ...answerOf(answer, own, blocks), changed ? "These sentences ignore the changed lines." : ""),
   ];
 }
 
 const wordsOf = ({ of }, read) => listed(read.map(([i, share]) => [placed(meta[of], i), ` (${percent(share)})`]));
 const readsOf = (blocks) =>
   blocks.filter(({ reads }) => reads).flatMap(({ name, reads }, i) => [
-    i ? "; those of its cross-attention read " : `on average, the ${reads.heads.length} heads of its ${name} read `,
+    i ? "; the heads of its cross-attention read " : `on average, the ${reads.heads.length} heads of its ${name} read `,
     ...wordsOf(reads, reads.mean),
   ]); // prettier-ignore
 

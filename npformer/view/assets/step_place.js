@@ -6,7 +6,7 @@ const say = (text) => said.replaceChildren(text);
 // The first line of the statement to which a line belongs.
 const startOf = (line) => Object.keys(meta.changeable).map(Number).filter((first) => first <= line && endOf(first) >= line).at(-1) ?? line;
 
-// The step of a line: in this call if possible, else the next step of the line, else the previous one; null if the line
+// A step that runs a line: in this call if possible, else the next such step, else the previous one; null if the line
 // does not run.
 function nearest(line) {
   const isHere = (s) => s[LINE] === line && s[FRAME] === step()[FRAME];
@@ -52,7 +52,7 @@ function drawLayers() {
   layerHere.value = begins.filter((i) => i <= at).at(-1) ?? "";
 }
 
-// The first steps of the layers with a kind of attention: kind 0 is in the first loop over layers.
+// The first step of each layer that has a kind of attention. Kind 0 belongs to the first loop over layers.
 function beginsOf(attention) {
   const begins = layerSteps();
   const loops = [...new Set(begins.map((i) => steps()[i][LINE]))];
@@ -69,7 +69,8 @@ function layerOf(i) {
   return { attention: Number(kinds[0]) || null, layer: beginsOf(kinds[0]).indexOf(begin) };
 }
 
-// The step of the current line in another layer, or else the step of the head's weights, or the layer's first step.
+// The step of the current line in another layer; if there is none, the step of the head's weights, or the layer's first
+// step.
 function inLayer({ attention, layer, head }) {
   const begin = beginsOf(attention)[Number(layer)];
   if (begin === undefined) return null;

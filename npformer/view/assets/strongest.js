@@ -2,7 +2,7 @@
 
 const panel = el("aside", { class: "panel", "aria-label": "Exact weights" });
 
-// Numbers next to the tokens, and the tokens to mark.
+// Shows numbers next to the tokens, and marks the active tokens.
 function mark() {
   const some = { queries: active("queries"), keys: active("keys") };
   const heads = shownHeads();
@@ -23,7 +23,7 @@ function mark() {
   }
 }
 
-// The address of this head in the neuron view, from the token kept here.
+// The selections that show this head in the neuron view, for the token chosen here.
 const inNeurons = (head) => ({ ...readStack(), head, from: active("queries")[0] ?? null });
 
 const chip = (h) =>
@@ -33,7 +33,7 @@ const number = ({ h, q, k }) => [...(state.heads.size > 1 ? [chip(h)] : []), el(
 function list() {
   const queries = active("queries");
   const keys = active("keys");
-  const one = queries.length === 1 && keys.length === 1; // one pair: every head's weight
+  const one = queries.length === 1 && keys.length === 1; // for a single pair, the weight of every head is listed
   let links = [];
   if (one) links = shownHeads().map((h) => ({ h, q: queries[0], k: keys[0] }));
   else if (state.heads.size) links = strongestLinks(pairs());
@@ -75,7 +75,7 @@ function listed({ h, q, k }) {
 }
 
 function caption(queries, keys, one) {
-  const several = state.heads.size > 1 && !one ? ", the strongest head for each" : "";
+  const several = state.heads.size > 1 && !one ? ", the strongest head for each pair" : "";
   if (!state.heads.size) return ["No head is selected."];
   if (!queries.length && !keys.length) {
     return [`Layer ${stack().numbers[state.layer]}${several}. Point at a token for its weights.`];
@@ -84,7 +84,7 @@ function caption(queries, keys, one) {
   return [...named("From ", queries, "queries"), ...named(to, keys, "keys"), `${several}.`];
 }
 
-// In a long text, the key at the end of most lines, with a button for these lines.
+// In a long text, a note about the key that gets much more weight than any other, with a button for its lines.
 function sinkNote() {
   if (!sink) return [];
   const name = placed(side("keys").tokens, sink.key);
@@ -96,7 +96,7 @@ function sinkNote() {
   ];
 }
 
-// In a decoder, each row belongs to a token that the decoder has read.
+// A note for decoders: a row belongs to a token that the decoder has read, and its output is the next token.
 function writesNote() {
   const { tokens } = side("queries");
   if (meta.stacks.length < 2 || stack().title.startsWith("Encoder") || tokens.length < 2) return [];
@@ -108,7 +108,8 @@ function writesNote() {
 const named = (lead, indices, which) =>
   indices.flatMap((i, n) => [n ? ", " : lead, el("bdi", {}, shown(side(which).tokens[i])), ` (${i})`]);
 
-// The tokens that clicks have chosen, each with a button that releases it, or a note that all tokens have lines.
+// The tokens that were chosen by clicks, each with a button that releases it. If none is chosen, a note that all tokens
+// have lines.
 const kept = el("div", { class: "field kept", role: "status" });
 function drawKept() {
   const key = JSON.stringify([state.pins, state.stack, state.form]);
@@ -131,7 +132,7 @@ function drawKept() {
 }
 
 function update() {
-  if (!weights) return; // the pointer was over a token before the first layer was inflated
+  if (!weights) return; // the first layer is not yet inflated, but the pointer is already over a token
   drawKept();
   mark();
   list();

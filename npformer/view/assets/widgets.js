@@ -48,8 +48,8 @@ function segmented(label, options, value, onchange) {
   return el("div", { class: "field" }, el("span", {}, label), group);
 }
 
-// Makes a grid whose cells have data-at, "row column", one tab stop: the cell that had the focus last, at first the pressed
-// one. Arrow keys move to the next cell of the row or column.
+// Gives a grid a single tab stop: the cell that had the focus last, or initially the pressed cell. Arrow keys move to
+// the next cell of the row or column. The cells have the attribute data-at, "row column".
 function arrowsMove(grid) {
   const cells = () => [...grid.querySelectorAll("[data-at]")];
   const placeOf = ({ dataset }) => dataset.at?.split(" ").map(Number);
@@ -114,8 +114,8 @@ function scroller(...children) {
   return frame;
 }
 
-// The largest of signed parts as a list with bars: [{ name: nodes, value, go }], `go` for a click on the name. With the
-// sign -1, negative values have the colour of parts that count for the answer.
+// A list with bars of the parts with the largest magnitudes. parts: [{ name: nodes, value, go }]; a click on a name
+// calls `go`. sign: -1 gives negative values the colour of parts that count for the answer.
 function largestParts(title, parts, decimals = 3, sign = 1) {
   const most = 10;
   const size = ({ value }) => Math.abs(value);
@@ -138,10 +138,10 @@ function largestParts(title, parts, decimals = 3, sign = 1) {
   return [el("h2", {}, title), el("ol", { class: signed ? "parts" : "parts one-sided" }, ...listed)];
 }
 
-const LONG = 48; // rows; a longer list shows the strongest and folds the others
-const KEPT = matchMedia("(max-width: 40rem)").matches ? 12 : 24; // strongest rows: about a phone's height, or a window's
+const LONG = 48; // a list with more rows shows the strongest rows and folds the others
+const KEPT = matchMedia("(max-width: 40rem)").matches ? 12 : 24; // rows that a phone or a window can show
 
-// The indices, with each run of several indices that are not kept combined into a list.
+// Returns the indices, in which each run of two or more indices that are not kept is replaced with a list of them.
 function foldedRows(indices, isKept) {
   const found = [];
   for (const i of indices) {
@@ -211,7 +211,8 @@ function whenNear(work) {
   return observer;
 }
 
-// Do `work` on each item in turn when idle: for elements below the window, before they are scrolled to or printed.
+// Does `work` on each item in turn when the browser is idle, so that elements below the window are ready when the user
+// scrolls to them or prints the page.
 function leisurely(items, work) {
   const queue = [...items];
   const soon = window.requestIdleCallback ?? setTimeout;

@@ -1,6 +1,6 @@
 // Write view: the next tokens, with bars that follow the sliders, or a translator's beams. A click appends a token.
 
-const knobs = (live.knobs ??= { k: 0, p: 1, ahead: 0, written: [] }); // unchanged while the user writes
+const knobs = (live.knobs ??= { k: 0, p: 1, ahead: 0, written: [] }); // kept when tokens are added
 
 const bars = el("ol", { class: "bars" });
 const status = el("p", { class: "about" });
@@ -85,7 +85,7 @@ const writers = [
   quiet("Write a token", "A random token, drawn with the probabilities below: a word, or a piece of a word", () => writeTokens(1)),
   quiet("Write 10", "Ten random tokens", () => writeTokens(10)),
 ];
-const backButton = quiet("Take back", "Remove the tokens that were written last", takeBack);
+const backButton = quiet("Take back", "Remove the tokens that were added last", takeBack);
 const full = el("p", { class: "notice", role: "status" }, "The text has the maximum length for the model or this page, so no token can follow. Shorten the text to continue.");
 
 function draw() {

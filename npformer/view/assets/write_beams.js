@@ -1,4 +1,4 @@
-// Write view, a translator: its beams as a tree, in which beams share the tokens before they differ.
+// Write view for a translator: its beams as a tree. Beams share the tokens before the first difference.
 
 // The tree of the beams: { token, share, children, ends }. Equal beginnings occur once.
 function treeOf(beams) {
@@ -23,7 +23,7 @@ function branch(node) {
   const line = [];
   let at = node;
   for (;;) {
-    line.push(el("span", { class: "beam-token", title: `${fixed(100 * at.share, 2)}% after the tokens before it`, "--w": at.share }, token(at.token)));
+    line.push(el("span", { class: "beam-token", title: `${fixed(100 * at.share, 2)}% given the tokens before it`, "--w": at.share }, token(at.token)));
     if (at.children.length !== 1 || at.ends.length) break;
     [at] = at.children;
   }

@@ -1,4 +1,4 @@
-"""The tab `Change`: the words, heads, blocks and rows of a state that a click changes. Script: `assets/change.js`."""
+"""The tab `Change`: words, heads, blocks and rows that users can change with a click. Script: `assets/change.js`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from npformer.view.explorer.changes import place
 
 LAYER = re.compile(r"((?:\w+\.)*layers\.\d+)\.")
 NOTES = [
-    "A head is removed by setting its output to 0, attention and FFN by setting what they add to 0.",
+    "Removing a head sets its output to 0; removing an attention block or an FFN sets the vector that it adds to 0.",
     "A row of text B replaces the row of text A at the same position, in the output of a layer.",
-    "The direction is the mean row of text B minus that of text A, in the unchanged model.",
+    "The direction is the mean row of text B minus the mean row of text A, in the unchanged model.",
 ]
 
 
@@ -38,7 +38,7 @@ def change_view(model: Any, recorded: Trace, others: Trace | str | None, text: s
 
 
 def row(attention: str, heads: int, recorded: Trace) -> dict[str, Any]:
-    """A row of the grid: the heads of an attention block, the block, and the FFN of its layer if it is the last."""
+    """Returns a row of the grid: an attention block, its heads, and the layer's FFN if no other attention follows."""
     layer, _, block = attention.rpartition(".")
     last = "cross_attention" if f"{layer}.cross_attention{CONTEXT}" in recorded else "attention"
     ffn = f"{layer}.ffn.output"
@@ -52,7 +52,7 @@ def row(attention: str, heads: int, recorded: Trace) -> dict[str, Any]:
 
 
 def layer_outputs(recorded: Trace) -> list[str]:
-    """The last stage of each layer that has a row for each token of the text, in order."""
+    """Returns, for each layer, the name of its last stage with a row for each token of the text."""
     last: dict[str, str] = {}
     for name in recorded:
         layer = LAYER.match(name)
@@ -64,5 +64,5 @@ def layer_outputs(recorded: Trace) -> list[str]:
 def _masks(model: Any) -> bool:
     try:
         return any(model.tokenizer.token_to_id(name) is not None for name in MASKS)
-    except (NpformerError, AttributeError):  # no tokenizer, or a translator's
+    except (NpformerError, AttributeError):  # raised without a tokenizer, or for a translator's
         return False

@@ -1,4 +1,4 @@
-"""The changes of a state: the effect of each on the model or a text, its name on the page, and its line of Python.
+"""The kinds of changes in a state. Each has an effect on the model or a text, a name on the page, and a line of Python.
 
 A change is declared as fields, which the page sends as JSON. `Change.edits` returns the edits for `npformer.edit`.
 """
@@ -37,7 +37,7 @@ class StateChange:
     kind: ClassVar[str]
 
     def check(self, where: str) -> None:
-        """Raises NpformerError for a value that no model has."""
+        """Raises NpformerError for a factor out of range, or a text that cannot be the name of a stage."""
         for name in ("factor",):
             value = getattr(self, name, 0.0)
             if not math.isfinite(value) or abs(value) > LARGEST:
@@ -52,11 +52,11 @@ class StateChange:
         raise NotImplementedError
 
     def edits(self, traces: Traces) -> Edits:
-        """The edits of the model's stages. A change to a text has none."""
+        """Returns the edits of the model's stages. A change to a text has no edits."""
         return {}
 
     def program(self) -> str:
-        """The expression that makes `edits`, with `first` and `second` for the traces of the texts; or ""."""
+        """Returns Python code for `edits`, with `first` and `second` for the traces of the texts; "" without edits."""
         return ""
 
 
@@ -94,7 +94,7 @@ class ScaleHead(StateChange):
 class ScaleStage(StateChange):
     """Multiplies a stage, such as the output of a layer's attention or FFN; 0 removes it."""
 
-    stage: str  # such as layers.3.ffn.output
+    stage: str  # the stage's name, such as layers.3.ffn.output
     factor: float = 0.0
     kind: ClassVar[str] = "stage"
 
@@ -111,7 +111,7 @@ class ScaleStage(StateChange):
 
 @dataclass(frozen=True)
 class PatchRow(StateChange):
-    """Replaces the row of a token by the row of the second text at the same position."""
+    """Replaces a token's row in a stage with the second text's row at the same position."""
 
     stage: str
     position: int
@@ -157,7 +157,7 @@ class ChangeWord(StateChange):
     """Masks, deletes or replaces a word of the first text. Words are separated by white space."""
 
     at: int
-    word: str  # the word at `at` as it was typed
+    word: str  # the word at index `at`, as typed
     to: str | None = None  # the new word; "" deletes the word, and None masks it
     part: int = 0  # for a pair, 0 or 1
     kind: ClassVar[str] = "word"
@@ -174,7 +174,7 @@ class ChangeWord(StateChange):
         return f"“{self.word}” → “{self.to}”" if self.to else f"without “{self.word}”"
 
     def changed(self, text: str, mask: str) -> tuple[int, int, str]:
-        """Returns where the word is in a text, and the text that replaces it."""
+        """Returns (start, end, new): the word's span in a text, and the string that replaces it."""
         spans = list(re.finditer(r"\S+", text))
         if not 0 <= self.at < len(spans) or spans[self.at][0] != self.word:
             got = spans[self.at][0] if 0 <= self.at < len(spans) else "no word"
@@ -184,9 +184,9 @@ class ChangeWord(StateChange):
 
 @dataclass(frozen=True)
 class ChangeLine(StateChange):
-    """Replaces a statement of the model's plain page, on the tab `Step`. The engine's answer stays as it is."""
+    """Replaces a statement of the model's plain page, on the tab `Step`. This does not affect the engine's answer."""
 
-    line: int  # the first line of the statement
+    line: int  # the number of the statement's first line
     old: str
     to: str
     kind: ClassVar[str] = "line"
@@ -219,7 +219,7 @@ def read_change(value: Any, where: str) -> StateChange:
         given[name] = _value(each, types[name], f"{where}.{name}")
     try:
         change = kind(**given)
-    except TypeError:  # a field without a default is missing
+    except TypeError:  # raised if a field without a default is missing
         missing = next(name for name in types if name not in given)
         raise NpformerError(f"{where}.{missing}: missing") from None
     change.check(where)
@@ -246,7 +246,7 @@ def words_changed(text: str, changes: list[ChangeWord], mask: str) -> str:
 
 
 def mask_token(model: Any) -> str:
-    """The token that masks a word. Raises NpformerError if the model has none."""
+    """Returns the model's mask token. Raises NpformerError if the model has none."""
     found = next((name for name in MASKS if model.tokenizer.token_to_id(name) is not None), None)
     if found is None:
         raise NpformerError("the model has no mask token; replace or delete the word")
@@ -254,19 +254,19 @@ def mask_token(model: Any) -> str:
 
 
 def rows(trace: Trace, stage: str) -> np.ndarray:
-    """The rows (T, D) of a stage."""
+    """Returns a stage, (T, D). Raises NpformerError if the stage does not have one row for each token."""
     array: np.ndarray = trace[stage]
     if array.ndim != 2:
         raise NpformerError(f"{stage}: expected a stage with a row for each token, got shape {array.shape}")
     return array
 
 
-OUTPUTS = ("ffn_norm", "ffn_residual")  # the last stage of a layer
+OUTPUTS = ("ffn_norm", "ffn_residual")  # the stages that can be the last stage of a layer
 BLOCKS = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "FFN"}
 
 
 def place(name: str) -> str:
-    """A block or stage for the page: `layers.3.attention` is layer 3, `layers.3.ffn.output` the FFN of layer 3."""
+    """Names a block or stage: "layer 3" for `layers.3.attention`, "FFN of layer 3" for `layers.3.ffn.output`."""
     before, _, rest = name.rpartition("layers.")
     number, _, block = rest.partition(".")
     stack = before.strip(".").rpartition(".")[2]

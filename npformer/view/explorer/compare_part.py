@@ -1,4 +1,4 @@
-"""The tab `Compare`: this state against the unchanged model, text B or another model. Script: `assets/compare.js`."""
+"""The tab `Compare`, for a state and the unchanged model, text B or other models. Script: `assets/compare.js`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ BUDGET = 1e-6  # the largest relative difference between two stages that roundin
 def compare_view(found: list[dict[str, Any]], text: str) -> dict[str, Any]:
     """Returns the data of the tab."""
     notes = [
-        "Stages of the same shape are compared. Relative difference: the root mean square of a - b over that of b. "
-        "Bars show its square root; the largest difference has the longest bar.",
-        "Heads: half the sum of the differences of the weights from a token, on average; 1 if none is shared.",
+        "Only stages of the same shape are compared. Relative difference: RMS(a - b) / RMS(b), the root mean squares. "
+        "The length of a bar is proportional to the square root of the relative difference.",
+        "Heads: half the sum of |a - b| over a token's attention weights, averaged over the tokens; at most 1.",
     ]
     about = {"kind": "compare", "heading": "Compare", "subtitle": text, "title": f"Compare: {text}", "arrays": {}}
     return about | {"notes": notes, "comparisons": found}
 
 
 def comparison(title: str, ours: tuple[Trace, ModelAnswer | None], theirs: Any, problem: str = "") -> dict[str, Any]:
-    """Compares a state with another one. theirs: the other state's trace and answer, or None if it is unreadable."""
+    """Compares a state with another. theirs: the other's trace and answer, or None if the model cannot read it."""
     if theirs is None:
         return {"title": title, "problem": problem}
     (trace, answer), (other, other_answer) = ours, theirs
@@ -45,7 +45,7 @@ def comparison(title: str, ours: tuple[Trace, ModelAnswer | None], theirs: Any, 
 
 
 def differences(trace: Trace, other: Trace) -> list[tuple[str, float, float]]:
-    """For each stage of the same shape: its name, |a - b| / |b| by root mean squares, and the largest |a - b|."""
+    """Returns (name, RMS(a - b) / RMS(b), max |a - b|) for each stage of the same shape. RMS: root mean square."""
     found = []
     for name in trace:
         if name in other and np.shape(trace[name]) == np.shape(other[name]):
@@ -57,7 +57,7 @@ def differences(trace: Trace, other: Trace) -> list[tuple[str, float, float]]:
 
 
 def heads(trace: Trace, other: Trace) -> list[dict[str, Any]]:
-    """The heads whose attention weights differ most, by half the mean sum of |a - b| over the keys, 0 to 1."""
+    """Returns the heads that differ most: half the sum of |a - b| over the keys, averaged over the queries, 0 to 1."""
     found: list[dict[str, Any]] = []
     for name in trace:
         if name.endswith("attention.weights") and name in other and trace[name].shape == other[name].shape:

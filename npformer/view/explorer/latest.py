@@ -1,4 +1,4 @@
-"""One computation at a time; a request that a newer one of the same page has replaced is dropped."""
+"""Runs one computation at a time, and drops a request as soon as the same page sends a newer one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGES = 64  # number of pages for which the newest request is remembered
 
 
 class Superseded(Exception):
-    """The page has sent a newer state."""
+    """Raised in the computation of a request when its page has sent a newer one."""
 
 
 class Latest:
@@ -26,7 +26,7 @@ class Latest:
     def run(self, page: str, number: int, work: Callable[[Callable[[], None]], T]) -> T:
         """Returns `work(check)`. `work` must call `check()` regularly.
 
-        Raises Superseded, before or during the work, if a request with a larger number has come from the same page.
+        Raises Superseded, before or during the work, if the same page has sent a request with a larger number.
         """
 
         def check() -> None:

@@ -1,6 +1,6 @@
-"""A layer at one token: the words that its heads read, how far its blocks move the row, and the answer without them.
+"""A layer at one token: the words that its heads read, the size of its blocks' outputs, and the answer without them.
 
-The tab `Step` writes them as sentences (`assets/step_layer.js`).
+The tab `Step` makes sentences from this data (`assets/step_layer.js`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from npformer.view.answer_data import log_odds
 from npformer.view.explorer.change_part import LAYER
 from npformer.view.explorer.changes import BLOCKS, place
 
-READ = 3  # maximum number of tokens that are listed as read
+READ = 3  # maximum number of tokens to list for each head, those with the largest weights
 
 
 def layer_at(
     recorded: Trace, answer: ModelAnswer | None, layer: int, token: int, changed: frozenset[str]
 ) -> dict[str, Any]:
-    """Returns the blocks of a layer at a token, each with what it reads and the length of what it adds.
+    """Returns the blocks of a layer at a token, each with the tokens that it reads and the length of its output.
 
-    `answer` has the outcome that is explained and its probability, and `own` the name of the model's own answer.
+    In the result, `answer` is the explained outcome with its probability, and `own` the name of the model's own answer.
     layer: an index in order of computation; an encoder's layers come first. changed: stages that the state changes.
     """
     names = list(dict.fromkeys(found[1] for name in recorded if (found := LAYER.match(name))))
@@ -36,7 +36,7 @@ def layer_at(
         raise NpformerError(f"layer: expected a number below {len(names)}, got {layer}")
     at = names[layer]
     if has_source_rows(f"{at}.ffn.output"):
-        raise NpformerError("The encoder reads the source, and the chosen token is one of the translation.")
+        raise NpformerError("The encoder reads the source, but the chosen token belongs to the translation.")
     if token >= len(recorded.tokens):
         raise NpformerError(f"token: expected a number below {len(recorded.tokens)}, got {token}")
     blocks = [name for name in BLOCKS if f"{at}.{name}.output" in recorded]
@@ -59,12 +59,12 @@ def layer_at(
 
 
 def _added(recorded: Trace, block: str) -> str:
-    """The stage that a block adds to the row: its output, after a norm of it if there is one."""
+    """Returns the name of the stage that a block adds to the row: its output or, if there is one, the output's norm."""
     return f"{block}.output_norm" if f"{block}.output_norm" in recorded else f"{block}.output"
 
 
 def _reads(recorded: Trace, stage: str, token: int) -> dict[str, Any] | None:
-    """The tokens with the largest weights: of all heads on average, and of each head; None for an FFN."""
+    """Returns the keys with the largest weights, for the mean over heads and for each head; None for an FFN."""
     if stage not in recorded:
         return None
     weights = recorded[stage][:, token].astype(np.float64)  # (H, L)
@@ -76,7 +76,7 @@ def _reads(recorded: Trace, stage: str, token: int) -> dict[str, Any] | None:
 
 
 def _largest(weights: np.ndarray) -> list[tuple[int, float]]:
-    """The largest weights with their positions, without those below a tenth of the first."""
+    """Returns (position, weight) of the largest weights, without weights below a tenth of the largest."""
     order = np.argsort(-weights, kind="stable")[:READ].tolist()
     return [(i, float(weights[i])) for i in order if weights[i] >= 0.1 * weights[order[0]]]
 
@@ -100,10 +100,10 @@ def without_blocks(
     model: Any, inputs: Any, found: dict[str, Any], token: int, changed: Callable[[], AbstractContextManager[None]],
     explained: int, before: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Adds to each block's entry the answer that the model gives when the block adds nothing at the token.
+    """Adds `without` to each block's entry: the model's answer if the block adds nothing to the token's row.
 
-    `without` is (the outcome, its probability, the probability of the explained outcome, the change in its log-odds).
-    changed: applies the changes of the state. explained, before: the number and the probability of the outcome
+    `without` is (answer, its probability, the explained outcome's probability, the change in that outcome's log-odds).
+    changed: applies the changes of the state. explained, before: the explained outcome's number and its probability.
     """
     nothing = np.zeros(model.config.d_model)
     for block in found["blocks"]:

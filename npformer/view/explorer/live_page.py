@@ -1,4 +1,4 @@
-"""The page of the explorer: the frame and the views of `npformer.view.page`, with scripts that ask for their data."""
+"""The explorer's page: the frame and views of `npformer.view.page`, with scripts that request data from the server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks a changed line of a page: only arithmetic with the page's own names and listed NumPy functions is allowed.
 
-The line is parsed, and any syntax or name that is not listed here is refused. In addition, the worker
+The line is parsed, and refused if it contains any syntax or name that is not listed here. In addition, the worker
 (`page_worker.py`) runs the changed page in a process with limits.
 """
 
@@ -41,7 +41,7 @@ NODES = (
 
 
 def changed_page(text: str, changes: Sequence[ChangeLine]) -> str:
-    """The text with lines changed. Raises NpformerError for a line that is not arithmetic with the page's names.
+    """Returns the page's text with changed lines. Raises NpformerError for a line that is not arithmetic on its names.
 
     A change names the first line of a statement, and replaces the whole statement.
     """
@@ -57,7 +57,7 @@ def changed_page(text: str, changes: Sequence[ChangeLine]) -> str:
 
 
 def statements(text: str) -> dict[int, str]:
-    """The changeable statements of the page's functions, by first line."""
+    """Returns the statements in the page's functions that can be changed: number of the first line -> statement."""
     tree = ast.parse(text)
     found = {}
     for function in tree.body:
@@ -100,7 +100,7 @@ def _checked(change: ChangeLine, function: ast.FunctionDef, tree: ast.Module) ->
 
 
 def _names(function: ast.FunctionDef) -> set[str]:
-    """The parameters and variables of a function."""
+    """Returns the names of a function's parameters and variables."""
     arguments = function.args
     listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     stored = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -109,7 +109,7 @@ def _names(function: ast.FunctionDef) -> set[str]:
 
 def _check(node: ast.AST, where: str, names: set[str], defined: set[str]) -> None:
     if not isinstance(node, NODES):
-        raise NpformerError(f"{where}: {type(node).__name__.lower()}: expected arithmetic, calls of the page and NumPy")
+        raise NpformerError(f"{where}: {type(node).__name__.lower()}: expected only arithmetic and calls of functions")
     if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str | type(None) | type(...)):
         raise NpformerError(f"{where}: expected numbers, got {shown(node.value)}")
     if isinstance(node, ast.Name):
@@ -124,6 +124,6 @@ def _check(node: ast.AST, where: str, names: set[str], defined: set[str]) -> Non
         if node.attr not in allowed or not isinstance(node.ctx, ast.Load):
             raise NpformerError(f"{where}: {shown(node.attr)}: expected an array attribute or a NumPy function")
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-        raise NpformerError(f"{where}: expected an assignment to a variable, because arrays of others must not change")
+        raise NpformerError(f"{where}: expected an assignment to a variable, not into an array that others may share")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Name | ast.Attribute):
         raise NpformerError(f"{where}: expected a call of a function by its name")

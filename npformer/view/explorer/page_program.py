@@ -1,4 +1,4 @@
-"""The plain page of a model as one text that can be run and stepped through, with the calls that give its answers."""
+"""A model's plain page as one Python text that can be run and stepped through, with the calls that give its answers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from npformer.pages.sizes import bind
 
 
 class OfPage(NamedTuple):
-    """The name of a function of the text that is passed as an argument."""
+    """An argument that is a function of the text, given by name."""
 
     name: str
 
 
 class PageProgram(NamedTuple):
-    """A text, and the two functions in it that compute the last rows and the answers, each with its arguments."""
+    """A text, and two calls of its functions, as (name, arguments): for the last layer's rows, then for the answers."""
 
     text: str
     calls: tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]
 
 
 def page_program(model: Any, inputs: Any) -> PageProgram:
-    """The page of a model for one text, or one pair of source and target. It has all functions that the model uses."""
+    """Returns a model's page for one text, or for a source and its target, with all functions that the model uses."""
     on, config = page_of(model.config), model.config
     functions = functions_of(on, config, model.weights)
     bound: list[Any] = [bind(each, config, model.weights, inputs) for each in functions]
@@ -43,7 +43,7 @@ def page_program(model: Any, inputs: Any) -> PageProgram:
 
 
 def run_calls(program: PageProgram, namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers, computed by the functions of an executed text."""
+    """Returns the answers, computed by the program's calls. `namespace`: the names defined by executing the text."""
 
     def called(function: str, given: dict[str, Any], *more: Any, **names: Any) -> Any:
         known = {name: namespace[value.name] if isinstance(value, OfPage) else value for name, value in given.items()}
@@ -59,7 +59,7 @@ def run_calls(program: PageProgram, namespace: Mapping[str, Any]) -> dict[str, A
 
 
 def brief(text: str) -> str:
-    """The text with each docstring reduced to its first line, the formula."""
+    """Returns the text with each docstring reduced to its first line, the formula."""
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     documented: list[ast.Module | ast.FunctionDef] = [tree]
     documented += [each for each in tree.body if isinstance(each, ast.FunctionDef)]
@@ -80,6 +80,6 @@ def _argument(value: Any, text: str) -> Any:
 
 
 def _name(function: Any, text: str) -> str:
-    """The function's name in the text, prefixed with its page if two pages define the same name."""
+    """Returns the function's name in the text, prefixed with the name of its page if two pages define that name."""
     longer = f"{function.__module__.removeprefix(PACKAGE)}_{function.__name__}"
     return longer if re.search(rf"^def {longer}\(", text, re.M) else str(function.__name__)

@@ -23,21 +23,21 @@ from npformer.view.explorer.recorder import Recording, TooLong, record
 
 SECONDS = 20  # seconds of processor time
 PATIENCE = 60  # seconds of elapsed time
-MEMORY = 3_000_000_000  # maximum bytes in addition to the weights
+MEMORY = 3_000_000_000  # maximum bytes that the process may allocate in addition to the weights
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def run_apart(program: PageProgram) -> tuple[dict[str, np.ndarray], Recording]:
-    """The answers of a page and the recording of its lines, from another process. Raises NpformerError if it fails."""
+    """Runs a page in another process; returns its answers and the recording of its lines. Raises NpformerError."""
     given = pickle.dumps(tuple(program), protocol=pickle.HIGHEST_PROTOCOL)
-    root = str(Path(__file__).parents[3])  # with it, the process imports this npformer
+    root = str(Path(__file__).parents[3])  # on PYTHONPATH, so that the process imports the same npformer
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "npformer.view.explorer.page_worker"]
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": paths}
     try:
         done = subprocess.run(command, input=given, capture_output=True, env=environment, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
-        raise NpformerError(f"the changed page has run for {PATIENCE} s without an end") from None
+        raise NpformerError(f"the changed page did not finish within {PATIENCE} s") from None
     if done.returncode < 0 or not done.stdout:
         raise NpformerError(f"the changed page needs more than {SECONDS} s or {MEMORY / 1e9:g} GB")
     return _read(done.stdout)
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _line(error: Exception) -> int:
-    """The last line of the page in a traceback."""
+    """Returns the number of the page's last line in a traceback."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<page>":

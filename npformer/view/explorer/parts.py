@@ -51,7 +51,7 @@ Part = dict[str, Any]
 
 
 class Seen(NamedTuple):
-    """A model's reading of a state: the text that the views show, its trace, and the answer without effects of heads.
+    """A model's reading of a state: the text that the views show, its trace, and the answer without the heads' effects.
 
     shares: the probabilities of the labels or tokens; None if the model has no single answer.
     """
@@ -108,7 +108,7 @@ class Parts:
         return Seen(text, recorded, outcome_of(model, inputs, answers), probabilities_of(model, inputs, answers))
 
     def original(self, state: State, index: int) -> Trace:
-        """The trace of a text in the unchanged model, from which rows and directions are taken."""
+        """Returns a text's trace in the unchanged model, from which changes take rows and directions."""
         if index >= len(state.texts):
             raise NpformerError("text B: expected a second text, got one")
         if index == 0:
@@ -125,11 +125,11 @@ class Parts:
     # --- the parts ---------------------------------------------------------------------------------------------------
 
     def answer(self, state: State, check: Callable[[], None]) -> Part:
-        """The answer, the answer before the changes, and the names of the changes."""
+        """Returns the answer, the answer before the changes, and the names of the changes."""
         labels = [state.label(change) for change in state.changes]
         try:
             return self._answer(state) | {"changes": labels}
-        except NpformerError as error:  # the changes stay on the page, where they can be undone
+        except NpformerError as error:  # still with the changes, so that the page lists them and the user can undo them
             return {"error": str(error), "changes": labels}
 
     def _answer(self, state: State) -> Part:
@@ -153,13 +153,13 @@ class Parts:
         }
 
     def _cuts(self, state: State) -> list[str]:
-        """Sentences about texts that were truncated to the model's maximum length."""
+        """Returns, for each text, a sentence if it was truncated to the model's maximum length, else ""."""
         model = self.models[state.model]
         names = ("The text", "Text B")[: len(state.texts)]
         return [cut_note(model, state.given(i, model), name) for i, name in enumerate(names)]
 
     def reasons(self, state: State, check: Callable[[], None]) -> Part:
-        """The answer with the words and heads that count most for and against it."""
+        """Returns the answer with the words and heads that count most for and against it."""
         model, seen, label = self.models[state.model], self.seen(state), state.explained
         if not seen.answer:
             return {"answer": None}
@@ -177,7 +177,7 @@ class Parts:
         return {"answer": answer_meta(answer, views, words)}
 
     def view(self, state: State, check: Callable[[], None], kind: str) -> Part:
-        """A view, with its arrays by the key that its data names."""
+        """Returns the data of a view, and its arrays under the keys that the data names."""
         seen, arrays = self.seen(state), dict[str, str]()
         model = self.models[state.model]
         if kind in OF_TRACE:
@@ -194,7 +194,7 @@ class Parts:
         return {"view": described_view(found, shown_text(state), stored), "arrays": arrays}
 
     def change(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab on which the model is changed."""
+        """Returns the data of the tab `Change`, on which users change the model."""
         others: Trace | str | None = None
         if len(state.texts) > 1:
             try:
@@ -205,7 +205,7 @@ class Parts:
         return {"view": change_view(model, seen.trace, others, shown_text(state)), "arrays": {}}
 
     def step(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab on which the model's page is run line by line."""
+        """Returns the data of the tab `Step`, which runs the model's page line by line."""
         seen, run = self.seen(state), self.stepped(state)
         is_changed = len(state.lines) > len(run.refused)
         before = self.seen(state.without_stages()).answer if is_changed else None
@@ -213,15 +213,15 @@ class Parts:
         return {"view": step_view(run, before, *names, shown_text(state)), "arrays": {}}
 
     def value(self, state: State, check: Callable[[], None], index: int = -1) -> Part:
-        """An array of the page."""
+        """Returns the picture of an array that a line of the page computed."""
         return value_of(self.stepped(state), index)
 
     def was(self, state: State, check: Callable[[], None], step: int = 0, made: int = 0) -> Part:
-        """The array that a step computes for the unchanged text and page."""
+        """Returns the array that a step computes for the unchanged text and page."""
         return value_before(self.stepped(state), self.stepped(state.without_changes()), step, made)
 
     def stepped(self, state: State) -> Stepped:
-        """The run of the page for the first text, with changed words and lines."""
+        """Runs the page for the first text, with the changed words and lines."""
         state = state.of_trace()
         if state not in self._stepped:
             model, given = self.models[state.model], self.seen(state.without_stages()).text
@@ -233,7 +233,7 @@ class Parts:
         return self._stepped[state]
 
     def layer(self, state: State, check: Callable[[], None], layer: int = 0, token: int = 0) -> Part:
-        """The effect of a layer at a token."""
+        """Returns the data about a layer at a token: what its blocks read and add, and the answers without them."""
         model, seen = self.models[state.model], self.seen(state)
         stages = frozenset(stage for change in state.changes if (stage := getattr(change, "stage", "")))
         found = layer_at(seen.trace, seen.answer, layer, token, stages)
@@ -248,13 +248,13 @@ class Parts:
             return without_blocks(model, inputs, found, token, lambda: self.changed(state), best, before)
 
     def write(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab that shows a model's next tokens or beams."""
+        """Returns the data of the tab `Write`, which shows the next tokens or the beams."""
         seen = self.seen(state)
         with self.changed(state):
             return {"view": write_view(self.models[state.model], seen.text, shown_text(state)), "arrays": {}}
 
     def compare(self, state: State, check: Callable[[], None]) -> Part:
-        """The tab that compares the state with the unchanged model, with text B, and with the other models."""
+        """Returns the data of the tab `Compare`: the state against the unchanged model, text B and the other models."""
         seen = self.seen(state)
         others = [("the unchanged model and text", state.without_changes())] if state.changes else []
         others += [("text B in the unchanged model", state.of_second())] if len(state.texts) > 1 else []
@@ -270,11 +270,11 @@ class Parts:
         return {"view": compare_view(found, shown_text(state)), "arrays": {}}
 
     def python(self, state: State, check: Callable[[], None]) -> Part:
-        """The program that computes the state."""
+        """Returns the Python program that computes the state."""
         return {"text": program(state, self.names[state.model], self.models[state.model])}
 
     def saved(self, state: State, check: Callable[[], None]) -> str:
-        """The offline page of all views."""
+        """Returns the offline page with all views, as HTML."""
         with self.changed(state):
             return page(self.models[state.model], state.given(0, self.models[state.model]), progress=False).html()
 
@@ -298,7 +298,7 @@ def _checking(check: Callable[[], None] | None) -> Iterator[None]:
 
 
 def shown_text(state: State) -> str:
-    """The first text as it was typed."""
+    """Returns the first text as typed, with the two parts of a pair joined."""
     return " / ".join(filter(str.strip, state.texts[0]))
 
 

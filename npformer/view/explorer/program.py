@@ -10,10 +10,10 @@ from npformer.view.explorer.state import State
 
 
 def program(state: State, name: str, model: Any) -> str:
-    """The lines of Python that compute the state of a page.
+    """Returns Python code that computes the state of a page.
 
-    They contain the edits, a trace of the first text with its answer, and the answer of the plain page if lines of it
-    are changed.
+    It has the edits, a trace of the first text with its answer and, if lines of the plain page are changed, the answer
+    of the changed page.
     """
     calls = [text for change in state.changes if (text := change.program())]
     reads = [kind for change in state.changes for kind in [type(change)] if kind in (PatchRow, AddDirection)]
@@ -41,7 +41,7 @@ def program(state: State, name: str, model: Any) -> str:
 
 
 def _explained(state: State, text: str, head: str, is_edited: bool) -> list[str]:
-    """The lines that print the words and heads for the explained outcome, if it is not the model's own answer."""
+    """Returns the lines that print the words and heads for the explained outcome; [] for the model's own answer."""
     if state.explained is None:
         return []
     indent = "    " if is_edited else ""
@@ -54,12 +54,12 @@ def _explained(state: State, text: str, head: str, is_edited: bool) -> list[str]
 
 
 def _page(state: State, text: str) -> list[str]:
-    """The lines that run the page with its changed lines, if there are any."""
+    """Returns the lines that run the plain page with its changed lines; [] if no line is changed."""
     if not state.lines:
         return []
     changed = [f"    ChangeLine({each.line}, {each.old!r}, {each.to!r})," for each in state.lines]
     return [
-        "", "# The plain page with its changed lines; the engine above does not read them.",
+        "", "# The plain page with its changed lines. They do not affect the results above, which the engine computes.",
         "lines = [", *changed, "]", f"print(page_answer(model, {text}, lines))",
     ]  # fmt: skip
 
@@ -69,7 +69,7 @@ def _text(given: Any) -> str:
 
 
 def _printed(model: Any) -> str:
-    """The line that prints the answer."""
+    """Returns the code that prints the answer."""
     if model.config.head == "translation":
         return "print(trace.tokens[1:])  # the translation"
     if model.config.head == "causal-lm":

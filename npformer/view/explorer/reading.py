@@ -14,12 +14,12 @@ EMPTY = "Type a text: there is nothing to read yet."
 
 
 def read_given(model: Any, given: Any) -> Any:
-    """The input of the model for a text or a Pair. Raises NpformerError with a sentence for the page."""
+    """Returns the model's input for a text or a Pair. Raises NpformerError with a sentence for the page."""
     if not "".join([given] if isinstance(given, str) else given).strip():
         raise NpformerError(EMPTY)
     inputs = read_inputs(model, given).inputs[0]
     if not _count(inputs):
-        raise NpformerError("The tokenizer makes no token of this text. Type something else.")
+        raise NpformerError("The tokenizer finds no token in this text. Type something else.")
     if _count(inputs) > TOKENS:
         raise NpformerError(
             f"The text has {_count(inputs):,} tokens, and this page shows at most {TOKENS}: shorten it."
@@ -28,7 +28,7 @@ def read_given(model: Any, given: Any) -> Any:
 
 
 def cut_note(model: Any, given: Any, name: str) -> str:
-    """A sentence about a text that was truncated to the model's maximum length; "" for a text that fits."""
+    """Returns a sentence for a text that was truncated to the model's maximum length; "" for a text that fits."""
     if model.config.head == "translation" or not _may_be_cut(model, given):
         return ""
     (encoded,) = Encoder(model).read([given])
@@ -39,7 +39,7 @@ def cut_note(model: Any, given: Any, name: str) -> str:
 
 
 def room_to_write(model: Any, given: Any) -> int:
-    """The number of tokens that can follow a text. Raises NpformerError for a text that was truncated."""
+    """Returns how many tokens can follow a text. Raises NpformerError for a text longer than the maximum length."""
     limit = min(longest_text(model.folder, model.config), TOKENS)
     (encoded,) = Encoder(model).read([given])
     size = encoded.n_tokens
@@ -52,7 +52,7 @@ def room_to_write(model: Any, given: Any) -> int:
 
 
 def _may_be_cut(model: Any, given: Any) -> bool:
-    """Whether a text may have more tokens than the model reads, with at most one per byte, and special tokens."""
+    """Returns whether a text may be too long: it has at most one token per byte, and at most 8 special tokens."""
     size = sum(len(each.encode(errors="replace")) for each in ([given] if isinstance(given, str) else given))
     return size + 8 > longest_text(model.folder, model.config)
 

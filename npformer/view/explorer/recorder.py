@@ -68,8 +68,10 @@ class _Recorder:
     def __init__(self, text: str) -> None:
         self.recording = Recording()
         self.first = first_lines(text)
-        self.open: list[tuple[FrameType, int, int, dict[str, int]]] = []  # frame, its index, last step, ids of locals
-        self.known: dict[int, tuple[Any, Any]] = {}  # id -> the object, which keeps its id, and its value
+        # (frame, its index, its last step, ids of its locals)
+        self.open: list[tuple[FrameType, int, int, dict[str, int]]] = []
+        # id -> (the object, stored so that its id is not reused, and its recorded value)
+        self.known: dict[int, tuple[Any, Any]] = {}
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
@@ -95,7 +97,7 @@ class _Recorder:
         line = self.first.get(frame.f_lineno, frame.f_lineno)
         steps = self.recording.steps
         if last >= 0 and steps[last][1] == line and line != frame.f_lineno:
-            return  # a continuation line of a statement
+            return  # another line of the same statement
         ids = self._finish(frame)
         if len(steps) >= STEPS:
             raise TooLong
@@ -112,13 +114,13 @@ class _Recorder:
         return now
 
     def value(self, value: Any) -> Any:
-        """The index of a picture of an array, or a short text of any other value."""
+        """Returns the index of an array's picture in `values`, or a short text for any other value."""
         if id(value) in self.known:
             return self.known[id(value)][1]
         answer = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
         if isinstance(value, dict) and "logits" in value:
             answer = value["logits"]
-        if isinstance(answer, np.ndarray):  # a head's answer, in a dict by name
+        if isinstance(answer, np.ndarray):  # the value is a head's answers, a dict by name
             found = self.value(answer)
         elif isinstance(value, np.ndarray | np.number) and np.asarray(value).dtype.kind in "fiub":
             self.recording.values.append(picture(np.asarray(value)))
@@ -130,7 +132,7 @@ class _Recorder:
 
 
 def first_lines(text: str) -> dict[int, int]:
-    """Line -> the first line of the simple statement that it belongs to."""
+    """Returns a dict from each line of a simple statement to the statement's first line."""
     found: dict[int, int] = {}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.Return | ast.Expr):
@@ -139,7 +141,7 @@ def first_lines(text: str) -> dict[int, int]:
 
 
 def picture(array: np.ndarray) -> dict[str, Any]:
-    """An array's shape, its range, and the numbers of evenly spaced rows and columns, as float32 (H, R, C)."""
+    """Returns an array's shape and range, and its numbers at evenly spaced rows and columns, as float32 (H, R, C)."""
     wide = array.reshape(-1, *(1,) * (2 - array.ndim), *array.shape[-2:]) if array.ndim != 1 else array[None, None]
     wide = wide.reshape(-1, *wide.shape[-2:])
     picked = [_spaced(count, most) for count, most in zip(wide.shape, (HEADS, ROWS, COLUMNS), strict=True)]
@@ -159,7 +161,7 @@ def _spaced(count: int, most: int) -> np.ndarray:
 
 
 def described(value: Any) -> str:
-    """A short text for a value that is not an array."""
+    """Describes a value that is not an array in a few words."""
     if isinstance(value, Mapping):
         return "weights: " + ", ".join(map(str, list(value)[:8]))
     if isinstance(value, list | tuple):

@@ -29,7 +29,7 @@ from npformer.view.explorer.state import read_state
 HOST = "127.0.0.1"
 BODY = 200_000  # maximum bytes of a request
 CONNECTIONS = 32  # maximum open connections; a browser opens at most 6
-NUMBERED = r"value:\d{1,6}|was:\d{1,6}:\d{1,3}|layer:\d{1,4}:\d{1,4}"  # names of parts with numbers
+NUMBERED = r"value:\d{1,6}|was:\d{1,6}:\d{1,3}|layer:\d{1,4}:\d{1,4}"  # the names of parts that contain numbers
 SECONDS = 30  # idle time after which a connection is closed
 HEADERS = {
     "Cache-Control": "no-store",
@@ -41,7 +41,7 @@ HEADERS = {
 
 
 class Refused(Exception):
-    """A rejected request, with its status and the reason."""
+    """Raised to reject a request with a status and a reason."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -88,7 +88,7 @@ class ExplorerServer(ThreadingHTTPServer):
                 each.shutdown(SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Does nothing: the browser has closed the connection."""
+        """Does nothing. The usual error is that the browser has closed the connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({"parts": self._parts, "save": self._save})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing: the texts are the user's."""
+        """Logs nothing, because requests contain the user's texts."""
 
     def _answer(self, routes: Mapping[str, Any]) -> None:
         try:
@@ -119,14 +119,14 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # part of the request's body may be unread
             self._send_error(refused.status, refused.reason)
         except Superseded:
-            self._send_error(HTTPStatus.CONFLICT, "a newer state has come")
+            self._send_error(HTTPStatus.CONFLICT, "the page has sent a newer state")
         except NpformerError as error:
             self._send_error(HTTPStatus.BAD_REQUEST, str(error))
         except MemoryError:
             self._send_error(HTTPStatus.INSUFFICIENT_STORAGE, "out of memory")
 
     def _allowed(self) -> str:
-        """The route of a request. Raises Refused if it does not come from this server's page, or has no token."""
+        """Returns a request's route. Raises Refused if it does not come from this server's page, or has no token."""
         origins = self.server.origins
         host, origin = self.headers.get_all("Host") or [], self.headers.get("Origin")
         if len(host) != 1 or f"http://{host[0]}" not in origins:
@@ -176,14 +176,14 @@ class Handler(BaseHTTPRequestHandler):
     # --- reading and writing -----------------------------------------------------------------------------------------
 
     def _request(self) -> dict[str, Any]:
-        """The JSON object of the body."""
+        """Returns the JSON object in the body."""
         if (
             self.headers.get("Content-Type", "").split(";")[0] != "application/json"
         ):  # a form on another site cannot send this type
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type: expected application/json")
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or self.headers.get("Transfer-Encoding"):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length: expected the bytes of the body")
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length: expected the number of bytes in the body")
         if len(length) > 9 or int(length) > BODY:
             raise Refused(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: expected at most {BODY:,} bytes, got {length[:20]}"
@@ -212,9 +212,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _is_part(name: Any) -> bool:
-    """Whether this is the name of a part, perhaps with numbers: `value:12`, or `layer:3:5` for layer 3 at token 5."""
+    """Returns whether `name` names a part, such as `answer`, `value:12`, or `layer:3:5` for layer 3 at token 5."""
     return isinstance(name, str) and (name in PARTS or re.fullmatch(NUMBERED, name) is not None)
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -29,7 +29,7 @@ class State:
     explained: int | None = None
 
     def given(self, index: int, model: Any, changed: bool = True) -> Any:
-        """A text as a model reads it, with its words changed; a Pair if there are two and the second is not empty."""
+        """Returns a text as a model reads it, with changed words; a Pair if it has a second part that is not empty."""
         words = self.words if changed and index == 0 else ()
         mask = mask_token(model) if any(each.to is None for each in words) else ""
         parts = [
@@ -39,40 +39,40 @@ class State:
         return Pair(*parts) if parts[1:] and parts[1].strip() else parts[0]
 
     def label(self, change: StateChange) -> str:
-        """The name of a change on the page, with the word's number if the word occurs more than once."""
+        """Returns the name of a change for the page, with the word's number if the word occurs more than once."""
         if isinstance(change, ChangeWord) and change.part < len(self.texts[0]):
             same = self.texts[0][change.part].split().count(change.word)
             return f"{change.label} (word {change.at + 1})" if same > 1 else change.label
         return change.label
 
     def of_trace(self) -> State:
-        """The state without the field that does not affect traces."""
+        """Returns the state without the explained outcome, which does not affect traces."""
         return replace(self, explained=None)
 
     @property
     def words(self) -> tuple[ChangeWord, ...]:
-        """The changes to words of the first text."""
+        """The changes of words of the first text."""
         return tuple(each for each in self.changes if isinstance(each, ChangeWord))
 
     @property
     def lines(self) -> list[ChangeLine]:
-        """The changes to lines of the page."""
+        """The changes of lines of the plain page."""
         return [each for each in self.changes if isinstance(each, ChangeLine)]
 
     def without_stages(self) -> State:
-        """The state with only the first text and the changes to its words, which is all that the plain page reads."""
+        """Returns the state with only the first text and its changed words, which is all that the plain page reads."""
         return replace(self, texts=self.texts[:1], changes=self.words)
 
     def without_changes(self) -> State:
-        """The state of the unchanged model and texts."""
+        """Returns the state without changes of the model or the texts."""
         return replace(self, changes=())
 
     def of_model(self, model: int) -> State:
-        """The same texts, with the same word changes, in another model without edits."""
+        """Returns the state of another model, unchanged, for the same texts with the same changed words."""
         return replace(self, changes=self.words, model=model, explained=None)
 
     def of_second(self) -> State:
-        """The state of the second text in the unchanged model."""
+        """Returns the state of the second text alone, in the unchanged model."""
         return replace(self, texts=self.texts[1:], changes=())
 
 
@@ -100,7 +100,7 @@ def read_state(value: Any, models: int = 1) -> State:
 
 
 def _texts(value: Any) -> tuple[tuple[str, ...], ...]:
-    """One or two texts, each a list of one or two strings."""
+    """Reads one or two texts, each a list of one or two strings."""
     if not isinstance(value, list) or not 1 <= len(value) <= 2:
         raise NpformerError(f"state.texts: expected one or two texts, got {shown(value)}")
     for i, parts in enumerate(value):

@@ -21,13 +21,13 @@ from npformer.view.pack import pack_floats
 
 TOKENS = 128  # maximum tokens of a text, because every array of the page is kept while it runs
 NOTES = [
-    "The code in Step sees changed words, but not changed heads, blocks or rows.",
+    "The code in Step reads changed words, but ignores changes of heads, blocks and rows.",
     f"Large arrays are shown with evenly spaced rows and columns: at most {ROWS} and {COLUMNS} in the picture.",
 ]
 
 
 class Refused(NamedTuple):
-    """A rejected line and the reason. The page runs without this change."""
+    """A change of a line that was refused, with the reason. The page runs without it."""
 
     line: int
     to: str
@@ -35,7 +35,7 @@ class Refused(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """A run of the page: its text, the lines that can be changed, its recording, its answer, and the refused lines."""
+    """A run of the page: its text, the lines that can be changed, its recording, its answer and the refused changes."""
 
     text: str
     changeable: dict[int, str]
@@ -71,7 +71,7 @@ def stepped(model: Any, inputs: Any, lines: list[ChangeLine]) -> Stepped:
 
 
 def page_answer(model: Any, text: Any, lines: list[ChangeLine]) -> ModelAnswer | None:
-    """The answer of a model's page with changed lines, in a process with limits.
+    """Returns the answer of a model's page with changed lines, computed in a process with limits.
 
     Raises NpformerError for a line that is refused, or a text that is too long.
     """
@@ -82,7 +82,7 @@ def page_answer(model: Any, text: Any, lines: list[ChangeLine]) -> ModelAnswer |
 
 
 def _checked(text: str, lines: list[ChangeLine]) -> tuple[list[ChangeLine], list[Refused]]:
-    """The lines that may run, and the rejected lines with the reasons."""
+    """Returns the changed lines that may run, and the refused ones with the reasons."""
     allowed, refused = [], []
     for each in lines:
         try:
@@ -94,10 +94,10 @@ def _checked(text: str, lines: list[ChangeLine]) -> tuple[list[ChangeLine], list
 
 
 def _run(program: PageProgram, apart: bool) -> tuple[Any, Recording]:
-    """The answers of a page and the recording of its lines."""
+    """Runs a page. Returns its answers and the recording of its lines."""
     if apart:
         return run_apart(program)
-    with single_blas_thread():  # small products; a second thread would mostly wait
+    with single_blas_thread():  # the products are small, so a second thread would mostly wait
         return record(program)
 
 
@@ -126,7 +126,7 @@ def value_of(run: Stepped, index: int) -> dict[str, Any]:
 
 
 def value_before(run: Stepped, before: Stepped, step: int, made: int) -> dict[str, Any]:
-    """Returns an array of a step as the unchanged run has it, at the same execution of the same line.
+    """Returns the array that the unchanged run computed for a step, at the same execution of the same line.
 
     made: index of the array among the values that the step assigned, followed by the value that it returned. Changes
     of a page do not shift its line numbers.
@@ -134,18 +134,18 @@ def value_before(run: Stepped, before: Stepped, step: int, made: int) -> dict[st
     steps, others = run.recording.steps, before.recording.steps
     names = [*steps[step][3], "returned"] if step < len(steps) else []
     if made >= len(names):
-        raise NpformerError("was: expected a step and one of its values")
+        raise NpformerError("was: expected the numbers of a step and of one of its values")
     line = steps[step][1]
     nth = sum(each[1] == line for each in steps[:step])
     same = [each for each in others if each[1] == line][nth : nth + 1]
     value = {**same[0][3], "returned": same[0][4]}.get(names[made]) if same else None
     if not isinstance(value, int):
-        raise NpformerError("Before the changes, this line did not make it.")
+        raise NpformerError("Before the changes, this line did not compute this array.")
     return value_of(before, value)
 
 
 def loops(text: str) -> list[int]:
-    """The first lines of the bodies of loops over layers."""
+    """Returns the line numbers at which the bodies of loops over layers begin."""
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.For)]
     return [node.body[0].lineno for node in found if "layers" in ast.unparse(node.iter)]
 

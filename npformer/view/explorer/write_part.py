@@ -29,7 +29,7 @@ def write_view(model: Any, given: Any, text: str) -> dict[str, Any]:
 
 
 def _words(model: Any, given: Any) -> dict[str, Any]:
-    """The next words with logits, and the total for all others, which gives exact probabilities at any temperature."""
+    """Returns the next words with logits, and a total for all others, for exact probabilities at any temperature."""
     room = room_to_write(model, given)
     config, found = model.config, next_words(model, given, WORDS)
     ids = read_inputs(model, given).inputs[0].ids.tolist()
@@ -40,8 +40,8 @@ def _words(model: Any, given: Any) -> dict[str, Any]:
     size = 2 * config.n_layers * config.kv_heads * config.d_head * model.dtype.itemsize
     return {
         "notes": [
-            "The logits are divided by the temperature, then top-k keeps the k largest,",
-            "then top-p the fewest words that have at least this probability together.",
+            "The logits are divided by the temperature; then top-k keeps the k largest,",
+            "and top-p keeps the fewest words with a total probability of at least p.",
         ],
         "room": room, "words": found.words, "logits": found.logits.tolist(),
         "append": [_after(before, each, word) for each, word in zip(texts, found.words, strict=True)],
@@ -51,12 +51,12 @@ def _words(model: Any, given: Any) -> dict[str, Any]:
 
 
 def _after(before: str, text: str, word: str) -> str:
-    """The text that a token adds to the preceding text."""
+    """Returns the text that a token appends to the preceding text."""
     return text[len(before) :] if text.startswith(before) else word
 
 
 def _beams(model: Any, given: Any) -> dict[str, Any]:
-    """The hypotheses of a beam search, best first, with the probability of each token after those before it."""
+    """Returns the beams, best first, with the probability of each token given the tokens before it."""
     ((source, _),) = read_inputs(model, given).inputs
     (hypotheses,) = generate(model, [source], output_scores=True, num_beams=BEAMS, num_return_sequences=BEAMS)
     beams = []
