@@ -32,6 +32,8 @@ OTHER, CHECKPOINT = "wrong weights", "different checkpoint"
 APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
 MOVED = 4  # maximum number of rows by which a table of positions may be shifted
+RELATED = 0.5  # the smallest cosine of a rounded weight and the correct one
+FORMATS = 4  # maximum number of weights whose format is searched for in vain
 MANY = 0.5  # the smallest share of unexplained weights that suggests a different checkpoint
 
 
@@ -80,7 +82,8 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
             width = head_width(model.config, parted(name)[0]) if "attention." in name else 0
             table = _of_table(name, array, ours[name], model) if name.endswith("embeddings.position.weight") else None
             findings.append(table or _difference(name, array, ours, linear, width))
-    findings = _of_several([each for each in findings if not _is_meant(each, dtype)], model, theirs)
+    findings = [each for each in findings if not _is_meant(each, dtype)]
+    findings = _of_several(_of_formats(findings, theirs, ours), model, theirs)
     places = layout.sources(model.config)
     for conv in (False, True):  # GPT-2 stores the layers' weights (in, out), the head's (out, in)
         alike = {name: out_in for name, out_in in stored_out_in.items() if places[name].in_out is conv}
@@ -90,6 +93,24 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
                 what = f"stored as {LAYOUTS[out_in]}, but the others as {LAYOUTS[usual]}: it is transposed"
                 findings.append(Finding(name, what, TRANSPOSED))
     return _together(findings, len(theirs))
+
+
+def _of_formats(
+    findings: list[Finding], theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray]
+) -> list[Finding]:
+    """Names the formats of weights that were converted back wrongly. After some weights without one, it gives up."""
+    from npformer.golden.page_edits.roundings import format_of  # here, because few comparisons need pages
+
+    found, in_vain = dict[str, Finding](), 0
+    for name in (each.where for each in findings if each.cause == OTHER and theirs[each.where].ndim == 2):
+        if in_vain == FORMATS:
+            break
+        either = [each for each in (theirs[name], theirs[name].T) if each.shape == ours[name].shape]
+        how = next(filter(None, (format_of(each, ours[name]) for each in either if np.isfinite(each).all())), "")
+        if how:
+            found[name] = Finding(name, f"the values of {how}", "quantized weights")
+        in_vain += not how
+    return [found.get(each.where, each) for each in findings]
 
 
 def _of_several(findings: list[Finding], model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> list[Finding]:
@@ -171,9 +192,10 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
         return Finding(name, f"has {other}'s", _exchange(name, other))
     if theirs.ndim == 1 and not np.ptp(theirs):
         return Finding(name, f"all {theirs[0]:g}", "weight left out")
-    if theirs.ndim == 2:
+    related = [each for each in either if _is_related(theirs, each)]
+    if theirs.ndim == 2 and related:
         for scheme, rounding in SCHEMES.items():
-            if any(_is_near(theirs, rounding(each.astype(np.float64))) for each in either):
+            if any(_is_near(theirs, rounding(each.astype(np.float64))) for each in related):
                 return Finding(name, f"quantized to {scheme}", "quantized weights")
         for way, rounding in MISSCALED.items():
             if any(
@@ -182,7 +204,7 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
                 if each.shape == own.shape
             ):
                 return Finding(name, f"int8 with {way}", SCALES)
-    if how := next(filter(None, (rounded(theirs, each) for each in either)), ""):
+    if how := next(filter(None, (rounded(theirs, each) for each in related)), ""):
         return Finding(name, how, "quantized weights")
     if c := next(filter(None, (_factor(theirs, each) for each in either)), 0.0):
         return Finding(name, f"{c:.6g} times the correct values", "scaled by a constant")
@@ -192,12 +214,6 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
         return found
     if any(_is_permuted(theirs, each) for each in either):
         return Finding(name, "correct values in the wrong order", "in the wrong order")
-    if theirs.ndim == 2 and np.isfinite(theirs).all():
-        from npformer.golden.page_edits.roundings import format_of  # here, because few comparisons need pages
-
-        pairs = [(each, own) for each in ((theirs, theirs.T) if linear else (theirs,)) if each.shape == own.shape]
-        if how := next(filter(None, (format_of(*pair) for pair in pairs)), ""):
-            return Finding(name, f"the values of {how}", "quantized weights")
     apart = min(float(np.abs(theirs - each).max()) for each in either)
     return Finding(name, f"{APART}{apart:.3g}", OTHER)
 
@@ -246,6 +262,12 @@ def _exchange(name: str, other: str) -> str:
     swaps = {frozenset(swap.removesuffix(" swapped").split(" and ")): swap for swap in SWAPS.values()}
     norms = all(each.endswith("norm") for each in pair)
     return swaps.get(frozenset(pair), "norms exchanged" if norms else "weights from elsewhere in the model")
+
+
+def _is_related(theirs: np.ndarray, own: np.ndarray) -> bool:
+    """Returns whether a weight may be the correct one, rounded: the cosine of their angle is at least RELATED."""
+    norms = np.linalg.norm(theirs) * np.linalg.norm(own)
+    return bool(np.vdot(theirs, own) >= RELATED * norms)
 
 
 def _is_near(theirs: np.ndarray, rounded: np.ndarray) -> bool:

@@ -95,6 +95,7 @@ def quantized(
 DECIMALS = range(1, 8)  # float32 holds about seven decimals
 BITS = range(2, 9)
 GROUPS = (128, 64, 32, 16)  # numbers that share one scale
+SOME = np.s_[:2, :64]  # numbers that are tried before all others
 LEAST = 8  # the fewest numbers with a shared scale that can show rounding
 
 
@@ -113,16 +114,19 @@ def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
     for per, (a, b) in scaled.items():
         if a.shape[1] < LEAST:
             continue
-        if bits := next((bits for bits in BITS if _in_steps(a, b, bits)), 0):
+        low, high = a.min(axis=1, keepdims=True), a.max(axis=1, keepdims=True)
+        if bits := next((bits for bits in BITS if _in_steps(a, b, low, high, bits)), 0):
             return f"rounded to {bits} bits, one scale{per}"
         if all(map(_is_nearest, a, b)):
             return f"rounded to a few values{per}"
     return ""
 
 
-def _in_steps(theirs: np.ndarray, ours: np.ndarray, bits: int) -> bool:
-    """Returns whether each row is the correct one rounded to equal steps, from -max to max or from min to max."""
-    low, high = (getattr(theirs, end)(axis=1, keepdims=True) for end in ("min", "max"))
+def _in_steps(theirs: np.ndarray, ours: np.ndarray, low: np.ndarray, high: np.ndarray, bits: int) -> bool:
+    """Returns whether each row is the correct one rounded to equal steps, from -max to max or from min to max.
+
+    low, high: the smallest and the largest number of each row
+    """
     largest = np.maximum(-low, high)
     for first, steps in (
         (0, largest / (2 ** (bits - 1) - 1)),
@@ -131,10 +135,17 @@ def _in_steps(theirs: np.ndarray, ours: np.ndarray, bits: int) -> bool:
     ):
         if (steps <= 0).any():
             continue
-        number = (theirs - first) / steps
-        if np.abs(number - np.rint(number)).max() < 0.01 and (np.abs(theirs - ours) <= 0.51 * steps).mean() > 0.9:
-            return bool((np.abs(theirs - ours) <= 1.01 * steps).all())
+        # A few numbers usually show that these are not the steps.
+        if all(_are_steps(theirs[some], ours[some], first, steps) for some in (SOME, ...)):
+            return bool((np.abs(theirs - ours) <= 0.51 * steps).mean() > 0.9)
     return False
+
+
+def _are_steps(theirs: np.ndarray, ours: np.ndarray, first: np.ndarray | int, steps: np.ndarray) -> bool:
+    """Returns whether rows have whole steps, at most about one step away from the correct numbers."""
+    first, steps = (np.broadcast_to(each, (len(steps), 1))[: len(theirs)] for each in (first, steps))
+    number = (theirs - first) / steps
+    return bool(np.abs(number - np.rint(number)).max() < 0.01 and (np.abs(theirs - ours) <= 1.01 * steps).all())
 
 
 def _is_nearest(theirs: np.ndarray, ours: np.ndarray) -> bool:
