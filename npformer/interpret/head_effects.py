@@ -18,7 +18,7 @@ from npformer.interpret.study_inputs import read_inputs
 
 @dataclass(frozen=True, eq=False)
 class HeadEffects:
-    """The result of `head_effects`: the change in an answer's probability without each head.
+    """The result of `head_effects`: how an answer's probability changes when each head is removed in turn.
 
     `answer` is the model's own, or the label that was asked for, and `before` its probability. `changes` (attention
     blocks, heads) is the change in that probability without each head, or NaN if the head does not exist or was not

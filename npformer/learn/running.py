@@ -149,7 +149,7 @@ def _watched(process: subprocess.Popen[bytes], results: Path, limit: float, time
 
 
 def _longest(results: Path, limit: float) -> float:
-    """Returns the maximum elapsed seconds of the current step of a process."""
+    """Returns the time limit of a process's current step, in elapsed seconds."""
     began = next((each["began"] for each in reversed([*_told(text_of(results))]) if "began" in each), "")
     return max(SHORTEST, PATIENCE * (limit if began in EXERCISES else RUN_LIMIT))
 

@@ -67,7 +67,7 @@ def of_chat(tokens: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _entry(text: str, score: float) -> dict[str, Any]:
-    known = None if "\ufffd" in text else list(text.encode())  # unknown if the token is only part of a character
+    known = None if "\ufffd" in text else list(text.encode())  # None for a part of a character, whose bytes are unknown
     return {"token": text, "logprob": score, "bytes": known}
 
 

@@ -26,7 +26,7 @@ from npformer.serve.text_generation import (
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.text_to_text import TextToText
 
-BEAMS = 16  # maximum number of beams; more cost memory and time without benefit
+BEAMS = 16  # maximum number of beams; more would cost memory and time without benefit
 
 BEAM_SEARCH = {
     "num_beams": Field(f.whole(1, BEAMS), None, "Number of beams (1: greedy decoding, or sampling)."),

@@ -1,4 +1,6 @@
-"""Fixtures for the views' tests: Debian's chromium, run by selenium without a network, and its watched console.
+"""Fixtures for the views' tests: Debian's chromium, run by selenium without a network.
+
+A test fails if its page writes to the console.
 
 Install `chromium` and `chromium-driver`, and the `browser` group. Without a browser these tests are skipped with a
 message.

@@ -51,7 +51,7 @@ def whole(classify, source_of_500, tmp_path) -> dict[str, bytes]:
 
 
 def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path, monkeypatch):
-    """Random workers are killed at random parts. Their parts go to other or new workers, and each part is written once.
+    """Random workers are killed after random parts. Their parts go to other or new workers, and each part is written once.
 
     If all workers are still starting at that moment, the kill happens at the next part. The first two kills may end
     both workers, so new workers must compute the remaining parts.

@@ -92,7 +92,7 @@ OF_TYPES = ("types all 1", "types all 0", "restarting")
 OF_OFFSET = ("no offset", "padding counted")
 #: (mistake, whether only few stages are given), for the known mistakes that are not named.
 UNSEEN = {("dropout", True)}  # few stages lack the numbers that dropout replaced by 0
-#: Mistakes diagnosed at real widths, with all stages exported or with only a few, which takes three times as long.
+#: Mistakes diagnosed at real widths, with all stages exported or only a few. A few take three times as long.
 IN_BUNDLED = {
     False: ("from 1", "eps", "unscaled", "tanh gelu", "transposed", "labels"),
     True: ("from 1", "last token"),

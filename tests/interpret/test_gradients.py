@@ -27,7 +27,7 @@ DIRECTION = np.random.default_rng(5).standard_normal(32)
 
 
 def of_vectors(answers: dict[str, np.ndarray]) -> float:
-    """Returns a function of a base model's answers that is not linear in these answers."""
+    """A metric that is not linear in the answers of a base model."""
     value = np.tanh(answers["last_hidden_state"] @ DIRECTION).sum()
     return float(value + (answers["pooler_output"] ** 2).sum() if "pooler_output" in answers else value)
 

@@ -26,8 +26,10 @@ def product(new: str, where: str = "'layers.' in at()") -> Plant:
 
 
 def context(new: str) -> Plant:
-    """Returns an edit that computes the context from masked scores `s`, their maxima, and their maxima so far, in tiles
-    of 4 keys."""
+    """Returns an edit that computes the context as `new`, an expression of the masked scores `s` and their maxima `most`.
+
+    It may also use `so_far`, for each key the maximum up to the end of its tile of 4 keys.
+    """
     s = "s = np.where(mask, s, np.float32(-1e9)); most, length = s.max(-1, keepdims=True), s.shape[-1]"
     so_far = "so_far = np.maximum.accumulate(s, axis=-1)[..., np.minimum(np.arange(length) | 3, length - 1)]"
     old = "weights = masked_softmax(scores, mask)\n    return weights @ v"

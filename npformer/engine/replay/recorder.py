@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
 
 class InParts(NamedTuple):
-    """Lists of calls that threads may make at the same time."""
+    """Lists of calls. Threads may run the lists at the same time, and each list in order."""
 
     parts: list[list[Call]]
 

@@ -29,7 +29,7 @@ class Recorder(Protocol):
         """The results of tasks that may run at the same time, on several threads."""
 
     def original(self, array: np.ndarray) -> np.ndarray:
-        """The array that was passed in, given its recorded view `array`."""
+        """The array whose recorded view is `array`, or `array` itself if it is not a recorded view."""
 
 
 class _Local(threading.local):

@@ -125,9 +125,9 @@ def _work(libraries: list[Any]) -> None:
 def start_workers(count: int) -> int:
     """Starts workers until there are `count`. Returns `count`, or a lower number if no more threads can be started.
 
-    The caller searches for the BLAS libraries, because the search could deadlock in a worker. The search calls Python
-    under the lock of the dynamic linker, while another thread that imports an extension module waits for this lock and
-    keeps the GIL.
+    The caller searches for the BLAS libraries, because the search could deadlock in a worker. The search calls back
+    into Python while it holds the dynamic linker's lock. Another thread that is importing an extension module may hold
+    the GIL while it waits for that lock.
     """
     libraries = _blas.libraries
     with _starting:

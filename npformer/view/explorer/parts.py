@@ -110,7 +110,7 @@ class Parts:
     def original(self, state: State, index: int) -> Trace:
         """Returns a text's trace in the unchanged model, from which changes take rows and directions."""
         if index >= len(state.texts):
-            raise NpformerError("text B: expected a second text, got one")
+            raise NpformerError("text B: this change needs a second text, but there is only one")
         if index == 0:
             return self.seen(state.without_changes()).trace
         return self.seen(state.of_second()).trace
