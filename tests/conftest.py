@@ -60,7 +60,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def one_blas_thread() -> Iterator[None]:
     """Limits BLAS to one thread, as a model does while it runs. A function that is called on its own does not limit
-    BLAS's threads. They divide products as BLAS chooses, so the last bits of a row may depend on the other rows."""
+    BLAS, whose threads may divide a product so that the last bits of a row depend on the other rows."""
     with single_blas_thread():
         yield
 

@@ -153,7 +153,7 @@ def test_a_head_on_texts_needs_one_row_of_the_last_layer(threads: int, monkeypat
     monkeypatch.setattr(model, "same_bits", False)
     model.run(inputs(model, lengths))
     tokens, texts = sum(lengths), len(lengths)
-    every, first = model.config.n_layers - 1, 1  # numbers of layers that compute all rows; one row per text
+    every, first = model.config.n_layers - 1, 1  # numbers of layers that compute all rows, and one row per text
     assert counter.rows == {
         (d, d): every * 4 * tokens + first * (2 * tokens + 2 * texts) + texts,  # keys, values; queries, output; pooler
         (d, f): every * tokens + first * texts,

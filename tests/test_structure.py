@@ -209,14 +209,14 @@ def test_torch_is_imported_only_for_comparisons() -> None:
 
 
 def test_the_engine_imports_only_itself_and_what_all_packages_share() -> None:
-    """The engine imports no pages: tests compare the two, so otherwise it would be compared with itself."""
+    """The engine imports no pages. Tests compare the two, so a shared formula would be compared with itself."""
     engine = [name for name in MODULES if name.startswith("npformer.engine")]
     ours = {each for name in engine for each in imports(name) if each.startswith("npformer.")}
     assert sorted(each for each in ours if not each.startswith(("npformer.engine", "npformer.common"))) == []
 
 
 def test_the_maths_does_not_know_the_mistakes_of_ports() -> None:
-    """`golden.mistakes` contains every mistake. It is loaded to diagnose ports, but not to run a model."""
+    """Every mistake is in `golden.mistakes`, which is loaded to diagnose ports, but not to run a model."""
     maths = [name for name in MODULES if name.startswith(("npformer.engine", "npformer.families"))]
     assert [name for name in maths if "mistake" in MODULES[name].read_text(encoding="utf-8").lower()] == []
     assert [name for name in maths if any(each.startswith("npformer.golden") for each in imports(name))] == []

@@ -28,7 +28,7 @@ TEXT = "I love ice cream"
 
 
 def rows(mixed: int) -> dict[str, list[int]]:
-    """Returns the lengths in tokens of the texts of each workload, by name. The first workload has `mixed` texts."""
+    """Returns the lengths in tokens of each workload's texts, by name. mixed: number of texts in the first workload."""
     random = np.random.default_rng(0)
     lengths = np.clip(np.exp(random.normal(np.log(27), 0.7, mixed)).round(), 3, 512).astype(int).tolist()
     return {

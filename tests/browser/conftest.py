@@ -46,7 +46,7 @@ def page(driver: Any, tmp_path: Path) -> Iterator[Page]:
 
 @pytest.fixture
 def live(driver: Any, tmp_path: Path) -> Iterator[Live]:
-    """Yields a page of the explorer. After the test, its console must be empty, with requests only to its server."""
+    """Yields a page of the explorer, which must log nothing to its console, and send requests only to its server."""
     shown = Live(driver, tmp_path)
     driver.get_log("browser")
     yield shown

@@ -124,7 +124,7 @@ def test_a_click_on_a_head_switches_it_off(page: Page, effects: HeadEffects) -> 
         name: f"{percent(share)} → {percent(after[name])}" for name, share in effects.whole
     }
     assert page.js("return location.hash") == "#layer=1&head=2"
-    page.press(DOWN, LEFT, ENTER)  # the last layer has no layer below it
+    page.press(DOWN, LEFT, ENTER)  # DOWN has no effect in the last layer
     assert page.text(".panel h2") == "Without layer 1, head 1"
     page.press(ENTER)
     assert page.text(".panel h2") == "With all heads"

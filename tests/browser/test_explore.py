@@ -107,7 +107,7 @@ def test_typing_quickly_computes_little_and_shows_the_last(live: Live, models: d
     area.send_keys(letters)
     live.until(lambda: live.state()["texts"] == [["I" + letters]])
     live.settle()
-    assert live.explorer.computed - before <= 2 * 3  # after each answer, the words and heads are computed, too
+    assert live.explorer.computed - before <= 2 * 3  # each answer is followed by the effects of its words and heads
     assert after(live) == expected(models["distilbert"], "I" + letters)
 
 
@@ -130,7 +130,7 @@ def test_an_outcome_is_explained_by_a_click_until_its_chip_is_removed(
     scores = view.attribution(model, TEXT, label=number, methods="leave-one-out", progress=False).methods[0].scores
     found = [float(each.rsplit(" ", 1)[1]) for each in live.texts(".answer .reasons:nth-of-type(1) li")]
     assert max(found) == pytest.approx(scores.max(), abs=0.006) or min(found) == pytest.approx(scores.min(), abs=0.006)
-    assert live.outcomes()[0] == expected(model, TEXT)[0]  # the answer is the same
+    assert live.outcomes()[0] == expected(model, TEXT)[0]  # the explanation does not change the answer
     live.click(live.one(".tabs [data-view=attribution]"))
     live.until(lambda: label in live.text("main .about"))
     live.driver.refresh()

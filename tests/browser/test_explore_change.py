@@ -87,7 +87,7 @@ def test_each_grid_is_one_tab_stop(page: Live) -> None:
     page.focus(page.all(".words button")[-1])
     page.press(TAB)
     assert page.js(ACTIVE) == "0 0"
-    page.press(*[RIGHT] * 4, DOWN)  # past the heads to the attention block, and to the next layer
+    page.press(*[RIGHT] * 4, DOWN)  # past the heads to the attention block, then down to the next layer
     assert page.js(ACTIVE) == "1 4"
     page.act(lambda: page.press(ENTER))
     assert page.js(ACTIVE) == "1 4"

@@ -37,7 +37,7 @@ def press(page: Live, keys: str) -> None:
 
 def to_scores(page: Live, layer: int) -> None:
     """Goes to a layer's scores with keys alone: to the layer, into its attention, and to the line with the scores."""
-    press(page, "l" * (layer + 1) + "ss" + "nn")  # into the layer, into its attention, and two lines on
+    press(page, "l" * (layer + 1) + "ss" + "nn")  # into the layer, into its attention, and two lines further
     assert line(page).startswith("context = ")
     press(page, "s")
     assert line(page) == SCORES

@@ -130,7 +130,7 @@ def test_only_the_strongest_lines_of_an_even_head_are_drawn(page: Page) -> None:
         return canvas.paths().reduce((sum, path) => sum + path.d.split("M").length - 1, 0);""")
     units = np.sort(np.round(even.ravel() * 10**4))[::-1]
     assert 0 < drawn <= LINES
-    assert drawn > LINES - (units == units[LINES]).sum()  # of several lines with equal weight, all are drawn or none
+    assert drawn > LINES - (units == units[LINES]).sum()  # lines of equal weight are all drawn, or all left out
 
 
 def test_a_short_text_has_no_folded_rows(page: Page) -> None:

@@ -33,7 +33,8 @@ def saved(page: Page, tmp_path: Path) -> Iterator[Path]:
 
 def picture(page: Page, folder: Path, kind: str, name: str) -> Path:
     """Saves the displayed picture, and waits for the file."""
-    buttons = page.all(".tools button, dialog[open] button")  # a dialog, whose buttons come last, covers the others
+    # The buttons of an open dialog come last. The dialog covers the page's own buttons.
+    buttons = page.all(".tools button, dialog[open] button")
     [button for button in buttons if button.text == f"Save {kind}"][-1].click()
 
     def found() -> list[Path]:

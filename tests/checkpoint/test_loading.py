@@ -208,7 +208,7 @@ def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, mon
         assert find_folder("en-de-multi30k") == folder
     monkeypatch.chdir(tmp_path)
     assert bundled() == {}
-    checkout.rename(tmp_path / "npformer")  # where the suggested `git clone` would put it
+    checkout.rename(tmp_path / "npformer")  # where the suggested `git clone` puts the checkout
     assert find_folder("en-de-multi30k") == tmp_path / "npformer" / "weights" / "en-de-multi30k"
 
 

@@ -295,7 +295,7 @@ def test_an_index_that_disagrees_with_its_shards(folder, kind):
 
 @pytest.mark.parametrize("kind", INDEX)
 def test_an_invalid_index_entry_that_is_not_needed_is_ignored(folder, kind):
-    """Such an entry remains after a head is removed. It must not lead to a file outside the folder."""
+    """An index may still list the tensors of a removed head. No entry may lead to a file outside the folder."""
     first = f"model-00001-of-00002.{kind}"
     odd = [(first, f"'extra' is not in {first}"), (f"gone.{kind}", f"the shard gone.{kind} is missing")]
     odd += [

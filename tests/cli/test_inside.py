@@ -73,7 +73,7 @@ def test_corner_values_are_the_first_and_last_three_columns_as_torch_prints_them
 def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
     """Every row shows its token, all numbers of a stage have the same format, and no line is wider than 80 columns."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
-    for name in ("embeddings.norm", "layers.0.attention.weights"):  # too many columns to show, and few enough
+    for name in ("embeddings.norm", "layers.0.attention.weights"):  # only the first has too many columns to show
         array = t[name][0] if name.endswith("weights") else t[name]
         array[3, 1] = -1e-7
         lines = teardown(t, patterns=[name]).split("\n\n")[1].splitlines()[1:]

@@ -119,7 +119,7 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
 
 
 def test_a_file_next_to_which_vectors_cannot_be_stored(model, file):
-    """The file's name is too long for a suffix. (A read-only folder would not stop root from storing the vectors.)"""
+    """A suffix would make the file's name too long. (In a read-only folder, root could still store the vectors.)"""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

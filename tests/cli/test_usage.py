@@ -72,7 +72,7 @@ def test_the_error_fits_80_columns(
 def test_a_text_instead_of_a_file_shows_the_usage(
     command: str, given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Other commands take texts as arguments, but these two take a query and files."""
+    """Other commands take texts as arguments, but `rerank` and `search` take a query and files."""
     monkeypatch.chdir(tmp_path)
     tiny.folder(Path("model"), "bert", "sequence-classification", labels=("SCORE",))
     code, errors = said(capsys, command, "-m", "model", "query", *given)

@@ -140,7 +140,7 @@ def test_a_limit_of_another_type():
 
 
 def test_limits_are_generous_for_the_largest_checkpoints():
-    """Limits are several times what 48 wide layers, 250,000 tokens or ImageNet-21k's labels need."""
+    """The limits are several times as high as 48 wide layers, 250,000 tokens or ImageNet-21k's labels require."""
     config = npformer.Config(
         "bert", "base", vocab_size=250_000, d_model=2560, n_heads=40, n_layers=48, d_ffn=10_240, max_length=512,
         n_token_types=2,

@@ -283,8 +283,8 @@ def test_a_model_that_the_caller_runs_between_two_items_does_not_count(tmp_path:
 
 
 def test_the_estimated_time_falls_while_the_count_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 windows of 1,000 texts take 10 seconds each, and progress is drawn each second. An earlier version's estimate
-    rose by the time of a window."""
+    """30 windows of 1,000 texts take 10 seconds each, and progress is drawn each second. In an earlier version, the
+    estimated time rose by the duration of one window."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     count, left = progress.Count(0), []

@@ -1,4 +1,4 @@
-"""Public functions of the maths, which are the pages' formulas: their source, arguments, dtypes and errors."""
+"""The public mathematical functions, which are the pages' formulas: their source, arguments, dtypes and errors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests of `npformer.dataset`. They need the extras `data` and `cluster`, so the lane `extras` of .ci/run runs them."""
+"""The tests of `npformer.dataset` need the extras `data` and `cluster`, so the lane `extras` of .ci/run runs them."""

@@ -78,7 +78,7 @@ def test_memory_does_not_grow_with_the_width_of_rows(name, sink, wide, model, tm
     ("suffix", "sink"), list(product(("arrow", "parquet"), ("arrow", "parquet", "jsonl", "csv", "")))
 )
 def test_a_dictionary_stays_a_dictionary(suffix, sink, classify, rows, tmp_path):
-    """The column of texts is a dictionary with a late and a missing value; parts have 7 rows."""
+    """The column of texts is a dictionary, in which one value is rare and one is missing. Parts have 7 rows."""
     values = [*rows["text"].to_pylist(), "rare", None]
     coded = pa.array(values).dictionary_encode()
     halves = [coded.slice(0, 50), pa.array(values[50:]).dictionary_encode()]

@@ -24,7 +24,7 @@ def every_exponent() -> np.ndarray:
 def test_gelu_in_float32() -> None:
     x = every_exponent()
     truth = np.array([0.5 * each * math.erfc(-each * math.sqrt(0.5)) for each in x.tolist()])
-    least = 2.0**-149  # the distance between subnormal results
+    least = 2.0**-149  # the distance between adjacent subnormal numbers
     assert (np.abs(gelu(x) - truth) <= 2 * 2.0**-23 * np.abs(x.astype(np.float64)) + least).all()
 
 

@@ -88,7 +88,7 @@ PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 
 
 
 def in_turn(*choices: Any) -> list[Any]:
-    """Returns each combination with each choice. With two choices, the quick tests use them alternately."""
+    """Returns every pair of a combination and a choice; every other pair is marked slow."""
     return [
         pytest.param(name, choice, marks=[pytest.mark.slow] * ((i + j) % 2))
         for i, name in enumerate(COMBINATIONS)

@@ -38,7 +38,7 @@ def places(**fields: int) -> list[tuple[int, int]]:
 
 
 def test_a_layer_has_the_weights_of_its_group() -> None:
-    """Twelve layers share one group, as in published models. Other models may have several groups of unequal sizes."""
+    """As in published models, twelve layers share one group. Other models may have several groups of unequal sizes."""
     assert places(n_layers=12) == [(0, 0)] * 12
     assert places(n_layers=5, sharing=Sharing(3)) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
     assert places(n_layers=6, sharing=Sharing(2, 2)) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]

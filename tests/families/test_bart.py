@@ -87,7 +87,7 @@ def test_files_survive_a_round_trip_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_positions_begin_at_row_2_and_padding_is_counted(tmp_path: Path) -> None:
-    """BART counts padding, unlike RoBERTa. Both stacks normalize the sum of the embeddings, with the model's eps."""
+    """BART's positions count padding, unlike RoBERTa's. Both stacks normalize the sum of the embeddings."""
     model = npformer.load(folder(tmp_path / "torch"))
     t = npformer.trace(model, ([0, 9, 1, 7, 2], [2, 5, 6]))
     for side, length in (("encoder", 5), ("decoder", 3)):

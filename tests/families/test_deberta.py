@@ -55,7 +55,7 @@ def test_the_same_distances_are_looked_up_once_for_all_texts() -> None:
     assert distance_rows(places + 7, places + 7, 4, 9, 0, 4).shape == (1, 5, 5)
     gaps = places.copy()
     gaps[1, 3:] += 2
-    # row 0, the last one, is used for distances 5 and 6
+    # distances 5 and 6 are beyond the table, and use its edge, row 0
     assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]
 
 

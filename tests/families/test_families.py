@@ -51,7 +51,7 @@ def test_every_architecture_survives_a_round_trip(name):
         assert not array.flags.writeable
     back = to_torch(tree, config)
     unused = tensors.keys() - back.keys()
-    if name in MORE_THAN_A_HEAD:  # the class is read with its first head
+    if name in MORE_THAN_A_HEAD:  # only the first head of the class is read
         unused -= {key for key in unused if key.startswith(MORE_THAN_A_HEAD[name])}
     assert not unused
     assert back.keys() <= tensors.keys()

@@ -35,7 +35,7 @@ def config() -> Config:
 
 @cache
 def stages() -> dict[str, list[np.ndarray]]:
-    """Returns a model's stages on IDS by name, with drawn numbers."""
+    """Returns the stages of a model for the ids IDS, by name, filled with drawn numbers."""
     recorded = npformer.trace(Model(config(), corpus.weights(config()), threads=1), IDS)
     return {
         name: [_drawn(f"{i}/{name}", each.shape) for i, each in enumerate(recorded.texts(name))] for name in recorded

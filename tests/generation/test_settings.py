@@ -128,7 +128,7 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
 
 
 def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
-    """Like Transformers, npformer only warns, because the prompts of a batch have different maxima."""
+    """npformer only warns, as Transformers does, because the limits on new tokens depend on each prompt's length."""
     model = golden_model("marian-small")
     with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens, but texts end at the maximum of 7"):
         found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)

@@ -274,7 +274,7 @@ def test_models_that_cannot_be_served(models, message):
 
 
 def test_a_worker_that_cannot_start_ends_the_service(monkeypatch, capfd):
-    """Only the worker lacks the model, because the parent finds nearly all errors before it starts a worker."""
+    """Only the worker gets a missing model, because the parent would report the error before it starts a worker."""
     settings = supervisor.ServerSettings(["distilbert-sst2"], port=0, workers=2)
     monkeypatch.setattr(supervisor, "shared", lambda settings, home: replace(settings, models=["./no-such-model"]))
     with pytest.raises(npformer.NpformerError, match="a worker ended with exit code 1 before it was ready"):

@@ -134,7 +134,7 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty, monkeypatch):
     content = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
     with closing(connect(hasty)) as held:
         until(hasty.connections)
-        # the server already waits for the first request, so this does not apply to it
+        # the new deadline does not apply to the first request, for which the server is already waiting
         monkeypatch.setattr(connections, "HEAD", 0.3)
         for at in range(0, len(content), 12):
             held.sendall(content[at : at + 12])

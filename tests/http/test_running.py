@@ -125,7 +125,7 @@ def alone_answered():
 
 @pytest.mark.parametrize("which", ["busy", "two"])
 def test_concurrent_clients_get_the_bits_of_lone_requests(which, request, alone_answered):
-    """The first texts of all clients of `busy` are in its queue before the second batch begins."""
+    """The first texts of all clients are in the queue of `busy` before its second batch begins."""
     server = request.getfixturevalue(which)
 
     def ask(text: str) -> tuple[object, object]:
@@ -321,7 +321,7 @@ def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, worke
 
 
 def test_requests_that_outlast_the_grace_period_are_refused():
-    """A request without an answer gets 503. A started answer ends with its connection. No traceback is logged."""
+    """A request without an answer gets 503. An answer that has begun is cut off. No traceback is logged."""
     with Gated("distilbert-sst2", "--grace", 1) as server:
         unread = raw(server, "/embed_all", {"inputs": ["music " * 500] * 2})  # more than the system buffers
         assert unread.recv(15) == b"HTTP/1.1 200 OK"

@@ -301,7 +301,7 @@ def test_texts_without_a_word_run_untraced_in_shards(monkeypatch: pytest.MonkeyP
     run = model.run
     monkeypatch.setattr(model, "run", lambda texts: runs.append((len(texts), listening())) or run(texts), raising=False)
     view.attribution(model, " ".join(["love"] * 40), methods="leave-one-out")
-    assert runs == [(1, True), (41, False)]  # one traced run for tokens and roll-out, then all texts at once
+    assert runs == [(1, True), (41, False)]  # one traced run for the tokens and the roll-out, then one run of all texts
 
 
 def test_only_the_requested_methods_run() -> None:

@@ -88,7 +88,7 @@ def test_groups_do_not_join_the_texts_of_a_pair() -> None:
 
 
 def test_a_long_text_has_groups_unless_each_word_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a tiny model may read 14 tokens, twice this number; a run has seven, so the five words form two groups
+    # a tiny model may read twice MOST, 14 tokens; a run reads 7, so two runs are possible, with two groups of words
     monkeypatch.setattr(attribution, "MOST", 7)
     model = tiny.model()
     found = leave_one_out(model, TEXT, 0)

@@ -197,7 +197,7 @@ def test_a_long_text_is_patched_in_groups_unless_each_token_is_asked_for(
 ) -> None:
     length = len(trace(model, CLEAN).ids)
     each = patch(model, CLEAN, CORRUPTED)
-    # a tiny model may read twice this number of tokens, which is enough for half of the runs
+    # a tiny model may read twice MOST tokens, which is enough for half of the runs
     monkeypatch.setattr(patching, "MOST", len(each.rows) * length**2 / 4)
     with pytest.warns(NpformerWarning, match="2 adjacent tokens are patched together; group=1 patches one at a time"):
         assert len(patch(model, CLEAN, CORRUPTED).columns) == math.ceil(length / 2)
@@ -229,7 +229,7 @@ def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str)
     errors = [np.abs(a - b).max() for a, b in zip(estimates, measured, strict=True)]
     assert np.abs(measured[0]).max() > 0
     assert errors[0] < 0.02 * np.abs(measured[0]).max()
-    assert errors[1] < errors[0] / 50  # 1/100 up to terms of third order
+    assert errors[1] < errors[0] / 50  # 1/100 without terms of third and higher order
 
 
 def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:

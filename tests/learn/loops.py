@@ -205,7 +205,7 @@ def encoder_layer_backward(grad, x, mask, n_heads, activation, eps, attention, a
 
 def distilbert_backward(grad, ids, positions, mask, n_heads, activation, eps, embeddings, layers, pooler, head):
     def back(x, layers):
-        """Returns the gradients of x and of the layers, with one call of the function for each layer."""
+        """Returns the gradients of x and of the layers' weights. Calls itself once for each layer."""
         if not layers:
             dense = x[..., 0, :] @ pooler["weight"] + pooler["bias"]
             d_pooled, found["head"] = linear_backward(grad, np.maximum(dense, 0), **head["output"])

@@ -297,7 +297,7 @@ def test_an_exception_with_another_message_has_no_known_cause(name: str) -> None
 @pytest.mark.parametrize("name", ["linear", "softmax", "layer_norm"])
 @pytest.mark.parametrize("answer", [None, "text"])
 def test_an_answer_without_numbers_has_no_cause(name: str, answer: Any) -> None:
-    """Some known mistakes raise an exception, and so have no numbers either, but they are not named as the cause."""
+    """A known mistake that raises an exception gives no numbers either, but is not named as the cause."""
     assert named(name, lambda *args: answer) == ("", "")
 
 

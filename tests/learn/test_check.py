@@ -54,7 +54,7 @@ def written(folder: Path, functions: dict[str, str], text: str | None = None) ->
         assert count == 1
     folder.mkdir(exist_ok=True)
     (folder / "new.py").write_text(made, encoding="utf-8")
-    (folder / "new.py").replace(folder / "my_transformer.py")  # `--watch` sees the old file or the new one
+    (folder / "new.py").replace(folder / "my_transformer.py")  # so `--watch` never sees a half-written file
     return folder
 
 
@@ -181,8 +181,8 @@ def test_an_endless_loop_and_an_end_of_the_process_are_reported(tmp_path: Path) 
 
 
 def test_the_search_for_a_cause_is_not_part_of_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine, the search may exceed the limit. If it counted, a fast function would be reported as an
-    endless loop."""
+    """On a busy machine, the search may exceed the limit. If its time counted, a fast function would be reported as
+    an endless loop."""
     events: list[str] = []
     monkeypatch.setattr("npformer.learn.judge.cause", lambda *_: (events.append("search"), ("", ""))[1])
 

@@ -123,7 +123,7 @@ class Process:
 def test_the_watch_counts_how_often_it_looks(
     stopped: bool, left: float, why: str, looks: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Time on the clock does not count, because the watch cannot look while the machine is suspended."""
+    """The watch counts its looks, and not the time on the clock, which passes even while the machine is suspended."""
     seen: list[int] = []
     monkeypatch.setattr(running, "RUN_LIMIT", 20.0)
     monkeypatch.setattr(running, "computed", lambda pid: 0.0)
@@ -171,7 +171,7 @@ def ended(*told: dict[str, Any], why: str = "") -> Ended:
 
 
 def test_a_verdict_is_never_replaced() -> None:
-    """A later process, a copy or a stop does not change a function's verdict, except to add a cause."""
+    """Neither a second verdict nor the end of a process replaces a function's verdict. Only a cause can be added."""
     made = _Check(Path("mine.py"), [1], 5.0, 0, Time())
     first, other = Verdict("gelu", WRONG, "numbers", "wrong"), Verdict("gelu", PASSED)
     made._take(ended({"began": "gelu"}, {"verdict": first.as_dict()}, {"verdict": other.as_dict()}))

@@ -91,7 +91,7 @@ def test_progress_that_cannot_be_stored_loses_no_report(
     report = npformer.learn.check(folder, chapter=1, limit=100.0)
     assert report.passed_names == ["linear"]
     assert "Your progress is not stored: " in " ".join(str(report).split())
-    assert len(npformer.learn.hint("linear", folder)) == 3  # all hints, because their count is not stored
+    assert len(npformer.learn.hint("linear", folder)) == 3  # all hints: the number shown so far cannot be stored
     assert main(["learn", "check", str(folder), "--chapter", "1", "--json", "--limit", "100"]) == 3
     assert json.loads(capsys.readouterr().out)["passed"] == 1
 

@@ -102,7 +102,7 @@ def test_two_mistakes_are_both_named(function: Callable[..., Any], cause: str, m
 
 @pytest.mark.parametrize("name", ["encoder_layer", "encoder", "layer_norm", "embed", "distilbert", "cached_gpt2_layer"])
 def test_the_cases_show_another_eps(name: str) -> None:
-    """Unless a case shows a different eps, a second mistake in the function would be named alone."""
+    """If no case noticed a wrong eps, only the second mistake of such a function would be named."""
     other = edited("layer_norm", [Edit("variance + eps", "variance + max(eps, 2e-5)")])
     function = program(name, {"layer_norm": other})
     verdict = judge(EXERCISES[name], as_learner(function, name), signatures()[name], "").verdict

@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "untied": {"tie_word_embeddings": False},
 }
 SETTINGS = [
-    {"no_repeat_ngram_size": 1},  # a random model would repeat one word
+    {"no_repeat_ngram_size": 1},  # without this setting, a random model would repeat one word
     {"num_beams": 3, "no_repeat_ngram_size": 1},
     {"num_beams": 2, "no_repeat_ngram_size": 2, "forced_bos_token_id": 7},
 ]

@@ -146,7 +146,7 @@ def test_gradients_are_torch_s(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_buckets_are_transformers_own(bidirectional: bool) -> None:
-    """Transformers rounds in float32. For usual numbers of buckets, this does not change the bucket of any distance."""
+    """Transformers rounds in float32, which changes no distance's bucket for usual numbers of buckets."""
     distances = np.arange(-3000, 3001)
     for count in (8, 32, 33, 128):
         for most in (100, 128, 256, 1000):

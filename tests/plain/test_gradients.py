@@ -41,7 +41,7 @@ BACKWARDS = {name: each for page in PAGES for name, each in vars(page).items() i
 
 @pytest.mark.parametrize("name", [each for each in BACKWARDS if hasattr(formulas, each.removesuffix("_backward"))])
 def test_a_backward_function_has_the_defaults_of_its_function(name: str) -> None:
-    """Without optional arguments, it gives the gradient of its function without optional arguments."""
+    """Without optional arguments, a backward function gives the gradient of its function's default form."""
     own, of = inspect.signature(BACKWARDS[name]), inspect.signature(getattr(formulas, name.removesuffix("_backward")))
     given = {each.name: each.default for each in own.parameters.values() if each.default is not inspect.Parameter.empty}
     assert given == {each: of.parameters[each].default for each in given}
@@ -190,7 +190,7 @@ def weighted() -> list[Any]:
 def test_gradients_of_rows_and_weights_are_derivatives(
     function: Any, backward_of: Any, rows: list[np.ndarray], sizes: tuple[Any, ...], weights: dict[str, Any]
 ) -> None:
-    """Computes central differences in a random direction for each array, with step 1e-5, as above for one number."""
+    """Compares the gradient of each array with central differences in a random direction, with step 1e-5."""
     random = np.random.default_rng(8)
     grad = random.standard_normal(function(*rows, *sizes, **weights).shape)
     *d_rows, d_weights = backward_of(grad, *rows, *sizes, **weights)

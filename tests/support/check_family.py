@@ -103,7 +103,7 @@ def same_bits(name: str, head: str, dtype: str = "float32", **fields: Any) -> No
 
 
 def check_a_text_has_the_same_bits_in_any_company(name: str, folder: Path) -> None:
-    """Runs alternate between the two dtypes."""
+    """Each of the two heads runs in one of the two dtypes."""
     for i, head in enumerate(two_heads(name), list(FAMILIES).index(name)):
         same_bits(name, head, DTYPES[i % 2])
 

@@ -4,7 +4,7 @@
 
 The page is the one file that `npformer.plain.source(model, standalone=True)` writes. In edits, `seen` is the mask of a
 padded batch, (B, 1, 1, L), `lengths` the number of tokens of each text, (B,), and `at()` the group of the weights that
-the current call reads, such as "layers.0.attention.query". They can call `half`, `tf32` and `reduce`, too.
+the current call reads, such as "layers.0.attention.query". Edits can also call `half`, `tf32` and `reduce`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests.support.service import Server
 
 
 class Gated(Server):
-    """A running server. Its gate is open at the start."""
+    """A running server with a gate, which is open at the start."""
 
     def __init__(self, *arguments: object, **environment: str) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="npformer-gate-")

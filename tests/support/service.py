@@ -41,7 +41,7 @@ class Service:
 
 
 class Server(Service):
-    """A running server. `log` is its output so far."""
+    """A running server. `log` is the server's output so far."""
 
     def __init__(
         self, *arguments: object, program: list[str] | None = None, started: str = STARTED, **environment: str

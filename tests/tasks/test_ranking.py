@@ -131,7 +131,7 @@ def test_a_default_prompt_precedes_each_query(tmp_path):
 
 
 def test_vectors_of_a_cross_encoder_are_means_without_its_prompt(tmp_path):
-    """sentence-transformers can also load such a folder as a SentenceTransformer."""
+    """sentence-transformers can also load a cross-encoder's folder as a SentenceTransformer."""
     made = cross_encoder(tmp_path / "model", prompts={"ask": "ice "}, default_prompt_name="ask")
     plain = folder(tmp_path / "plain")
     expected = pipeline("sentence-embedding", plain)(TEXTS)

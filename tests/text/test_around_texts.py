@@ -110,7 +110,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], said: str, tmp_pa
 def test_a_class_of_no_family_adds_no_special_tokens_to_a_file_without_a_template(
     name: str | None, ends: int, tmp_path: Path
 ) -> None:
-    """Transformers does not add them either: users train such tokenizers, and models, without [CLS] and [SEP]."""
+    """As in Transformers, because users train such tokenizers, and their models, without [CLS] and [SEP]."""
     folder = tiny.folder(tmp_path, "bert", "base")
     described = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**described, "post_processor": None}))

@@ -74,7 +74,7 @@ def test_the_time_for_a_conversation_is_linear_in_its_messages(chat: Chat) -> No
 
 
 def test_control_tokens_within_a_control_token(tmp_path: Path) -> None:
-    """Each ending of the control token is also a control token."""
+    """The control tokens are 2 to 1,000 repetitions of "q", so each contains all shorter ones."""
     folder = chatters.folder(tmp_path / "m", vocab_size=1300)
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())

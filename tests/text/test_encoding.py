@@ -49,7 +49,7 @@ def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest
 
 
 def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
-    """The word is tokenized a second time when special tokens are placed."""
+    """The word is tokenized twice, to place special tokens, but its characters count towards the limit only once."""
     model = tiny.model("bert")
     model.limits = Limits(characters=1000)
     for pair in (Pair("x" * 900, "ice " * 90), Pair("ice " * 90, "x" * 900)):

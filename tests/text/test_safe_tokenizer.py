@@ -170,7 +170,7 @@ def test_a_harmful_file_is_refused(case: str, tmp_path: Path, capfd: pytest.Capt
 
 
 def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
-    """Of two values for a key, some readers use the first and others the last, so it is not enough to check one."""
+    """If a key occurs twice, some readers use its first value and others its last, so checking one is not enough."""
     text = (write(tmp_path) / "tokenizer.json").read_text()
     for before in ('"decoder"', '"max_input_chars_per_word"'):
         twice = text.replace(before, f"{before}: 100, {before.replace('d', chr(92) + 'u0064', 1)}", 1)

@@ -66,7 +66,7 @@ def test_the_usual_tokens_of_a_folder_without_settings(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_named_token_that_the_file_lacks_is_added(named: dict[str, Any], is_old: bool, tmp_path: Path) -> None:
-    """Transformers also adds the named token, even if there is a tokenizer.json."""
+    """As in Transformers, a token that only a settings file names is added, even if there is a tokenizer.json."""
     made = folder(tmp_path, **named)
     if is_old:
         (made / "vocab.txt").write_text("\n".join(tiny.VOCABULARY), encoding="utf-8")

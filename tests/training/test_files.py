@@ -116,7 +116,7 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
 
 
 def test_labels_that_are_numbers_are_names(tmp_path: Path) -> None:
-    """The labels are named 1, 2 and 3, so 0 is refused. Read as a number, 0 would be the same label as another name."""
+    """The labels are named 1, 2 and 3, so 0 is refused. As an index, 0 would mean the label that is named 1."""
     rows = [LabelledText(label, "a", None, line) for line, label in enumerate("312", 2)]
     assert label_ids("a.tsv", rows, ("1", "2", "3")) == [2, 0, 1]
     with pytest.raises(NpformerError, match=r"a\.tsv:5: label: expected one of 1, 2, 3, got '0'$"):

@@ -103,7 +103,7 @@ class AttentionWithMechanisms(PackedAttention):
             for each in reversed(self.mechanisms):
                 grad, more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
                 dq, dk = dq + more_q, dk + more_k
-                add_up(self.sums.setdefault(each, {}), own)  # even if empty: an unused table has a gradient of 0
+                add_up(self.sums.setdefault(each, {}), own)  # even an unused table needs an entry: its gradient is 0
             return grad, dq, dk
 
         return backward

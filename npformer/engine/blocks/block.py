@@ -21,7 +21,7 @@ Backward = tuple[np.ndarray, dict[str, Any], Shared]  # dx, gradients of the blo
 
 
 class Around(NamedTuple):
-    """The letters in formulas around a block, and the names of TransformerLens's hooks for the sum and the norm."""
+    """The letters of the arrays around a block in formulas, and TransformerLens's names for the sum and the norm."""
 
     x: str  # the residual rows before the block
     output: str

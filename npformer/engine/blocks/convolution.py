@@ -52,7 +52,7 @@ class Convolution(Block):
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
         """u . act(h) = (u act(h) / h) . (b + sum_j E[place + j - (K + 1) / 2] W_j): one term for each row of E."""
         embedded = direction.stages[direction.embedded]
-        here = replace(direction)  # the direction in the rows of the layer does not change
+        here = replace(direction)  # a copy, because the block does not read the rows of the layer
         here.gate(f"{at}hidden", f"{at}activation")
         here.linear(f"{at}hidden", weights)
         of_kernel = here.u.reshape(-1, embedded.shape[1])

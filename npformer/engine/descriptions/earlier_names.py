@@ -1,7 +1,7 @@
-"""Renames gated feed-forward networks in files of earlier versions, in which gate is "hidden" and up is "gate".
+"""Renames the arrays of gated feed-forward networks: earlier versions called gate "hidden", and up "gate".
 
-A file of weights has both names, which show its version. A golden file or a trace may have only one of the stages, and
-therefore stores `NAMES`.
+A file of weights has both arrays, so their names show its version. A golden file or a trace may have only one of the
+two stages, and therefore stores `NAMES`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Array = TypeVar("_Array")
 
 
 def renamed(arrays: Mapping[str, _Array]) -> dict[str, _Array]:
-    """Returns arrays by their current names. In a network that has hidden and gate but not up, both are renamed.
+    """Returns the arrays by their current names. A network is renamed if it has hidden and gate, but not up.
 
     >>> list(renamed({"layers.0.ffn.hidden.weight": 1, "layers.0.ffn.gate.weight": 2}))
     ['layers.0.ffn.gate.weight', 'layers.0.ffn.up.weight']

@@ -158,7 +158,7 @@ def hidden_pull(direction: Direction, hidden: Linear) -> None:
 
 
 def replaced_tokens(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:
-    """The logit of each token being a replacement: act(x W + b) w + c, (T, D) -> (T,). Clark et al., 2020, 2."""
+    """For each token, the logit that it is a replacement: act(x W + b) w + c, (T, D) -> (T,). Clark et al., 2020, 2."""
     with scope("head"):
         h = tap("hidden", linear(x, **hidden))
         h = tap("activation", activation(h, out=spare(h)))

@@ -1,4 +1,4 @@
-"""Replays: repeats a recurring pass as a flat list of NumPy calls, which give the same bits as the engine.
+"""Repeats a recurring pass as a flat list of NumPy calls that give the same bits as the engine.
 
 In a short pass of a small model, the interpreter takes most of the time: checks, stages, and calls from part to part.
 This overhead does not depend on the ids. The arrays of `recorded_array.py` report every NumPy operation in which they

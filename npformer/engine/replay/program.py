@@ -187,7 +187,7 @@ class _Binder:
             parts = [partial(_run, [self.call(each) for each in part]) for part in call.parts]
             return parts[0] if len(parts) == 1 else partial(run_tasks, parts, len(parts))
         args, kwargs, out = self(call.args), self(call.kwargs), self(call.out)
-        if call.function is np.copyto and "where" not in kwargs:  # these methods avoid NumPy's dispatch
+        if call.function is np.copyto and "where" not in kwargs:  # ndarray's methods avoid NumPy's dispatch
             target, source = args
             return partial(target.__setitem__, ..., source) if np.ndim(source) else partial(target.fill, source)
         function = call.function

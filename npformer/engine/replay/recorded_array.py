@@ -66,7 +66,7 @@ class Recorded(np.ndarray):
         found = super().__array_function__(function, types, args, kwargs)  # runs the Python code of the function
         for each in found if isinstance(found, tuple | list) else [found]:
             heard = function in ASKING if type(each) is not Recorded else recorder.knows(each)
-            if not heard:  # not recorded, for example after `asarray` in the function
+            if not heard:  # an operation was not recorded, for example after `asarray` in the function
                 raise Unrecordable(f"numpy.{function.__name__}")
         return found
 
@@ -156,7 +156,7 @@ class Recorded(np.ndarray):
         return cast(bytes, self._asked(np.ndarray.tobytes))
 
     def nonzero(self) -> tuple[np.ndarray, ...]:
-        self.tobytes()  # the shape of the result depends on every element
+        self.tobytes()  # records all elements, because the shape of the result depends on them
         return plain(self).nonzero()
 
     def _asked(self, question: Callable[[np.ndarray], Any]) -> Any:

@@ -35,7 +35,7 @@ class _Shape:
         self.program: Program | None = None
         self.tested = False
         self.refused = False
-        self.busy = threading.Lock()  # because all calls of a program use the same memory
+        self.busy = threading.Lock()  # one thread at a time, because all calls of a program use the same memory
 
     def replay(self, each: Pass) -> Arrays | None:
         """Returns the answers of the program, or None if the program cannot replay this pass."""

@@ -98,7 +98,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes and methods of the float32 array, such as `mean` and `astype`."""
-        if name.startswith("_") or name in ("values", "scale"):  # copy and pickle look these up before they exist
+        if name.startswith("_") or name in ("values", "scale"):  # copy and pickle ask for these before they are set
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 

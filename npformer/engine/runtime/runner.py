@@ -79,7 +79,7 @@ class Runner:
         return [by_index[index] for index in range(len(lengths))]
 
     def together(self, shards: Sequence[Steps[A]]) -> Steps[list[A]]:
-        """Runs shards in steps, and returns their results. Each step runs one step of every shard, in threads."""
+        """Runs shards together, and returns their results: each step runs one step of every shard, in threads."""
         found: list[A | None] = [None] * len(shards)
         left = list(enumerate(shards))
         while left:
@@ -108,7 +108,7 @@ class Runner:
 
 
 def _advance(steps: Steps[A], found: list[A | None], index: int) -> bool:
-    """Runs one step. After the last step, stores the result in `found` and returns True, else returns False."""
+    """Runs one step, and returns whether the steps have ended. If so, also stores their result in `found`."""
     try:
         next(steps)
     except StopIteration as end:

@@ -263,14 +263,14 @@ _one_text = threading.Lock()  # two texts at the same time could each wait for a
 
 
 def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of tasks that must run at the same time, each on its own thread. Enough workers must run."""
+    """The results of tasks that must run at the same time, each on its own thread. Enough workers must be running."""
     barrier, slots = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
     members = [_Member(index, barrier, slots) for index in range(len(tasks))]
     with _one_text:
         try:
             runs = [functools.partial(member.run, task) for member, task in zip(members, tasks, strict=True)]
             return run_tasks(runs, len(tasks))
-        except BaseException:  # else workers would wait forever if Ctrl-C stopped the caller before it was a member
+        except BaseException:  # after Ctrl-C, workers would wait forever for a caller that never joins them
             barrier.abort()
             raise
 
@@ -292,7 +292,7 @@ class _Blas:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # entered directly, because Ctrl-C in Condition.__enter__ would leave it locked
+        self.lock = threading.RLock()  # entered directly: Ctrl-C in Condition.__enter__ would leave the lock locked
         self.condition = threading.Condition(self.lock)
         self.users: dict[object, threading.Thread] = {}
         self.forking: set[threading.Thread] = set()  # threads that wait in `before_fork`

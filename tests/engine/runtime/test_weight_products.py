@@ -23,7 +23,7 @@ DTYPES = ("float32", "float64")
 
 @pytest.fixture(params=["plain", "panels"] if weight_products.few_rows() else ["plain"])
 def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests panels, and plain products, if this BLAS has kernels for small products. In use, a timing trial chooses."""
+    """Chooses plain products or, if this BLAS has kernels for small products, panels. In use, trials choose."""
     monkeypatch.setattr(weight_products, "panels_pay", lambda rows: request.param == "panels")
 
 
@@ -142,7 +142,7 @@ def kept(weight: np.ndarray) -> list[tuple]:
 @pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("rows", [3, 12])
 def test_a_weight_that_can_change_is_not_kept_in_another_layout(rows: int) -> None:
-    """A copy would not follow changes, so none is kept, and each result uses the current weight."""
+    """A copy would not follow changes of the weight, so no copy is kept, and each product uses the current weight."""
     x, weight = normal(rows, 512), normal(512, 128).copy()
     for _ in range(5):
         weight += 1
