@@ -204,7 +204,7 @@ def planted_in(case: str) -> Planted:
     "mistake", [each for each in (*OF_PARTS, *OF_FEW, *ANYWHERE) if each.name not in UNSEEN], ids=lambda m: m.name
 )
 def test_budgets_are_tight_enough_to_detect_every_mistake(mistake: Mistake) -> None:
-    """Plants each known mistake of ports in float32. In each case, only the first variant that has an effect counts."""
+    """Plants each known mistake of ports in float32: in each case, the first variant that changes any stage."""
     planted = 0
     cases = RELATIVE if mistake in OF_FEW else PLANTED_IN
     for case in OF_ONE_CASE.get(mistake.name, cases):

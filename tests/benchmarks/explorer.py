@@ -4,7 +4,7 @@
 
 The command runs as the server, in a separate process. Keys are typed at the end of the text, half a second apart. The
 browser measures the time from the event of the key until the frame in which the answer and the open tab show the new
-text. It does not wait for the words and heads that explain the answer, which come later.
+text. The time does not include the words and heads that explain the answer, which come later.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A model of GPT-2's size with random weights (12 layers, 768 wide, 50,257 tokens) greedily generates 32 tokens after each
 prompt. The figure is the total time, including the pass over the prompt, divided by 32. Every engine must generate the
-same tokens. Engines take turns in one process, and each figure is an engine's minimum time. Needs the groups `oracle`
-and `bench`.
+same tokens. Engines take turns in one process, and each figure is an engine's minimum time. Needs the dependency
+groups `oracle` and `bench`.
 """
 
 from __future__ import annotations

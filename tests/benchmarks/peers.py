@@ -1,8 +1,8 @@
 """Compares npformer with other engines: `python -m tests.benchmarks.peers [--json FILE] [--quick]`.
 
 Every engine gets the same weights and texts. The peers get their fastest setup: texts sorted by length, in batches of
-1, 4, 8 or 32. All must return the same logits. Needs the groups `oracle` and `bench`. `models.py` opens the engines,
-`measure.py` races them, and `table.py` formats the table.
+1, 4, 8 or 32. All engines must return the same logits. Needs the dependency groups `oracle` and `bench`. `models.py`
+opens the engines, `measure.py` races them, and `table.py` formats the table.
 """
 
 from __future__ import annotations

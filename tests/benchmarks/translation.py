@@ -3,7 +3,7 @@
 A model of Marian-base's size with random weights (6 + 6 layers, 512 wide, 58,101 tokens) translates 64 sources of mixed
 length, greedily and with four beams, into targets of a fixed length. For npformer alone, the program also measures the
 time per token as the target grows. Engines take turns in one process, and each figure is an engine's minimum time.
-Needs the groups `oracle` and `bench`, and the extra `translate`.
+Needs the dependency groups `oracle` and `bench`, and the extra `translate`.
 """
 
 from __future__ import annotations

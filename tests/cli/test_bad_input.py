@@ -50,7 +50,7 @@ def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
 
 @pytest.mark.parametrize("command", ["embed", "embed-sparse"])
 def test_a_missing_model_is_bad_input(command):
-    """Options of these commands are named after a task's settings; the error for a missing model is the usual one."""
+    """These commands name their options after a task's settings, but report a missing model like other commands."""
     code, _, errors = run(command, "-m", "no-such-folder/at/all", "x")
     assert code == 1
     assert errors.startswith("npformer: no-such-folder/at/all: there is no folder of this name")

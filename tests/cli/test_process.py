@@ -108,7 +108,7 @@ def test_messages_that_cannot_be_written_are_lost(errors, way, models, tmp_path)
 
 
 def test_a_closed_input_is_an_error_only_if_it_is_read(models, tmp_path):
-    """stdin is not needed if texts are given; otherwise an error names it."""
+    """stdin is not needed if texts are given; otherwise the error names stdin."""
     (tmp_path / "texts").write_text("ice\n")
     for way, arguments in ((SCRIPT, ["classify", "ice"]), (MODULE, ["classify", "-f", "texts"])):
         code, output, said = shell('"$@" <&-', way, arguments, models, tmp_path)

@@ -186,7 +186,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def own_device(folder: Path, name: str) -> Path:
-    """Returns a new device, which failing tests may damage, or if none can be created, a link to the real one."""
+    """Returns a new device, which failing tests may damage, or a link to the real device if none can be created."""
     path = folder / Path(name).name
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(name).st_rdev)

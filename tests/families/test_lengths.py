@@ -34,7 +34,7 @@ def kinds_of(config):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_layer_types_fit_the_layers_of_every_family(name):
-    """Transformers checks the number and names of these types in every family, even if the model does not read them."""
+    """Transformers checks the number and names of layer_types in every family, even if the model does not read them."""
     data = write_config(config(name))
     data.pop("layer_types", None)
     plain = read_config(data)
@@ -73,7 +73,7 @@ def test_layers_with_a_mixture_of_experts_are_refused(name):
 def test_the_dtype_and_the_shape_of_every_tensor_are_checked(name, to, tmp_path):
     """The token table is also checked. Only a bias that Marian's files store as a row may have an additional axis.
 
-    Each tensor is damaged in two ways, which vary, so all kinds of tensors are damaged in all ways.
+    Each tensor is damaged in two of several ways, so that tensors of each kind are damaged in every way.
     """
     own = config(name)
     folder = convert(tiny.folder(tmp_path / "m", name, own.head), tmp_path / to, to)

@@ -34,7 +34,7 @@ def test_logits_of_a_layer_are_the_heads_for_its_hidden_states(layer: int) -> No
 
 @pytest.mark.parametrize("label", [None, 7])
 def test_an_output_is_followed_through_the_layers(label: int | None) -> None:
-    """By default it is the last row's answer at each position; places count from 1."""
+    """By default, the lens follows the last row's answer at each position. Places count from 1."""
     model = tiny.model("gpt2", "causal-lm", dtype=np.float64)
     logits = logit_lens(model, TEXT, positions=[1, 4], most=10_000, label=label)
     whole = [dict(zip(cell.tolist(), shares, strict=True)) for cell, shares in _cells(logits)]

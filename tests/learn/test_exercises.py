@@ -97,7 +97,7 @@ def test_right_solutions_pass(module: Any) -> None:
 
 @pytest.mark.parametrize("module", [PAGE, loops], ids=["page", "loops"])
 def test_right_solutions_stay_within_half_of_the_budget(module: Any) -> None:
-    """The rest of the budget is for other right solutions, whose errors may be larger."""
+    """The rest of the budget is for other correct solutions, whose errors may be larger."""
     for name, exercise in EXERCISES.items():
         for args, true in zip(exercise.cases(), right_answers(name), strict=True):
             answer, exact = dict(leaves(call(getattr(module, name), args).answer)), dict(leaves(true.outcome.answer))

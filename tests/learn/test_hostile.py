@@ -48,7 +48,7 @@ def test_a_function_that_waits_is_ended_with_its_line(tmp_path: Path, monkeypatc
 
 @POSIX
 def test_copies_of_the_process_end_with_it(tmp_path: Path) -> None:
-    """The copy, made by fork, loops forever. It is ended when the process ends."""
+    """The copy, made by fork, loops forever. It is killed when the process ends."""
     fork = "def embed(ids, positions, eps, token, position, norm):\n    import os\n    while os.fork() == 0:\n"
     fork += "        while True:\n            pass\n    return layer_norm(token['weight'][ids] + position['weight'][positions], **norm, eps=eps)"
     report = check(written(tmp_path, {"embed": fork, "linear": LINEAR}), chapter=1)

@@ -34,7 +34,7 @@ def test_a_function_with_the_parameters_of_an_older_version_says_so(name: str) -
 
 
 def test_a_file_of_an_older_version_can_be_continued(tmp_path: Path) -> None:
-    """The file lacks what the course has added since, and its `sample` has other parameters."""
+    """The file lacks the functions that were added to the course later, and its `sample` has different parameters."""
     old = "import math\n\nimport numpy as np\n\n\ndef linear(x, weight, bias):\n    return x @ weight + bias\n\n\n"
     old += "def sample(logits, temperature, top_p, u):\n    return 0\n"
     folder = written(tmp_path, {}, old)

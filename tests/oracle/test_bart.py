@@ -189,7 +189,7 @@ def test_a_head_s_answers_are_transformers_own(option: str, kind: Any, dtype: st
 @pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) -> None:
-    """Compares the gradients of the sum of all answers, each times a random number. One text has two end tokens."""
+    """Compares the gradients of a random linear combination of all answers. One text has two end tokens."""
     model = torch_model(option, kind, **HEADS[kind]).double()
     model.save_pretrained(tmp_path / "torch")
     config, tree = load_folder(tmp_path / "torch", np.float64)

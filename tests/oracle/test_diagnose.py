@@ -275,7 +275,7 @@ def test_a_different_model_is_an_error(torch_model: Any, recorded: golden.Golden
 def test_layers_that_share_a_module_have_their_own_stages(
     torch_model: Any, recorded: golden.Golden, model: Model
 ) -> None:
-    """Layer 1 uses the norm objects of layer 0, whose inputs and outputs are then those of two calls."""
+    """Layer 1 uses the norm modules of layer 0, so a hook on such a module sees the arrays of two calls."""
     first, second = torch_model.bert.encoder.layer[:2]
     second.attention.output.LayerNorm = first.attention.output.LayerNorm
     second.output.LayerNorm = first.output.LayerNorm

@@ -85,7 +85,7 @@ def test_it_generates_transformers_tokens(settings: dict[str, Any], tmp_path: Pa
 
 
 def test_the_gradients_of_choices_are_torchs(tmp_path: Path) -> None:
-    """Compares the gradients of the sum of all choices' logits, each times a random number."""
+    """Compares the gradients of the sum of all choices' logits, each multiplied by a random number."""
     folder, (ids, mask, _), model = folder_of(tmp_path), choices(), theirs(tmp_path)
     config, tree = load_folder(folder, np.float64, "multiple-choice")
     batch = packed(config, unpadded(ids.reshape(4, 9), mask.reshape(4, 9).astype(bool)))

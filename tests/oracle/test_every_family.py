@@ -241,7 +241,7 @@ def test_later_checkpoints_of_modernbert(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("family", "head"), HEADS)
 def test_gradients_are_torchs(family: str, head: str, saved: Saved) -> None:
-    """Compares the gradients of the sum of all answers, each times a random number."""
+    """Compares the gradients of the sum of all answers, each multiplied by a random number."""
     (folder, model), arrays, random = saved(family, head), given(family, head), np.random.default_rng(1)
     model.zero_grad()
     config, tree = load_folder(folder, np.float64)

@@ -92,7 +92,7 @@ def test_each_head_s_answers_are_torch_s(family: str, dtype: str, tmp_path: Path
 
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_each_head_s_gradients_are_torch_s(family: str, head: str, tmp_path: Path) -> None:
-    """Compares the gradients of the sum of all logits, each times a random number."""
+    """Compares the gradients of the sum of all logits, each multiplied by a random number."""
     folder, arrays = folder_of(tmp_path / "model", family), given()
     model, mask = theirs(folder), arrays["attention_mask"].astype(bool)
     config, tree = load_folder(folder, np.float64, head)

@@ -64,7 +64,7 @@ def test_a_page_is_short(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_page_has_no_options(path: Path) -> None:
-    """A page has no `if`, and no argument with the default None: another option is another function or page."""
+    """A page has no `if`, and no argument with the default None: a different option is a different function or page."""
     for node in functions(path):
         inside = list(ast.walk(node))
         branches = [each for each in inside if isinstance(each, ast.If | ast.IfExp | ast.Try)]

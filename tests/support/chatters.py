@@ -39,7 +39,7 @@ def rendering_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("npformer.text.chat.render", remembered)
-        # every rendering gets the same random marks, because its arguments are the key in the cache
+        # the random marks must be the same in every rendering, because they are part of the key in the cache
         patch.setattr("npformer.text.chat.secrets.token_hex", lambda n: "7d1" * n)
         yield
 

@@ -34,7 +34,7 @@ from npformer.plain.formulas import softmax
 from npformer.plain.roberta import padded_positions
 
 Arrays = dict[str, np.ndarray]
-#: Edits with which the pages of encoder-decoders, which read one text without padding, read a padded batch.
+#: Edits that let the pages of encoder-decoders read a padded batch, instead of one text without padding.
 PADDED = {
     "bart": (("positions, True, ", "positions, seen, "), ("source, True, ", "source, seen, ")),
     "t5": (("bias, True, ", "bias, seen, "), ("source, 0, True, ", "source, 0, seen, ")),
@@ -69,12 +69,12 @@ def edited(*edits: tuple[str, str], added: str = "") -> Plant:
 
 
 def layer(of: str, function: Callable[..., Any]) -> Plant:
-    """Returns a plant that replaces the layer function `of` with `function`, the layer of another page."""
+    """Returns a `Plant` that replaces the layer function `of` with `function`, a layer function of another page."""
     return edited((f"x = {of}(", f"x = {function.__name__}("), added=inspect.getsource(function))
 
 
 def rotated(layers: tuple[int, ...]) -> Plant:
-    """Returns a plant in which layer i of the page rotates with the angles of layer `layers[i]`."""
+    """Returns a `Plant` in which layer i of the page rotates with the angles of layer `layers[i]`."""
     return edited(("layers, rotations, reaches)", f"layers, [rotations[i] for i in {layers}], reaches)"))
 
 
@@ -83,12 +83,12 @@ def weights(change: Callable[[Arrays], Arrays]) -> Plant:
 
 
 def changed(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Plant:
-    """Returns a plant that changes the weights whose names contain `part`."""
+    """Returns a `Plant` that changes the weights whose names contain `part`."""
     return weights(lambda flat: {name: change(w) for name, w in flat.items() if part in name})
 
 
 def taken(*pairs: tuple[str, str]) -> Plant:
-    """Returns a plant with weights from elsewhere: for ("layers.0.", "layers.1."), layer 0 has those of layer 1."""
+    """Returns a `Plant` that uses other weights: ("layers.0.", "layers.1.") gives layer 0 the weights of layer 1."""
 
     def found(flat: Arrays) -> Arrays:
         names = {name: name.replace(own, other) for own, other in pairs for name in flat if own in name}
@@ -98,13 +98,13 @@ def taken(*pairs: tuple[str, str]) -> Plant:
 
 
 def swapped(one: str, other: str) -> Plant:
-    """Returns a plant that exchanges the weights of two parts of every layer, such as query and key."""
+    """Returns a `Plant` that exchanges the weights of two parts of every layer, such as query and key."""
     return taken((one, other), (other, one))
 
 
 def resplit(*shape: int) -> Plant:
-    """Returns a plant that splits columns of fused queries, keys and values of this shape, (heads, 3, 8), as if it were
-    (3, heads, 8), or the reverse."""
+    """Returns a `Plant` that splits fused columns of queries, keys and values, of this shape (heads, 3, 8), as if the
+    shape were (3, heads, 8), or the reverse."""
 
     def split(flat: Arrays) -> Arrays:
         found = {}
@@ -119,12 +119,12 @@ def resplit(*shape: int) -> Plant:
 
 
 def inputs(change: Callable[[dict[str, Any]], dict[str, Any]] | None = None, **new: str) -> Plant:
-    """Returns a plant that changes arguments, by a function or by expressions such as positions="positions + 1"."""
+    """Returns a `Plant` that changes arguments, by a function or by expressions such as positions="positions + 1"."""
     return Plant(inputs=(change or _computed(new),))
 
 
 def exported(change: Callable[[Arrays], dict[str, Any]] | None = None, **new: str) -> Plant:
-    """Returns a plant that changes exported values, by a function or by expressions such as logits="2 * logits"."""
+    """Returns a `Plant` that changes exported values, by a function or by expressions such as logits="2 * logits"."""
     return Plant(exported=(change or _computed(new),))
 
 
@@ -133,7 +133,7 @@ def _computed(new: Mapping[str, str]) -> Callable[[Mapping[str, Any]], dict[str,
 
 
 def at_stage(end: str, change: Callable[[np.ndarray], np.ndarray]) -> Plant:
-    """Returns a plant that changes the stages whose names have this ending; the page continues with the new values."""
+    """Returns a `Plant` that changes the stages whose names end in `end`; the page continues with the new values."""
     return Plant(stage=(lambda name, x: change(x) if name.endswith(end) else x,))
 
 

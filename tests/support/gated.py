@@ -44,7 +44,7 @@ class Gated(Server):
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Stops new batches at the gate during the block. The server has one process, and has answered all requests."""
+        """Stops new batches at the gate during the block. The server must have a single process and be idle."""
         self.allow(len(self.batches()))
         try:
             yield

@@ -1,4 +1,4 @@
-"""Runs transformers' models entirely in float64, including these steps, which always use float32:
+"""Runs transformers' models entirely in float64, including these steps, for which transformers always uses float32:
 
 * ModernBERT: the angles of the rotary embeddings, the rotation, and the softmax of its eager attention
 * Nomic BERT: the angles
@@ -39,7 +39,7 @@ _LLAMAS = {
 
 @contextmanager
 def in_double() -> Iterator[None]:
-    """Replaces these steps in the block. Convert models with `double()`, which also converts their frequencies."""
+    """Inside the block, these steps use float64. Convert models with `double()`, which also converts frequencies."""
     rotary = modeling.ModernBertRotaryEmbedding
     before = modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward
     root_before, deberta.scaled_size_sqrt = deberta.scaled_size_sqrt, root

@@ -43,7 +43,7 @@ def pipeline(
     **options: Unpack[{keywords}],
 ) -> {kind}:{body}
 """
-#: Other libraries' keywords that `pipeline` translates. It ignores the keywords in IGNORED.
+#: Other libraries' keywords that `pipeline` translates. `pipeline` ignores the keywords in IGNORED.
 TRANSLATED = {
     "truncation": "bool | str | None",
     "show_progress_bar": "bool | None",

@@ -1,4 +1,4 @@
-"""Mistakes that people make in ports, each under a short name, with the plant that makes it in a page."""
+"""Mistakes that people make in ports, each under a short name, with the `Plant` that makes it in a page."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ BEFORE_ATTENTION = no_norm("rms_norm", ATTENDED) & NORMED_FIRST
 NOT_ROTATED = exported(lambda stages: dict.fromkeys(f"layers.0.attention.{name}_rotated" for name in ("query", "key")))
 LEFT_OUT, BEFORE, WINDOW = "missing norm after a block", "norm before a block, not after it", "wrong local window"
 COLUMNS, SCALED = "rotation of the wrong columns", "rotation scaled differently"
-#: (families, name of a planted mistake, its name in the diagnosis, the plant).
+#: (families, name of a planted mistake, its name in the diagnosis, the `Plant`).
 ROWS: tuple[tuple[str, str, str, Plant], ...] = (
     ("gpt_neox bloom", "split in thirds", "query, key and value split in thirds", resplit(3, -1, 8)),
     ("gpt_neox", "one after another", "blocks one after another", edited(("layer_norm(x, **ffn_norm", "layer_norm(x + attended, **ffn_norm"))),
@@ -111,6 +111,6 @@ ROWS: tuple[tuple[str, str, str, Plant], ...] = (
     ("gemma3_text", "w for 1 + w in heads", "1 + weight of RMSNorm misused", both(f"gemma_norm({HEADS}", f"rms_norm({HEADS}")),
     ("gemma3_text", "thetas exchanged", "rotation with the wrong base", rotated((1, 0))),
 )  # fmt: skip
-#: Family -> name of a planted mistake -> its name in the diagnosis, and the plant.
+#: Family -> name of a planted mistake -> its name in the diagnosis, and the `Plant`.
 FAMILIES = dict.fromkeys(family for families, *_ in ROWS for family in families.split())
 PLANTED = {family: {key: (name, plant) for of, key, name, plant in ROWS if family in of.split()} for family in FAMILIES}

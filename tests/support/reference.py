@@ -20,7 +20,7 @@ BLOCK = re.compile(r"::\n\n((?: {4,}.*(?:\n\n?|\Z))+)")
 
 
 def documented() -> dict[str, Any]:
-    """Returns the objects of the reference, name -> class, function or method with a docstring of its own.
+    """Returns the objects of the reference by name: each class, function and method that has its own docstring.
 
     The objects of `npformer.dataset` are included if its extra is installed, as in CI's lane `extras`.
     """

@@ -24,7 +24,7 @@ MARIAN_FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
 @cache
 def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq:
-    """Returns the Marian or BART model of a golden case; its weights are drawn by Hugging Face's names."""
+    """Returns the Marian or BART model of a golden case; each weight is drawn from its Hugging Face name."""
     config = read_config(cases.model_config(case))
     flat = {}
     for ours, each in drawn(config).items():

@@ -1,4 +1,4 @@
-"""Replaces each file that a loader reads with a pipe, device, socket, folder or link, and then loads.
+"""Runs loaders after one of their files was replaced with a pipe, device, socket, folder or link.
 `python -m tests.support.special_files KIND FOLDER` writes two lines of JSON for each file: [name, whether a link is
 followed, whether loading needs the file], and the error.
 """

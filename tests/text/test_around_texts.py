@@ -52,7 +52,7 @@ BEGUN, WHOLE = f"{byte_level.END} $A", f"{byte_level.END} $A {byte_level.STOP}"
         (WHOLE, {"add_eos_token": False}, (True, False)),
         (WHOLE, {"add_bos_token": True}, (True, False)),  # add_eos_token is False by default
         (WHOLE, {"add_eos_token": None}, (True, True)),
-        (WHOLE, {}, (True, True)),  # a folder saved by version 5
+        (WHOLE, {}, (True, True)),  # a folder saved by transformers 5
         ("", {"add_bos_token": True}, (True, False)),
         ("", {}, (False, False)),
     ],

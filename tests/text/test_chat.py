@@ -38,7 +38,7 @@ def read(chat: Chat, messages: Any) -> tuple[str, list[int]]:
 
 
 def test_the_template_begins_the_answer_or_continues_it(chat: Chat) -> None:
-    """The beginning token occurs once, because the tokenizer does not add another."""
+    """The beginning token occurs once, because the tokenizer does not add it again."""
     start, stop = chatters.START, chatters.STOP
     control = [chatters.END, start, stop, start, stop, start]
     assert read(chat, ASKED) == (f"{BEGUN}Hi<|im_end|>\n<|im_start|>assistant\n", control)

@@ -32,8 +32,8 @@ class Counted(str):
 
 
 def test_few_of_thousands_of_tokens_are_compared_at_each_character() -> None:
-    """Gemma has 6,242 tokens such as <unused0>. A regular expression tries all of them at each character. For a text of
-    "<", this takes minutes, during which a server answers no other request.
+    """Gemma has 6,242 tokens such as <unused0>. A regular expression would try all of them at each character. For a
+    long text of "<", this would take minutes, during which a server answers no other request.
     """
     control = ControlTexts(map(Counted, [f"<unused{i}>" for i in range(6242)]))
     text = "<" * 10_000 + "<unused6241>" + "<unused" * 1000

@@ -1,6 +1,6 @@
 """The blocks of a layer, one per file: attention, feed-forward networks and a convolution. `layers/` combines blocks.
 
-A block is an object with options. It is called with rows, their texts and weights. `backward` is below `__call__`.
+A block is an object with options, and is called with rows, their texts and weights. `backward` is below `__call__`.
 """
 
 from typing import TYPE_CHECKING

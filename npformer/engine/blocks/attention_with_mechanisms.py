@@ -28,7 +28,7 @@ class OwnCache(Protocol):
 
 @dataclass
 class AttentionWithMechanisms(PackedAttention):
-    """`PackedAttention` that also takes every step of a layer's mechanisms, such as rotation and masks.
+    """`PackedAttention` with all steps of a layer's mechanisms, such as rotation and masks.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class AttentionWithMechanisms(PackedAttention):
         return formula
 
     def add_backward(self, run: Run, stages: Stages, q: np.ndarray, k: np.ndarray) -> AddBackward | None:
-        """Backward of `add` for all mechanisms. It also adds the gradients of the mechanisms' arrays to `sums`."""
+        """Backward of `add` for all mechanisms, which also adds the gradients of the mechanisms' arrays to `sums`."""
         if all(type(each).add is Mechanism.add for each in self.mechanisms):
             return None
         scale, places = self.scale_of(q.shape[-1]), self._places_of(run)

@@ -1,5 +1,5 @@
 """A service's use of a model: many threads, pipelines and processes at once, with cancelled and interrupted tasks. Each
-caller gets the correct answers, to the bit, and nothing is left behind.
+caller gets the correct answers, bit for bit, and nothing is left behind.
 
 By default the suite makes few interrupts and calls. It was also run once with NPFORMER_TEST_INTERRUPTS=1000 and
 NPFORMER_TEST_CALLS=20000.

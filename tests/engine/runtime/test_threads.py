@@ -363,7 +363,7 @@ def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
 
 
 def test_many_threads_call_many_models() -> None:
-    """Each thread gets its own answers, to the bit, while other threads fail, and nothing is left behind."""
+    """Each thread gets its own answers, bit for bit, while other threads fail, and nothing is left behind."""
     kinds = [("distilbert", "sequence-classification"), ("bert", "base"), ("bert", "token-classification")]
     models = [tiny.model(*kind, threads=threads) for kind in kinds for threads in (1, 2, 3)]
     texts = [Text(np.arange(length)) for length in (1, 2, 9, 9, 30, 64) * 12]
