@@ -153,7 +153,7 @@ def test_the_figures_keep_the_digits_that_were_printed():
 
 
 def test_the_teardown_notebook_takes_the_published_steps_with_the_numbers_of_its_own_model():
-    """The notebook begins with a text and a formula. It shows every published table's stage, but no published number."""
+    """The notebook begins with a text and a formula. It shows each published table's stage, but no published number."""
     path = Path(__file__).parents[1] / "docs" / "learn" / "teardown.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert "$$" in "".join(cells[0]["source"])

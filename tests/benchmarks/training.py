@@ -3,7 +3,7 @@
 A step consists of forward pass, backward pass, clipping and AdamW on a batch. The models are DistilBERT-base on 32
 texts of 64 tokens, an encoder of width 256 on 32 texts of 256 tokens, and an encoder-decoder of width 128 on 128 pairs
 of similar length. Both engines begin with the same weights, have dropout in the same places and take turns in one
-process. Without dropout, their first losses must agree.
+process. Without dropout, the engines' first losses must agree.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def test_half_precision_widens_exactly():
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_large_arrays_are_copied_in_pieces_by_several_threads(monkeypatch, threads):
-    """Every piece of rows or columns is copied, including a shorter last one and parts of a row longer than a piece."""
+    """Every piece of rows or columns is copied, even a short last piece, and all parts of a row longer than a piece."""
     monkeypatch.setattr(storage, "_PIECE", 1000)
     numbers = np.random.default_rng(0).normal(size=(130, 70)).astype(np.float16)
     arrays = [numbers, numbers.T, numbers[:, 0], numbers.reshape(1, -1), numbers[:0], numbers[0, 0].reshape(())]

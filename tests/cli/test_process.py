@@ -230,7 +230,7 @@ def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [(name, (0, *range(i, 11, 3))) for i, name in enumerate(COMMANDS, 1)])
 def test_ctrl_c_at_any_time_ends_quietly(name, steps, models, tmp_path):
-    """Interrupts each command after set-up and at some tenths of its run time; the cases together cover every tenth.
+    """Interrupts each command after set-up and at several tenths of its run time; together, the cases cover all tenths.
 
     The process stops itself after set-up, so the first interrupt is never too late.
     """

@@ -145,7 +145,7 @@ def test_a_fifo_gets_the_whole_content(tmp_path: Path) -> None:
 
 def test_a_fifo_gets_nothing_of_a_failure(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ZeroDivisionError):  # the error does not wait for a reader
+    with pytest.raises(ZeroDivisionError):  # raised without waiting for a reader
         fail(tmp_path / "fifo")
     assert (tmp_path / "fifo").is_fifo()
 
@@ -254,7 +254,7 @@ def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch
         (folder,) = temporary.glob(".npformer-fifo.*.partial")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         run.kill()
-    with pytest.raises(ZeroDivisionError):  # the error does not wait for a reader of the pipe
+    with pytest.raises(ZeroDivisionError):  # raised without waiting for a reader of the pipe
         fail(tmp_path / "fifo")
     assert os.listdir(temporary) == []
 

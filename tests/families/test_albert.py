@@ -90,7 +90,7 @@ def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_shared_layers_that_differ_in_a_file_are_both_used() -> None:
-    """If layers in npformer's own files are declared as shared but differ, both are used."""
+    """If npformer's own files declare layers as shared but store different weights, each layer uses its own."""
     config = tiny.config("albert")
     flat = dict(layout.stored(tiny.weights(config), config))
     name = "layers.1.ffn.output.bias"

@@ -12,7 +12,7 @@ from tests.support.check_family import CHECKS
 #: All families except mT5, which is T5 with gates, and Gemma 1, because Gemma 2 has all of its parts.
 DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
-#: Slow check -> the families for which the quick tests run it: families that differ in all parts that it tests.
+#: Slow check -> families for which the quick tests also run it, chosen to differ in every part that it tests.
 LONG = {
     "a_port_of_unusual_sizes_is_diagnosed": ("deberta-v2", "gpt2", "gemma2", "t5"),
     "the_commands_take_it": ("bert", "gpt2", "t5"),

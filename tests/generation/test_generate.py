@@ -289,7 +289,7 @@ def first_logits() -> np.ndarray:
     [{"top_k": 0}, {"top_k": 7}, {"top_k": 0, "top_p": 0.6}, {"temperature": 2.5}, {"temperature": 0.3, "top_p": 0.9}],
 )
 def test_tokens_are_drawn_by_their_probability(settings: dict[str, Any]) -> None:
-    """Each token's share of 1000 draws is its probability after temperature, top_k and top_p.
+    """Each token's share of 1000 draws is close to its probability after temperature, top_k and top_p.
 
     The share may differ by 5 standard deviations plus 3 draws, an allowance for very rare tokens.
     """

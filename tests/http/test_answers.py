@@ -81,7 +81,10 @@ def test_an_answer_counts_until_it_is_read() -> None:
 
 
 def test_above_the_limit_the_slowest_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slowest reader has the largest product of unread bytes and waiting time. Readers that are nearly done stay."""
+    """The slowest reader has the largest product of unread bytes and waiting time.
+
+    Readers that are nearly done stay connected.
+    """
     monkeypatch.setattr(answers, "FRESH", 0.0)
 
     async def test() -> None:

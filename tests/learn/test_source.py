@@ -165,7 +165,7 @@ def wide_gelu(x: Any) -> Any:
 
 
 def wide_scale(q: Any, k: Any, v: Any, mask: Any = True) -> Any:
-    number = float(np.sqrt(4.0))  # computed in float64, then a Python number
+    number = float(np.sqrt(4.0))  # a Python number, computed in float64
     scores = q @ k.mT * number / np.sqrt(q.shape[-1]) / 2
     return right("softmax")(np.where(mask, scores, -np.inf)) @ v
 

@@ -103,7 +103,7 @@ def test_generated_tokens_equal_transformers(option: str, settings: dict[str, in
     tensors = {key: torch.from_numpy(each) for key, each in given.items()}
     expected = theirs.generate(**tensors, max_new_tokens=12, do_sample=False, **settings).numpy()
     model = npformer.load(tmp_path / "torch")
-    for older in (False, True):  # first with generation_config.json, then without it, so with the defaults
+    for older in (False, True):  # first with generation_config.json, then without it, with the defaults
         if older:
             (tmp_path / "torch/generation_config.json").unlink()
         rows = [row[:length] for row, length in zip(given["input_ids"], LENGTHS, strict=True)]
@@ -199,7 +199,7 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
         ours = forward(tree, parts_of(config), packed)
     grads = {name: random.standard_normal(array.shape) for name, array in ours.items()}
     rows = {name: each if name == "logits" else packed.split(each) for name, each in grads.items()}
-    for i, ids in enumerate(texts):  # one text at a time: transformers needs equally many end tokens in all texts
+    for i, ids in enumerate(texts):  # one by one: transformers requires the same number of end tokens in all texts
         found = head_answers(model, {"input_ids": ids[None]})
         sum((found[name] * torch.from_numpy(rows[name][i])).sum() for name in found).backward()
     named = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}

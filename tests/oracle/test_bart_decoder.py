@@ -57,7 +57,7 @@ def test_generated_tokens_equal_transformers(option: str, settings: dict[str, in
     targets = [
         theirs.generate(torch.from_numpy(each[None]), do_sample=False, **settings)[0, len(each) :] for each in prompts
     ]
-    for older in (False, True):  # first with generation_config.json, then without it, so with the defaults
+    for older in (False, True):  # first with generation_config.json, then without it, with the defaults
         if older:
             (tmp_path / "generation_config.json").unlink()
         for target, [found] in zip(targets, generate(model, [Text(each) for each in prompts], **settings), strict=True):

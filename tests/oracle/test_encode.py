@@ -1,4 +1,4 @@
-"""Methods named as in sentence-transformers give its answers and settings, for folders that it saved."""
+"""Methods named as in sentence-transformers return the same answers and settings, for folders that it saved."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_standalone_model_has_the_choice(model_type: str, head: str, fields: d
 
 
 def rows_of(case: str) -> np.ndarray:
-    """Returns the page's rows for the vectors of a case, text by text. Ids 0, 1, ... read a table of the vectors."""
+    """Returns the page's rows for the vectors of a case, text by text. Ids 0, 1, ... select the vectors."""
     config, tree = load_folder(DATA / case, "float64")
     sizes = (ACTIVATIONS[config.activation], config.eps, 1.0, page.no_rows)
     layer = chosen("tgt_layer" if config.decoder else "src_layer", page.encode, config)

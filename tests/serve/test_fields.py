@@ -104,8 +104,9 @@ def test_a_body_that_is_not_json_is_refused_with_its_place(body, message):
 
 
 def test_a_body_of_very_many_lists_is_refused():
-    """Parsing these lists would take a second, in which no other request is answered. Brackets in texts do not count as
-    lists.
+    """Parsing these lists would take a second, during which no other request is answered.
+
+    Brackets in texts do not count as lists.
     """
     for body in (b"[" + b"[]," * 100_000 + b"[]]", b'["' + b"\\" * 2 + b'",' + b"{}," * 100_000 + b"{}]"):
         with pytest.raises(Refusal) as refusal:

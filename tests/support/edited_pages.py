@@ -103,8 +103,8 @@ def swapped(one: str, other: str) -> Plant:
 
 
 def resplit(*shape: int) -> Plant:
-    """Returns a `Plant` that splits fused columns of queries, keys and values, of this shape (heads, 3, 8), as if the
-    shape were (3, heads, 8), or the reverse."""
+    """Returns a `Plant` that splits fused columns of queries, keys and values, (heads, 3, 8), as if the shape were
+    (3, heads, 8), or the reverse."""
 
     def split(flat: Arrays) -> Arrays:
         found = {}

@@ -70,7 +70,7 @@ def test_a_generator_that_ends_inside_a_window_is_answered_to_its_end(task: Task
 
 @pytest.mark.slow
 def test_inputs_are_freed_with_their_window(task: Task) -> None:
-    """At most two windows are in memory: the old window while the new one is filled."""
+    """At most two windows are in memory: the old one stays while the new one is filled."""
     source = Source(10 * WINDOW)
     for _ in islice(task(iter(source)), 0, None, WINDOW):
         gc.collect()

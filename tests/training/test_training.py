@@ -100,7 +100,7 @@ def test_fifty_steps_of_a_translator_are_torchs(dtype: str, tolerance: float) ->
 
 
 def test_lazy_adam_is_adam_on_the_rows_that_occur() -> None:
-    """Rows with a gradient at every step move as in dense Adam. Other rows and their moments do not change."""
+    """Rows with a gradient at every step change as in dense Adam. Other rows and their moments do not change."""
     random = np.random.default_rng(0)
     table, other = random.standard_normal((6, 3)), random.standard_normal((6, 3))
     lazy, dense = Adam({"embeddings.token.weight": table}), Adam({"embeddings.token.weight": other}, lazy=False)

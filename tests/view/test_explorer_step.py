@@ -235,7 +235,7 @@ def test_a_changed_line_without_an_end_is_stopped(parts: Parts, text: str, monke
 
 
 def test_the_process_of_a_changed_page_can_write_no_file_and_its_output_is_no_pickle(tmp_path: Any) -> None:
-    """Even for a program that passed the check, the process has limits, and it outputs only JSON and numbers."""
+    """Even a program that passed the check runs in a process with limits, which outputs only JSON and numbers."""
     path = tmp_path / "file"
     text = f"import numpy as np\ndef f():\n    np.ones(3).tofile({str(path)!r})\n    return np.ones(1)\ndef h(x):\n    return {{'a': x}}\n"
     with pytest.raises(NpformerError, match=r"line 3|needs more"):

@@ -52,7 +52,7 @@ def sum_in_order(
             sums = each.sum(axis=-1)
         elif each.size < MANY:
             sums = np.add.accumulate(each, axis=-1)[..., -1]
-        else:  # the order is the same, and this is faster for many sums
+        else:  # the same order of addition, faster for many sums
             sums = each[..., 0] + each[..., 1] if sizes[1] > 1 else each[..., 0].copy()
             for i in range(2, sizes[1]):
                 sums += each[..., i]
