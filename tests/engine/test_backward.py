@@ -104,7 +104,7 @@ def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
 
 
 def test_cross_entropy_from_given_log_probabilities() -> None:
-    """With log probabilities as an argument, the loss is the same as without. The gradient differs only by rounding:
+    """Passing log probabilities as an argument does not change the loss. The gradient differs only by rounding:
     exp(log p) differs from p by a few units in the last place."""
     random = np.random.default_rng(0)
     logits, targets = random.standard_normal((7, 11)) * 3, np.array([0, 10, 3, -100, 5, 5, 1])

@@ -99,7 +99,7 @@ PLANTED: dict[str, Callable[[], None]] = {
 
 def _use(name: str) -> Callable[..., None]:
     def use(folder: Path, draw: Draw, texts: object) -> None:
-        if not isinstance(draw, Plain):  # the valid corpus gets no fault
+        if not isinstance(draw, Plain):  # no fault is planted in the valid corpus
             PLANTED[name]()
 
     return use

@@ -1,4 +1,4 @@
-"""The page of the course: its code for a finished file runs. `test_documentation.py` runs all other pages."""
+"""The code on the course's page runs with a finished file. `test_documentation.py` runs all other pages."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_the_gradient_of_a_rotation_is_its_derivative(name: str) -> None:
 
 
 def test_every_formula_with_a_derivative_has_a_backward_function() -> None:
-    """`split_heads` and `combine_heads` are each other's backward function. Masks and angles need none."""
+    """`split_heads` and `combine_heads` are each other's backward function. Masks and angles are constants."""
     names = {name for name, each in vars(formulas).items() if inspect.isfunction(each)}
     masks = {"causal_mask", "full_mask", "window_mask", "causal_window_mask"}
     without = {"split_heads", "combine_heads", "rotary_angles"} | masks

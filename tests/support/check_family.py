@@ -58,7 +58,7 @@ def two_heads(name: str) -> list[str]:
 
 
 def inputs(model: Model | Seq2Seq, lengths: Sequence[int], seed: int = 0) -> list[Any]:
-    """Returns random texts, with token types if the family has them, gaps in some positions; pairs for translators."""
+    """Returns random texts, or pairs for translators: with token types if the family has them, and some with gaps."""
     random, config = np.random.default_rng(seed), model.config
     if isinstance(model, Seq2Seq):
         ends = (config.vocab_size, config.decoder.vocab_size)

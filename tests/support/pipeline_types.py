@@ -96,7 +96,7 @@ def stub() -> str:
         names = ", ".join(f'"{each}"' for each in (name, *(a for a, of in ALIASES.items() if of == name)))
         given = {"task": f"Literal[{names}]", "keywords": name_of(kind), "kind": kind.__name__}
         parts.append(OVERLOAD.format(**given, body=" ..."))
-    # Python 3.13 removes the indentation of a docstring, older versions keep it
+    # Python 3.13 removes the indentation of a docstring; older versions keep it
     described = inspect.getdoc(pipeline) or ""
     body = "\n" + textwrap.indent(f'"""{described}\n"""', "    ")
     given = {"task": "str | None = None", "keywords": "AnyKeywords", "kind": "Task"}

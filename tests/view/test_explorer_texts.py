@@ -1,4 +1,4 @@
-"""The explorer's notes about texts that are empty, long or truncated, and about pairs that are begun on the page."""
+"""The explorer's notes about texts that are empty, long or truncated, and about pairs that the user begins."""
 
 from __future__ import annotations
 
