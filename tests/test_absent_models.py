@@ -1,4 +1,4 @@
-"""In a source distribution, tests that need a model of the checkout are skipped, counted and named, and no others."""
+"""A source distribution skips only tests that need a model of the checkout, and counts and names these tests."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_linked_files_are_in_the_checkout(page):
 
 
 def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
-    """The README has at most 120 lines. `.ci/run` reads from it the commands that install and test npformer."""
+    """The README has at most 120 lines, and contains the commands that `.ci/run` uses to install and test npformer."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 120
     first = blocks("README.md")[0]

@@ -1,4 +1,4 @@
-"""Names of earlier versions, in which the stages of gated networks were hidden and gate, not gate and up.
+"""Names of earlier versions, in which the stages gate and up of gated networks were called hidden and gate.
 
 Folders with those names are read; golden files, traces and arrays with them are refused.
 """

@@ -68,7 +68,7 @@ ORDER = (
     *("tasks", "dataset", "serve", "training", "interpret", "golden", "view", "learn"),
     *("cli", "__main__"),
 )
-#: Modules that define nothing: they name functions of other modules, and import those on first use.
+#: Modules that define nothing: they name functions of other modules, which they import on first use.
 NAMES_ONLY = {"npformer", "npformer.plain"}
 INDEPENDENT = {
     "common.errors": set(),

@@ -1,4 +1,4 @@
-"""GELU's error in both dtypes, which blocks and threads do not change. `test_functions.py` tests other activations."""
+"""GELU's error in both dtypes, with any blocks and threads. `test_functions.py` tests other activations."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
 def test_queries_in_blocks_have_the_bits_of_one_pass(
     heads: tuple[int, int], window: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """150 queries need three blocks, the last one partly filled. With a window, a block skips the keys before it."""
+    """150 queries need three blocks, the last one partly filled. A block skips the keys before its window."""
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((2, n, 150, 24)).astype(dtype) for n in (heads[0], heads[1], heads[1]))
     mask = np.tri(150, dtype=bool)

@@ -88,7 +88,7 @@ PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 
 
 
 def in_turn(*choices: Any) -> list[Any]:
-    """Returns every pair of a combination and a choice; every other pair is marked slow."""
+    """Returns every pair of a combination and a choice. Half of the pairs, alternately, are marked slow."""
     return [
         pytest.param(name, choice, marks=[pytest.mark.slow] * ((i + j) % 2))
         for i, name in enumerate(COMBINATIONS)
@@ -253,7 +253,7 @@ def test_some_texts_of_a_run_have_their_own_masks(mechanism: Mechanism) -> None:
 @pytest.mark.parametrize("queries", [[[0, 1, 2, 3]] * 2, [[1, 2]] * 2, [[1], [3]], [[0, 2], [1, 3]]])
 @pytest.mark.parametrize("keys", [[[0, 1, 2, 3]] * 2, [[0, 1, 2, 3], [1, 2, 3, 4]], [[0, 1, 2, 9], [0, 7, 8, 9]]])
 def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[int]], keys: list[list[int]]) -> None:
-    """Distances beyond the table, 4 and more, have the value at that end of the table."""
+    """Distances beyond the table, 4 and more, have the value at the nearer end of the table."""
     values = np.arange(14.0).reshape(2, 7)
     found = np.broadcast_to(at_distances(values, np.array(queries), np.array(keys)), (2, 2, len(queries[0]), 4))
     for n, h, i, j in np.ndindex(found.shape):

@@ -79,7 +79,7 @@ class Worker:
         return [each for each in said if "number" in each]
 
     def stuck(self) -> bool:
-        """Returns whether a case has computed or idled for too long. It may wait longer for a busy processor."""
+        """Returns whether a case has computed or idled for too long. A case may wait longer for a busy processor."""
         waited = time.monotonic() - self.since
         if self.ready or self.chunk is None:
             return not self.ready and waited > START

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fuzz import pool
 
-LEAST = 0.05  # minimum share of a kind's cases that must load, and minimum share to be refused
+LEAST = 0.05  # minimum share of a kind's cases that load, and minimum share that are refused
 SOME = 200  # minimum number of cases for this rule
 
 

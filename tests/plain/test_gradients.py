@@ -41,7 +41,7 @@ BACKWARDS = {name: each for page in PAGES for name, each in vars(page).items() i
 
 @pytest.mark.parametrize("name", [each for each in BACKWARDS if hasattr(formulas, each.removesuffix("_backward"))])
 def test_a_backward_function_has_the_defaults_of_its_function(name: str) -> None:
-    """Without optional arguments, a backward function gives the gradient of its function's default form."""
+    """The optional arguments of a backward function have the same defaults as those of its function."""
     own, of = inspect.signature(BACKWARDS[name]), inspect.signature(getattr(formulas, name.removesuffix("_backward")))
     given = {each.name: each.default for each in own.parameters.values() if each.default is not inspect.Parameter.empty}
     assert given == {each: of.parameters[each].default for each in given}

@@ -306,7 +306,7 @@ def test_the_language_in_a_task_s_name():
 
 
 def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
-    """A pipeline loads the model with the task's head, and `load` loads it with the given head. The head is never guessed."""
+    """A pipeline loads the task's head, and `load` loads the head that is given. The head is never guessed."""
     folder = tiny.folder(tmp_path / "model", "bert", "masked-lm")
     expected = pipeline("fill-mask", folder)("I [MASK] ice")
     described = json.loads((folder / "config.json").read_text())
