@@ -300,7 +300,7 @@ def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
 
 
 def test_the_layer_in_the_readme_is_the_page_s() -> None:
-    """The docstring is not compared."""
+    """The code is compared, without the docstring."""
     tree = ast.parse(source("formulas"))
     [layer] = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "encoder_layer"]
     layer.body = layer.body[1:]

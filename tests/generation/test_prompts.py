@@ -226,7 +226,7 @@ def test_a_prompt_that_extends_an_earlier_text_computes_only_its_new_rows(family
     for count, new in ((len(known) - 1, 70), (48, 1), (5, 20)):
         ids = np.concatenate([known[:count], random.integers(2, 300, new)])
         prompts = Text(ids), first.state.continued(ids, count)
-        left_out = family == "gemma2" and count - 40 < 16  # needs some of the 16 rows that the window of 40 dropped
+        left_out = family == "gemma2" and count - 40 < 16  # needs rows that the window of 40 has dropped
         assert isinstance(prompts[1], Continued) is not left_out
         whole, continued = (Stream(writer, each, max_new_tokens=5, logprobs=2) for each in prompts)
         expected = list(whole)

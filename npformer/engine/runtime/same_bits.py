@@ -142,7 +142,7 @@ class Kernel:
         return places[sums == 1].tolist()
 
     def _small(self) -> int:
-        """The most multiply-adds with which a product of two blocks and VECTOR columns is summed in one pass."""
+        """The most multiply-adds at which BLAS sums a product of two blocks and VECTOR columns in one pass."""
         b = self._irregular(2 * self.k_block_size, VECTOR)
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
