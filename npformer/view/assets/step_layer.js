@@ -1,6 +1,6 @@
 // Step view, sentences about the layer at the chosen token: the tokens that its heads read, how far its blocks move the
-// row, and the answer without each block. The server computes the sentences' data after the answer's reasons, when the
-// page is idle.
+// row, and the answer with a block left out. The server computes the sentences' data after the answer's reasons, when
+// the page is idle.
 
 const noteHere = el("div", { class: "layer-note", role: "status" });
 const REST = 120; // milliseconds after the last step until the sentences are requested
@@ -75,7 +75,7 @@ function sizesOf(blocks) {
   return first ? [capital(first[0]), ...(rest.length ? [", ", ...listed(rest)] : []), ". "] : [];
 }
 
-// The probability of the explained outcome, with all blocks and without each block at this token.
+// The probability of the explained outcome, with all blocks, and with each block left out at this token.
 function answerOf(answer, own, blocks) {
   const known = blocks.filter(({ without }) => without);
   if (!known.length) return [];
