@@ -98,7 +98,7 @@ class SafeTokenizer(Uncalled):
         setattr(self._tokenizer, name, value)
 
     def _forget(self, name: str) -> None:
-        """Forgets the names of tokens before an attribute is set or a method is called that may change these names."""
+        """Forgets the names of tokens if a use of the attribute `name`, such as `add_tokens`, may change them."""
         if name == "model" or name.startswith(("add_", "train")):
             self._added.clear()
             self._names.clear()
