@@ -239,7 +239,7 @@ def read_tokenizer(
     unknown = getattr(model, "unk_token", None)
     if unknown is not None and model.token_to_id(unknown) is None:
         raise NpformerError(f"{path}: the unknown token {shown(unknown)} is not in the vocabulary")
-    if isinstance(model, models.WordPiece) and not CONTINUED.search(content):  # collecting all pieces takes time
+    if isinstance(model, models.WordPiece) and not CONTINUED.search(content):  # get_vocab is slow
         check_marks(str(path), tokenizer.get_vocab())
     if isinstance(model, models.Unigram):
         if parts["model"].get("unk_id") is None and parts["model"].get("byte_fallback") is not True:
