@@ -56,7 +56,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     or the weights are missing.
     """
     try:
-        from huggingface_hub import constants  # importing the client of huggingface_hub takes ten times as long
+        from huggingface_hub import constants  # the client of huggingface_hub takes ten times as long to import
     except ValueError as error:
         raise NpformerError(f"{name}: HF_ENDPOINT: not a valid address ({error}); correct or unset it") from error
 

@@ -139,7 +139,7 @@ def _whole_numbers(value: object) -> TypeGuard[list[int]]:
 def checksum(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
     """The SHA-256 of the content of a file, in hexadecimal. `write_tensors` stores it in the metadata as "sha256".
 
-    The digest covers a line `KEY=VALUE` for each other entry of the metadata. Then, for every tensor, it covers a line
+    The digest covers a line `KEY=VALUE` for every other entry of the metadata. Then, for every tensor, it covers a line
     `NAME DTYPE SHAPE`, as in the header (`head.weight F16 [2, 384]`), and the bytes of the tensor in the file. Lines
     are in UTF-8 and end with a line feed. Entries and tensors are sorted by the code points of their names.
     """

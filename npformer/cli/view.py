@@ -1,6 +1,6 @@
 """Draw a forward pass: attention by head, layer or neuron, every stage, the words
 behind a label, the contributions to a logit, the answer at each layer and
-without each head; or all of them on one page."""
+with one head removed; or all of them on one page."""
 
 from __future__ import annotations
 

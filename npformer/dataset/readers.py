@@ -177,7 +177,7 @@ def _row_bytes(coded: Any, index: int, texts: list[str]) -> int:
     for chunk in map(group.column, range(group.num_columns)):
         if chunk.path_in_schema in texts and any("DICTIONARY" in each for each in chunk.encodings):
             one = {"batch_size": 1, "row_groups": [index], "columns": [chunk.path_in_schema], "use_threads": False}
-            with suppress(pa.ArrowException):  # raised for extension types, and for damage that reading reports
+            with suppress(pa.ArrowException):  # raised for extension types and for damaged data
                 for batch in islice(coded.iter_batches(**one), 1):
                     total += _longest(batch.column(0)) * -(-chunk.num_values // group.num_rows)
     return total

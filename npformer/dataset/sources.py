@@ -190,7 +190,7 @@ def _measure(path: Path, cuts: Cuts) -> Any:
 
 
 def _common(files: list[File]) -> Any:
-    """Returns the common schema of all files. The types of the last jsonl file represent all jsonl files' values."""
+    """Returns the common schema of all files. The last jsonl file's types represent the values of all jsonl files."""
     jsonl = [each for each in files if form_of(each.path).kind == "jsonl"]
     first, *others = [*jsonl[-1:], *(each for each in files if each not in jsonl)]
     fields = {each.name: each for each in first.schema}
@@ -206,7 +206,7 @@ def _common(files: list[File]) -> Any:
             if field.type != plain_types[field.name]:
                 where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]
                 raise NpformerError(f"{where} is {field.type}, but {expected} in {first.path.name}")
-            # Without encodings and views, the types are equal. If they differ in these, the plain type is used.
+            # Apart from encodings and views, the types are equal. If these differ, the plain type is used.
             if file.schema.field(field.name).type != fields[field.name].type:
                 fields[field.name] = field
     return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])

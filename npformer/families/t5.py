@@ -190,7 +190,7 @@ class T5Family(Transformer):
         return name.removeprefix(self.prefix)
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """As in `Family`: the relative biases of cross-attention, and `lm_head` and the decoder if they are unused."""
+        """As in `Family`: relative biases of cross-attention, `lm_head`, and the decoder without `config.decoder`."""
         unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
         return frozenset({unused, "lm_head.weight"} if config.decoder else {"decoder.*", "lm_head.weight"})
 

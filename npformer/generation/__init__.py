@@ -201,7 +201,7 @@ def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int 
 def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
     """The cross-attention weights (H, L, S) of each decoder layer, from target tokens `ids` (L,) to source tokens.
 
-    One pass over the whole target computes the weights, with the same bits as in one step per token.
+    One pass over the whole target computes the weights, with the same bits as one step per token.
     """
     heard = []
 

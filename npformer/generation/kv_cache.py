@@ -80,7 +80,7 @@ class BeamAncestry:
 
     @property
     def width(self) -> int:
-        """The number of columns to compute: the columns in use, padded to a multiple of VECTOR without a listener."""
+        """The number of columns to compute: the columns in use, or without a listener the next multiple of VECTOR."""
         return self.length if listening() else min(self.length + -self.length % VECTOR, self.room)
 
     def admitted(self, width: int, mechanisms: Sequence[Mechanism]) -> np.ndarray:

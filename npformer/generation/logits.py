@@ -110,7 +110,7 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
 
 
 def check_choice(scores: np.ndarray) -> None:
-    """Raises NpformerError if the best score is -inf, which means that all tokens are banned, NaN or +inf."""
+    """Raises NpformerError if the best score is NaN, +inf or -inf, which means that all tokens are banned."""
     if (scores == -np.inf).any():
         raise NpformerError(
             "settings: expected an allowed next token; the settings ban all tokens, or ban a forced token"

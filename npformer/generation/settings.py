@@ -21,7 +21,7 @@ from npformer.config import Config, Decoder
 
 FILE = "generation_config.json"
 
-#: Ignored settings. Most affect only the form of the output, caches or speed.
+#: Ignored settings, most of which affect only the form of the output, caches or speed.
 IGNORED = frozenset({
     "_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states",
     "output_scores", "output_logits", "return_dict_in_generate", "bos_token_id", "cache_implementation",
@@ -45,7 +45,7 @@ MOST = 2**31
 MOST_LOGPROBS = 1000
 
 TIME = "results would depend on speed; use max_new_tokens"
-HARMLESS = (SPECULATION, TIME)  # the reasons of settings that do not change which tokens are chosen
+HARMLESS = (SPECULATION, TIME)  # reasons for ignoring settings that do not change the chosen tokens
 UNHEARD = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # ids past the vocabulary do nothing
 
 #: Maps each unsupported setting to the values that have no effect, and the reason.
@@ -327,7 +327,7 @@ def _below(ids: Sequence[Any], vocabulary: int) -> list[Any]:
 
 
 def _own_ends(config: Config) -> tuple[int, ...]:
-    """The end tokens that can occur in a text. If no end token can occur, returns all, for an error message."""
+    """The end tokens that can occur in a text. If none can occur, returns all end tokens, for an error message."""
     ends = (config.decoder or config).end_ids
     return tuple(_below(ends, config.n_outputs)) or ends
 

@@ -22,7 +22,7 @@ CONTEXT = ".context"  # suffix of the stages with the heads' outputs
 
 
 class Effect(NamedTuple):
-    """The change in a metric when a head's output is zero, estimated to first order."""
+    """The change in a metric when a head's output is set to zero, estimated to first order."""
 
     attention: str  # the attention block, such as layers.3.attention
     head: int

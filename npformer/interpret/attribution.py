@@ -1,8 +1,8 @@
 """Attribution of a model's answer to words, by two measures that need no gradients.
 
-Leave-one-out runs the model again without each word. Attention roll-out follows attention back through the layers,
-which shows where information could flow, but not its effect on a label. `integrated_gradients.py` has the gradient
-measures, and `view/attribution_view.py` draws all of them.
+Leave-one-out runs the model again with each word left out in turn. Attention roll-out follows attention back through
+the layers, which shows where information could flow, but not its effect on a label. `integrated_gradients.py` has the
+gradient measures, and `view/attribution_view.py` draws all of them.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Itera
 def left_out(
     explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], places: tuple[int, ...], size: int, is_long: bool
 ) -> Method:
-    """Makes the leave-one-out measure from `odds`: the target of the whole text, then of the text without each part."""
+    """Makes the leave-one-out measure from `odds`: the target of the whole text, then with each part left out."""
     part = "word" if size == 1 else "words"
     about = f"{explained.what} on the whole text ({odds[0]:z.4f}) minus {'those' if explained.is_odds else 'that'}"
     about = f"{about[0].upper()}{about[1:]} without the {part}."

@@ -28,7 +28,7 @@ Answers = dict[str, np.ndarray]
 def run_copies(
     model: BaseModel, given: Any, changes: Sequence[tuple[str, Change]], progress: bool | None = None
 ) -> list[Answers]:
-    """Returns the answers to one input, one for each change alone. A change is a stage and an edit, as in `edit`.
+    """Returns the answers to one input, with each change applied alone. A change is a stage and an edit, as in `edit`.
 
     The answers have the same bits as a separate run for each change. A copy starts at the layer of its change or, in an
     encoder-decoder, at the first layer. By default, `progress` shows a bar only on a terminal. Raises NpformerError for

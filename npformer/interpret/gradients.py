@@ -29,7 +29,7 @@ def differentiate(
 
     If `metric` is True, the metric is the logit of the model's answer. A text's stages do not affect the metrics of
     other texts, so the gradient of the sum of all metrics contains the gradient of each metric. Inside `npformer.edit`,
-    this differentiates the edited forward pass, with respect to stages after their edits.
+    the gradients are those of the edited forward pass, with respect to the edited stages.
     """
     wanted = None if metric is True else metric
     recording = Recording(unread(model.weights, model.parts), keep_gradients=True)

@@ -20,11 +20,11 @@ from npformer.interpret.study_inputs import read_inputs
 class HeadEffects:
     """The result of `head_effects`: how an answer's probability changes when each head is removed in turn.
 
-    `answer` is the model's own, or the label that was asked for, and `before` its probability. `changes` (attention
-    blocks, heads) is the change in that probability without each head, or NaN if the head does not exist or was not
-    ablated. `outcomes` has the answers without each head and their probabilities, the most probable first, or () where
-    `changes` is NaN. `whole` has the answers with all heads. The words of a translation stay the same, and its
-    probability is the geometric mean over the words.
+    `answer` is the model's own answer, or the requested label, and `before` is its probability. `changes` (attention
+    blocks, heads) is the change in this probability when the head is removed, or NaN if the head does not exist or was
+    not ablated. `outcomes` has, for each removed head, the model's answers and their probabilities, the most probable
+    first, or () where `changes` is NaN. `whole` has the answers with all heads. The words of a translation stay the
+    same, and its probability is the geometric mean over the words.
     """
 
     answer: str

@@ -245,9 +245,10 @@ def integrated(
 
 
 def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
-    """Splits the gradients of a batch of copies of a text into one array per copy, shaped like `way`.
+    """Splits the gradients of a batch of copies of a text into one array per copy.
 
-    The arrays are in float64, because the caller sums them.
+    The arrays have the shape of `way`, a difference of two embeddings of the text. They are in float64, because the
+    caller sums them.
     """
     apart = found.gradient.reshape(*way.shape[:-2], -1, *way.shape[-2:])  # (copies, L, D), or (2, copies, L, D)
     return np.moveaxis(apart, -3, 0).astype(np.float64)

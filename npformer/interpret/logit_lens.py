@@ -26,8 +26,8 @@ class LogitLens:
 
     `rows` names the embeddings and the layers. `tokens` and `positions` are the tokens that were read. `numbers`,
     `logits` and `probabilities` (rows, positions, most) belong to the outputs with the largest logits, in descending
-    order. `followed` names an output for each position: the asked one, or the answer of the last row. Its probabilities
-    and its places in the order, 1 for the largest, are (rows, positions).
+    order. `followed` names an output for each position: the requested one, or else the answer of the last row. Its
+    probabilities and its ranks by logit, 1 for the largest, are (rows, positions).
     """
 
     rows: tuple[str, ...]
@@ -102,7 +102,7 @@ def logit_lens(
     asked = None if label is None else asked_label(model, label, count, "logit_lens")[0]
     follow = np.empty(0, int)
     found: list[tuple[np.ndarray, ...]] = []
-    for name in reversed(stages):  # the last row's answers are followed through the others
+    for name in reversed(stages):  # the last row's answers are followed through the other rows
         wide = hidden_logits(model, recorded[name][at], "logits").astype(np.float64)
         if not found:
             follow = wide.argmax(-1) if asked is None else np.full(len(wide), asked)

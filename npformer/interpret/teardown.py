@@ -27,8 +27,8 @@ ROWS = 8  # maximum number of rows shown without gaps
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
     """Selects the stages to show: outside the layers, in `layer` (default: 0), and the last layer's output.
 
-    In an encoder-decoder, each stack has a last layer. With `patterns`, selects the matching stages, only in `layer` if
-    given. Raises NpformerError for an unknown layer, or a pattern without matches.
+    In an encoder-decoder, each stack has its own last layer. With `patterns`, selects the matching stages, only in
+    `layer` if given. Raises NpformerError for an unknown layer, or a pattern without matches.
     """
     places = {name: place for name in trace if (place := _layer(name)) is not None}
     of_layer = {name: number for name, (_, number) in places.items()}

@@ -81,7 +81,10 @@ class TextParts:
         return self._scope[name]
 
     def _fitting(self, own: list[slice], count: int, of_source: bool) -> list[slice] | None:
-        """Returns each text's rows in an array of `count` rows: `own`, or the source's rows if those fit; else None."""
+        """Returns the rows of each text in an array of `count` rows; None if the texts have another number of rows.
+
+        The rows are the rows of the sources, if `of_source` is true and they fit the array, or else `own`.
+        """
         either = [*(rows for rows in self._rows.values() if rows is not own), own] if of_source else [own]
         return next((rows for rows in either if rows and rows[-1].stop == count), None)
 

@@ -92,7 +92,10 @@ def _has_axes(axes: Sequence[int], args: tuple[Any, ...]) -> bool:
 
 
 def _is_given(index: int, given: bool, args: tuple[Any, ...]) -> bool:
-    """Returns `given == (the argument is given)` for an optional argument. True and empty count as not given."""
+    """Returns whether an optional argument is given or, if `given` is False, whether it is omitted.
+
+    The value True and empty arrays count as omitted.
+    """
     value = args[index] if index < len(args) else True
     return given is (value is not True and all(np.size(each) for _, each in leaves(value)))
 
@@ -211,7 +214,7 @@ def _only_0(cases: Sequence[Case], path: str) -> bool:
 
 
 def _changes(program: Function, cases: Sequence[Case], path: str) -> bool:
-    """Returns whether a mistake changes the value at a path in any case. Some gradients are 0 with every mistake."""
+    """Returns whether a mistake changes the value at a path in any case. Some gradients are 0 even with a mistake."""
     for case in cases:
         right, theirs = dict(leaves(case.true.outcome.answer)), dict(leaves(call(program, case.wide).answer))
         if path not in theirs or not near(theirs[path], right[path], case.true.budgets[path]):

@@ -1,4 +1,4 @@
-"""Checks a learner's file. If its process ends early, starts another one, until each function has a verdict."""
+"""Checks a learner's file. A process that ends early is replaced with a new one, until each function has a verdict."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def read(folder: Path) -> tuple[dict[str, Any], str]:
     try:
         state: dict[str, Any] = read_json(path) if os.path.lexists(path) else {}
     except NpformerError as error:
-        return empty, f"Your progress is not stored: {error}. Remove the file to store it again."
+        return empty, f"Your progress is not stored: {error}. Remove the file, so that it can be stored again."
     passed, hints = state.get("passed", []), state.get("hints", {})
     counts = isinstance(hints, dict) and all(isinstance(n, int) for n in hints.values())
     if not isinstance(passed, list) or not counts:

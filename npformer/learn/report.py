@@ -105,8 +105,9 @@ class Report:
         states = [each.state for each in self.verdicts]
         after = states[states.index(WRONG) + 1 :] if wrong else []
         if any(state != UNWRITTEN for state in after):
-            them = "it" if len(wrong) == 1 else "them"
-            lines += wrap(f"{_listed(wrong)} replaced by npformer's in the functions that call {them}.", WIDTH)
+            versions, them = ("version", "it") if len(wrong) == 1 else ("versions", "them")
+            said = f"{_listed(wrong)} replaced by npformer's {versions} in the functions that call {them}."
+            lines += wrap(said, WIDTH)
         if following := [*wrong, *unwritten]:
             lines += wrap(f"Next: {following[0]}. {next_help(following[0], self.hints.get(following[0], 0))}", WIDTH)
         return [*lines, *wrap(self.note, WIDTH)]

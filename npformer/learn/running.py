@@ -25,13 +25,13 @@ from npformer.learn.chapters import EXERCISES
 LIMIT = 5.0  # seconds for a function; a right function takes milliseconds, or 0.1 s with plain loops
 RUN_LIMIT = 20.0  # seconds for the whole model, which normally takes less than a second
 WHOLE = 900.0  # seconds for all processes of a file together
-PATIENCE = 4  # a step may take this many times its limit of processor time, in elapsed seconds
+PATIENCE = 4  # elapsed seconds that a step may take, as a multiple of its limit of processor time
 SHORTEST = 20.0  # minimum elapsed seconds that every step may take
 SLOW = 20  # a process that uses at least 1 / SLOW of a processor counts as slow, not as waiting
 INTERVAL = 0.05  # seconds between polls of the process
 STOPPED = 20  # number of polls after which a stopped process is ended
 TAIL = 4000  # maximum characters to keep of the file's output
-#: The arrays of the exercises are so small that a second BLAS thread would use processor time only to wait.
+#: The arrays of the exercises are so small that a second BLAS thread would only spend processor time waiting.
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 COMPUTED, WAITED, HALTED, OVER = "computed", "waited", "halted", "over"
 

@@ -188,7 +188,7 @@ def _look(request: WorkerRequest, module: ModuleType) -> None:
 
 
 def _judged(request: WorkerRequest, found: Loaded, tell: Tell, within: Within) -> dict[str, str]:
-    """Judges functions and returns their states. The functions that call a wrong function get npformer's instead."""
+    """Judges functions and returns their states. Functions that call a wrong one then call npformer's version of it."""
     module, expected, states = found.module, signatures(), dict(request.known)
     for number, chapter in enumerate(CHAPTERS, 1):
         for each in chapter.exercises:

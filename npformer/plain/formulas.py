@@ -237,8 +237,8 @@ def rotary_angles(positions, frequencies, magnitude=1.0):
     """cos and sin of position * frequency: positions (L,), frequencies (K / 2,) -> two arrays (L, K / 2).
 
     Su et al., 2021, RoFormer, section 3.2.2; `rotary.py` has the frequencies. With a frequency of 0 there is no
-    rotation, as in the layers of SmolLM3 without positions. The magnitude multiplies cos and sin. It is 1 except in
-    some models for longer texts than in training. For texts with different positions: (B, 1, L).
+    rotation, as in the layers of SmolLM3 without positions. The magnitude multiplies cos and sin. It is 1, except in
+    some models that read longer texts than in training. For texts with different positions: (B, 1, L).
     """
     angles = positions[..., None] * frequencies.astype(np.float64)
     return magnitude * np.cos(angles), magnitude * np.sin(angles)

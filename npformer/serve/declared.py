@@ -1,7 +1,7 @@
 """All routes. Routes made from the declarations of tasks have the format of Hugging Face's inference API.
 
-The parameters are the options of the task's command, and those in `MORE`. Routes for vectors, labels, ranks and
-generated texts have the formats of other services. They are in `routes.py`, `reranking.py`, `text_to_text.py`,
+The parameters are the options of the task's command, and the parameters in `MORE`. Routes for vectors, labels, ranks
+and generated texts have the formats of other services. They are in `routes.py`, `reranking.py`, `text_to_text.py`,
 `text_generation.py` and `chat.py`.
 
 References

@@ -169,7 +169,7 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
 
 
 def _in_service(name: str, task: Task) -> Task:
-    """Returns the named task for the model of `task`. If this is the same task, keeps options that the user changed."""
+    """Returns the named task for the model of `task`. If `task` is this task, keeps options that the user changed."""
     options = SERVED.get(name, {})
     if name != task.name:
         return class_of(name)(task.model, **options)

@@ -186,7 +186,7 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
         end = self.service.end
         assert end is not None
         await asyncio.sleep(APART)  # new requests get 503 until the exit
-        if not self.is_worker:  # a worker ignores further signals: at the second, its parent kills it
+        if not self.is_worker:  # a worker ignores a second signal, because its parent kills it
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:

@@ -97,7 +97,7 @@ NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("only translation models take a 
 
 
 def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max_new_tokens") -> Any:
-    """Returns the task's options, updated with a request's values. `length`: its name for max_new_tokens."""
+    """Returns the task's options, updated with a request's values. `length`: the request's name for max_new_tokens."""
     try:
         return task.settle(task.options, given)
     except NpformerError as error:

@@ -165,7 +165,7 @@ class Turns:
         work = ticket.waiting[0].work
         if not work.together:
             return list(ticket.waiting), False
-        share = self.most if ticket.total <= self.most else self.share  # unless it is large, a request takes one batch
+        share = self.most if ticket.total <= self.most else self.share  # one batch for a request that is not large
         share = share if len(self.tickets) == 1 else self.least
         batch = _some(ticket, share, self.max_tokens, at_least=1)
         is_whole, left = len(batch) == len(ticket.waiting), self.max_tokens - _cost(batch)

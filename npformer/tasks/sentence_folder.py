@@ -33,7 +33,7 @@ FLAGS = {
 DESCRIPTION = "config_sentence_transformers.json"
 #: The field of config.json with a `CrossEncoder`'s activation: until sentence-transformers 3, and since version 4.
 OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
-PROMPTS = {"query": "", "document": ""}  # every folder has these prompts; its own replace them
+PROMPTS = {"query": "", "document": ""}  # the default prompts, which a folder may override
 #: X in sentence_X_config.json, the file of the encoder's settings. Since version 2.0, X is always "bert".
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
@@ -152,9 +152,10 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
-    """Reads the settings of a saved `CrossEncoder`: prompts, maximum length and case, and the activation_fn or None.
+    """Reads the settings of a saved `CrossEncoder`: prompts, maximum length, lower-casing, and the activation_fn.
 
-    Returns the defaults for any other folder. `is_cross_encoder` recognizes a saved `CrossEncoder`.
+    The activation_fn may be None. Returns the defaults for any other folder. `is_cross_encoder` recognizes a saved
+    `CrossEncoder`.
     """
     if folder is None or not is_cross_encoder(home(folder)):
         return EmbeddingRecipe(), None

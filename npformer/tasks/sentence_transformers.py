@@ -237,7 +237,7 @@ def _vectors(embeddings: Any) -> np.ndarray:
 
 
 def _answers(task: Task, inputs: Any, prompt_name: Prompt, prompt: Prompt, options: dict[str, Any]) -> Any:
-    """Calls a task with one input or a list. A given prompt replaces the task's; a size of None keeps the task's."""
+    """Calls a task with one input or a list. A prompt replaces the task's prompt; a size of None has no effect."""
     options = {name: value for name, value in options.items() if value is not None or name not in SIZES}
     if inputs is None:
         inputs = options.pop("sentences", None)  # an older name of `inputs`

@@ -128,7 +128,7 @@ class TokenClassification(Task):
         for i, (special, (start, end)) in enumerate(zip(piece.special_tokens_mask, piece.offsets, strict=True)):
             if special:
                 continue
-            # id_to_token, because piece.tokens has the text of an unknown token, and the space before an added token
+            # Not from piece.tokens, which has the characters of an unknown token, and the space before an added token.
             word, there = self.model.tokenizer.id_to_token(ids[i]), text[start:end]
             goes_on = (
                 len(word) != len(there) if self._has_prefix else start > 0 and " " not in text[start - 1 : start + 1]

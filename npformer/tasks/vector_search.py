@@ -157,7 +157,7 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
 def _with_scored(
     best: Hits, queries: np.ndarray, corpus: np.ndarray, rows: np.ndarray, places: np.ndarray, similarity: str
 ) -> Hits:
-    """Returns the k best hits among `best` and the pairs (rows[i], places[i]). Equal scores stay in this order."""
+    """Returns the k best hits among `best` and the pairs (rows[i], places[i]). Equal scores keep this order."""
     (count, k), scores = best.indices.shape, [best.scores.ravel()]
     for at in range(0, len(rows), PENDING):
         some = corpus[places[at : at + PENDING]].astype(np.float64)

@@ -89,7 +89,7 @@ def _parts(form: str) -> list[tuple[str, str, str]]:
 
 
 def _roles(forms: Sequence[str]) -> list[str]:
-    """The roles of the special tokens in forms, without duplicates."""
+    """The roles of the special tokens in these forms, without duplicates."""
     parts = [part for form in forms for part, *_ in _parts(form)]
     return list(dict.fromkeys(f"{part}_token" for part in parts if not part.startswith("$")))
 

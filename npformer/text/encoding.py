@@ -315,7 +315,8 @@ class Encoder:
     def _frame(self, texts: Sequence[str]) -> Tokens:
         """One token of each text, with special tokens: a template for the positions of special tokens.
 
-        The tokenizers library cannot add special tokens to truncated tokens without shifting their offsets again.
+        A template is needed, because the tokenizers library shifts offsets again when it adds special tokens to
+        truncated tokens.
         """
         if len(texts) not in self._frames:
             some = [self._first_token(text) for text in texts]

@@ -98,7 +98,7 @@ class SafeTokenizer(Uncalled):
         setattr(self._tokenizer, name, value)
 
     def _forget(self, name: str) -> None:
-        """Forgets the names of tokens before an attribute is set or a method is called that may change these names."""
+        """Forgets the names of tokens if a use of the attribute `name`, such as `add_tokens`, may change them."""
         if name == "model" or name.startswith(("add_", "train")):
             self._added.clear()
             self._names.clear()
@@ -239,7 +239,7 @@ def read_tokenizer(
     unknown = getattr(model, "unk_token", None)
     if unknown is not None and model.token_to_id(unknown) is None:
         raise NpformerError(f"{path}: the unknown token {shown(unknown)} is not in the vocabulary")
-    if isinstance(model, models.WordPiece) and not CONTINUED.search(content):  # collecting all pieces takes time
+    if isinstance(model, models.WordPiece) and not CONTINUED.search(content):  # get_vocab is slow
         check_marks(str(path), tokenizer.get_vocab())
     if isinstance(model, models.Unigram):
         if parts["model"].get("unk_id") is None and parts["model"].get("byte_fallback") is not True:

@@ -23,7 +23,7 @@ class Tokens:
 
     numbers: np.ndarray  # (L,): token ids
     names: np.ndarray  # (L,): tokens as str; equal tokens are the same object
-    places: np.ndarray  # (L, 2): first character of each token, and the character after its last
+    places: np.ndarray  # (L, 2): the first character of each token, and the character after its last character
     words: np.ndarray  # (L,): index of the word of each token; -1 for special tokens
     sources: np.ndarray  # (L,): index of the text in a pair, 0 or 1; -1 for special tokens
     kinds: np.ndarray  # (L,): token types

@@ -180,7 +180,7 @@ class HeadLoss:
     def _pieces(
         self, logits: np.ndarray, targets: Sequence[Any], sizes: Sequence[int] | np.ndarray, count: int
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns the loss of pieces of logits with different numbers of classes: choices, or tokens of a text.
+        """Returns the loss of examples with different numbers of classes, which are choices or the tokens of a text.
 
         Also returns a mask of correct predictions, and the gradient of the logits.
         """

@@ -1,4 +1,4 @@
-"""The ablation view: the model's answer without each attention head. Script: `assets/ablation.js`."""
+"""The ablation view: how the model's answer changes when one head is removed. Script: `assets/ablation.js`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ablation(
     heads: Sequence[tuple[str, int]] | None = None,
     progress: bool | None = None,
 ) -> AblationView:
-    """Draws how the answer and its probability change without each attention head.
+    """Draws how the answer and its probability change when each attention head is removed in turn.
 
     Parameters
     ----------
@@ -109,12 +109,13 @@ class AblationView(View):
         counts = [len(each) for each in self.found.outcomes]
         ran = int(np.isfinite(self.found.changes).sum())
         lines = [
-            "Numbers: the change in the answer's probability in percentage points when the head's output is zero.",
+            "Numbers: the change in the answer's probability in percentage points if the head's output is set to zero.",
             "Orange: the head supports the answer, which is less probable without it; blue: the head is against it.",
         ]
         if ran < sum(counts):
             lines.append(
-                f"The text is long: {ran} of {sum(counts)} heads were ablated, those with the largest estimates."
+                f"The text is long: only the {ran} of {sum(counts)} heads with the largest estimated effects were "
+                "ablated."
             )
         return lines
 

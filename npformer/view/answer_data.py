@@ -22,7 +22,7 @@ from npformer.view.stack_view import sentence
 
 LOOKS = 3  # maximum number of words, and of heads, listed for or against the answer
 TRANSLATION = "translation"
-PUNCTUATION = " .,;:!?"  # characters to strip from the ends of words that were left out
+PUNCTUATION = " .,;:!?"  # characters to strip from the ends of the words that are listed
 LEAST = -1e9  # replaces log 0, because JSON has no infinity
 
 
@@ -30,7 +30,7 @@ def with_measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
     """Replaces the heads' estimated effects with the measured changes in the answer's log-odds, largest first.
 
     Estimates have the wrong sign for some heads. For a translation, an effect is the change in the mean probability of
-    the words, in percentage points, without a head of cross-attention.
+    the words, in percentage points, when a head of cross-attention is removed.
     """
     mean, what = answer.about == TRANSLATION, _named(answer, found.answer)
     estimated = {effect.attention for effect in answer.effects} or set(found.attentions)
@@ -57,7 +57,7 @@ def log_odds(shares: np.ndarray) -> np.ndarray:
 
 
 def place_of(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
-    """Finds an effect in a view. Returns the index of the stack, and a pair of the layer's index and the head."""
+    """Returns where a view shows the head of an effect: the index of the stack, and (the layer's index, the head)."""
     prefix, _, rest = effect.attention.rpartition("layers.")
     first = view.stacks[0]
     title, _, _ = stack_title(prefix, rest.partition(".")[2], Sides(first.queries, first.keys))

@@ -30,7 +30,7 @@ from npformer.common.files import written_whole
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
 
-STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # used by every page, before the views' own
+STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # in every page, before the stylesheets of views
 
 
 class View(ABC):

@@ -300,5 +300,5 @@ def _unexpected(arrays: dict[str, np.ndarray]) -> list[str]:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    largest = float(np.abs(other).max(initial=0.0))  # infinite if a mask hides keys, unlike the computed scores
+    largest = float(np.abs(other).max(initial=0.0))  # infinite for masked scores, which the page does not compute
     return bool(np.isfinite(largest) and np.abs(one - other).max(initial=0.0) <= ROUNDING * max(1.0, largest))

@@ -101,7 +101,7 @@ def _each(function: Callable[[Any], Any], items: Sequence[Any], several: bool) -
 
 
 def _answered(source: Any, text: Any) -> tuple[Any, ModelAnswer | None]:
-    """Returns a text as `_read` does, and the model's answer to it; None for arrays."""
+    """Returns the result of `_read`, and the model's answer to the text, or None if `source` has arrays."""
     text = _read(source, text)
     return text, None if is_arrays(source) else answer_of(source, text)
 
@@ -159,7 +159,7 @@ def _views(
 
 
 def heads_to_ablate(source: Any, answer: ModelAnswer | None, view: HeadView) -> list[tuple[str, int]] | None:
-    """Returns the heads to ablate: None for all heads or, for a long text, the heads with the largest estimates."""
+    """Returns the heads to ablate: None for all heads or, in a long text, those with the largest estimated effects."""
     sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
     most = affordable(source, READ) // sum(map(len, sides))
     if answer is None or most >= sum(count for _, count in contexts(source).values()):

@@ -23,7 +23,7 @@ from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
 NUMBERS = 1_500_000  # maximum count of numbers on a page; larger stages are reduced to evenly spaced rows and columns
-KEPT = 64  # this many tokens, and columns of a head, are shown as long as other axes can be shortened instead
+KEPT = 64  # number of tokens, and of columns of a head, that are shown while other axes can be shortened instead
 EDGE = 3  # number of indices at each end that are never left out, because the page prints them
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 

@@ -75,7 +75,7 @@ def test_lines_to_a_key_that_all_tokens_attend_to_are_not_drawn(page: Page) -> N
     array[..., 5] += 0.4
     page.show(view.heads(array, tokens=TOKENS))
     share = array[0, :, 5].sum() / LENGTH
-    assert page.text(".sink") == f"w5 gets {100 * share:.0f}% of the weight, not drawn."
+    assert page.text(".sink") == f"w5 gets {100 * share:.0f}% of the weight; its lines are not drawn."
     assert 5 not in places(page, "to")
     assert "w5" not in {text.split("→")[1] for text in page.texts(".panel .link")}
     page.click(page.one("#sink"))

@@ -247,7 +247,7 @@ def test_a_right_function_passes_although_it_calls_a_wrong_one(tmp_path: Path) -
     report = check(written(tmp_path, wrong, PLAIN), chapter=4)
     states = {each.name: each.state for each in report.verdicts}
     assert {name for name, state in states.items() if state != "passed"} == {"layer_norm", "linear"}
-    assert "layer_norm was replaced by npformer's in the functions that call it." in str(report)
+    assert "layer_norm was replaced by npformer's version in the functions that call it." in str(report)
     assert report.runs == ()  # a run of the whole model would use only some of the learner's functions
 
 

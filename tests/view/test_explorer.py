@@ -314,7 +314,7 @@ def test_a_wrong_state_is_an_error_that_says_where(wrong: Any, message: str) -> 
     [
         (state("a", edits=[{"kind": "head", "attention": "layers.9.attention", "head": 0}]), "layers.9.attention"),
         (state("a", edits=[{"kind": "head", "attention": "layers.0.attention", "head": 9}]), "expected a head from 0 to 3"),
-        (state("a", edits=[{"kind": "patch", "stage": "layers.0.ffn_norm", "position": 1}]), "expected a second text"),
+        (state("a", edits=[{"kind": "patch", "stage": "layers.0.ffn_norm", "position": 1}]), "needs a second text"),
         (state("a", "b", edits=[{"kind": "patch", "stage": "layers.0.ffn_norm", "position": 9}]), "has no token 9"),
         (state("a", edits=[{"kind": "word", "at": 0, "word": "b"}]), "word 0: expected 'b', got 'a'"),
     ],

@@ -286,7 +286,7 @@ def test_of_a_long_text_the_heads_with_the_largest_estimates_are_ablated(monkeyp
     assert answer is not None
     ran = {(found.found.attentions[row], int(head)) for row, head in np.argwhere(np.isfinite(found.found.changes))}
     assert ran == {(effect.attention, effect.head) for effect in answer.effects[:3]}
-    assert "3 of 8 heads were ablated" in shown.html()
+    assert "only the 3 of 8 heads with the largest estimated effects were ablated" in shown.html()
 
 
 def test_a_lens_names_its_tokens_as_parts_of_the_whole_text() -> None:

@@ -297,9 +297,9 @@ DISTILBERT_BACKWARD = Exercise(
         "Keep the input of every layer in the forward pass. Then go backward through the same steps in reverse order.",
         "Only the first row of each text has a gradient, so start with zeros like the last rows and set [..., 0, :]. "
         "stack_backward goes through the layers, and embed_backward through the embeddings.",
-        "linear_backward of the head, relu_backward, linear_backward of the pooler, then stack_backward(dx, xs, layers, "
-        "encoder_layer_backward, mask, n_heads, activation, eps), then embed_backward. Return a dict with the keys of "
-        "the weights.",
+        "Call linear_backward for the head, relu_backward, linear_backward for the pooler, stack_backward(dx, xs, "
+        "layers, encoder_layer_backward, mask, n_heads, activation, eps) and embed_backward, in this order. Return a "
+        "dict with the keys of the weights.",
     ),
     """
     gradient in every row: Every row of the last layer gets the gradient. Only the first row of a text should have one,

@@ -93,7 +93,7 @@ CACHED_ATTENTION = Exercise(
     "cached_attention",
     _attention_cases,
     (
-        "The steps are those of multi_head_attention, with source x, and keys and values that begin with past's.",
+        "The steps are those of multi_head_attention with source x, except that the keys and values begin with past.",
         "Put the keys and values of past before the new ones with np.concatenate, along axis -2, the axis of tokens.",
         "causal_mask(number of queries, number of keys) has the right shape. Return the output, and the pair of all keys "
         "and values.",
@@ -354,8 +354,8 @@ TOP_P = Exercise(
     (
         "Apply softmax, and sort the probabilities in descending order: np.argsort(-probabilities).",
         "A token belongs to the set if the sum of all more probable tokens is still below p.",
-        "np.cumsum of the sorted probabilities, minus each of them, is that sum. Set the others to 0, at their own ids, "
-        "and divide by the sum.",
+        "With the sorted probabilities q, np.cumsum(q) - q is that sum for each token. Set the probabilities of the "
+        "other tokens to 0, at their own ids, and divide by the sum.",
     ),
     """
     top_p ignored: All tokens keep their probability. Keep only the most probable tokens that together have at least p.

@@ -1,4 +1,5 @@
-// Ablation view: how the answer's probability changes without each head. A click on a head shows the new answers.
+// Ablation view: how the answer's probability changes when one head is removed. A click on a head shows the new
+// answers.
 
 const grid = el("table", { class: "grid" });
 const panel = el("aside", { class: "panel", "aria-label": "Answer without the head" });
@@ -50,7 +51,7 @@ function turning() {
 
 function cell(y, head, change) {
   if (change === null) return el("td", {});
-  const rgb = signedColour(-change, limit); // orange for heads that support the answer, as above the views
+  const rgb = signedColour(-change, limit); // orange for heads that support the answer, as in the lists above the views
   const text = Number(points(change)) === 0 ? "0" : points(change);
   const pressed = off?.y === y && off.head === head;
   const label = `${nameOf({ y, head })}: ${text} percentage points without this head${turns({ y, head }) ? ", and the answer changes" : ""}`;

@@ -21,7 +21,7 @@ function build() {
   root.style.setProperty("--names", `${Math.min(11, Math.max(...["queries", "keys"].map(widest)) / rem)}rem`);
 }
 
-// The width of a side's widest token in pixels. With it, the browser can lay out only the rows in the window.
+// The width, in pixels, of the widest token on a side. With it, the browser can lay out only the rows in the window.
 function widest(which) {
   const context = canvas.getContext("2d");
   context.font = `650 ${getComputedStyle(document.body).fontSize} ${getComputedStyle(document.body).fontFamily}`;

@@ -345,7 +345,7 @@ return {
     ["Esc", "close the large map"],
   ],
   read: () => ({ ...readStack(), layer: null, ...(current ? chosen() : {}) }),
-  // also known while no head is enlarged
+  // the chosen head, even while no head is enlarged
   where: () => (current ? { ...readStack(), ...chosen() } : { ...place, from: place.token }),
   async apply(choices) {
     applyStack(choices);

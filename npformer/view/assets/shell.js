@@ -70,7 +70,7 @@ function address() {
 }
 let alsoAddressed = () => []; // the explorer also keeps its state in the address
 
-// A page inside another (a notebook cell) does not have its own address.
+// A page that is embedded in another page (a notebook) does not have its own address.
 const addressed = location.protocol !== "about:";
 function note(step) {
   document.title = about(now.text, now.view).title;

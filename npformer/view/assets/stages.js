@@ -56,7 +56,8 @@ function withChosen(down, axis, kept) {
 
 // ---- A stage -----------------------------------------------------------------------------------------------------
 
-// A formula such as `W_h` or `K^T` with its subscripts and superscripts. A name such as `token_type_ids` has none.
+// A formula such as `W_h` or `K^T` with its subscripts and superscripts. A name such as `token_type_ids` does not
+// change.
 const formula = (text) =>
   text
     .split(/(\b[A-Za-z]_\w+|\^\w+)/)

@@ -1,6 +1,6 @@
 // Step view, sentences about the layer at the chosen token: the tokens that its heads read, how far its blocks move the
-// row, and the answer without each block. The server computes the sentences' data after the answer's reasons, when the
-// page is idle.
+// row, and the answer with a block left out. The server computes the sentences' data when the page is idle, after the
+// words and heads on which the answer depends.
 
 const noteHere = el("div", { class: "layer-note", role: "status" });
 const REST = 120; // milliseconds after the last step until the sentences are requested
@@ -27,7 +27,7 @@ function drawNote() {
   const missing_ = [...(number < 0 ? ["a layer"] : []), ...(at_ === null ? ["a token"] : [])].join(" and ");
   if (!name) return noteHere.replaceChildren(`Choose ${missing_} to read here what the layer does with the token.`);
   if (live.parts.has(name)) return tellLayer(name, key);
-  if (!live.parts.has("reasons")) return; // when the reasons arrive, `explained` calls this function again
+  if (!live.parts.has("reasons")) return; // `explained` calls this function again when they arrive
   noting = setTimeout(async () => (await load(name)) && wanted === key && tellLayer(name, key), REST);
 }
 
@@ -75,7 +75,7 @@ function sizesOf(blocks) {
   return first ? [capital(first[0]), ...(rest.length ? [", ", ...listed(rest)] : []), ". "] : [];
 }
 
-// The probability of the explained outcome, with all blocks and without each block at this token.
+// The probability of the explained outcome, with all blocks, and with each block left out at this token.
 function answerOf(answer, own, blocks) {
   const known = blocks.filter(({ without }) => without);
   if (!known.length) return [];

@@ -37,7 +37,7 @@ function layerSteps() {
   return begun.at;
 }
 
-// A choice of layers. Each has the name of the function that runs it, if there are several, and its number.
+// A choice of layers. Each option has the number of a layer and, if several functions run layers, the function's name.
 const layerHere = el("select", { "aria-label": "Layer", onchange: () => go(Number(layerHere.value)) });
 function drawLayers() {
   const begins = layerSteps();

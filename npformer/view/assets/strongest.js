@@ -88,7 +88,7 @@ function caption(queries, keys, one) {
 function sinkNote() {
   if (!sink) return [];
   const name = placed(side("keys").tokens, sink.key);
-  const [told, label] = chosenRows.sink ? ["", "Hide its lines"] : [", not drawn", "Draw its lines"];
+  const [told, label] = chosenRows.sink ? ["", "Hide its lines"] : ["; its lines are not drawn", "Draw its lines"];
   const act = () => changeRows({ sink: !chosenRows.sink });
   return [
     el("p", { class: "sink" }, name, ` gets ${fixed(100 * sink.share, 0)}% of the weight${told}.`),

@@ -64,5 +64,5 @@ def layer_outputs(recorded: Trace) -> list[str]:
 def _masks(model: Any) -> bool:
     try:
         return any(model.tokenizer.token_to_id(name) is not None for name in MASKS)
-    except (NpformerError, AttributeError):  # raised without a tokenizer, or for a translator's
+    except (NpformerError, AttributeError):  # no tokenizer; or a translator's, which has no token_to_id
         return False

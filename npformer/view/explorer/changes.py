@@ -238,7 +238,7 @@ def _value(value: Any, declared: str, where: str) -> Any:
 
 
 def words_changed(text: str, changes: list[ChangeWord], mask: str) -> str:
-    """Returns a text with its words changed. Changes count words in the text as typed, before any change."""
+    """Returns a text with its words changed. The numbers of words in the changes refer to the text as typed."""
     found = sorted((each.changed(text, mask) for each in changes), reverse=True)
     for start, end, word in found:
         text = text[:start] + word + text[end:] if word.strip() else without_words(text, start, end)

@@ -1,4 +1,4 @@
-"""The tab `Compare`, for a state and the unchanged model, text B or other models. Script: `assets/compare.js`."""
+"""The tab `Compare`: compares a state with the unchanged model, text B or other models. Script: `assets/compare.js`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BUDGET = 1e-6  # the largest relative difference between two stages that roundin
 def compare_view(found: list[dict[str, Any]], text: str) -> dict[str, Any]:
     """Returns the data of the tab."""
     notes = [
-        "Only stages of the same shape are compared. Relative difference: RMS(a - b) / RMS(b), the root mean squares. "
-        "The length of a bar is proportional to the square root of the relative difference.",
+        "Only stages of the same shape are compared. Relative difference: RMS(a - b) / RMS(b), a ratio of root mean "
+        "squares. The length of a bar is proportional to the square root of the relative difference.",
         "Heads: half the sum of |a - b| over a token's attention weights, averaged over the tokens; at most 1.",
     ]
     about = {"kind": "compare", "heading": "Compare", "subtitle": text, "title": f"Compare: {text}", "arrays": {}}
@@ -27,7 +27,10 @@ def compare_view(found: list[dict[str, Any]], text: str) -> dict[str, Any]:
 
 
 def comparison(title: str, ours: tuple[Trace, ModelAnswer | None], theirs: Any, problem: str = "") -> dict[str, Any]:
-    """Compares a state with another. theirs: the other's trace and answer, or None if the model cannot read it."""
+    """Compares two states, each given by its trace and its answer.
+
+    theirs: None if the second state cannot be read, for the reason `problem`.
+    """
     if theirs is None:
         return {"title": title, "problem": problem}
     (trace, answer), (other, other_answer) = ours, theirs

@@ -1,4 +1,4 @@
-"""A layer at one token: the words that its heads read, the size of its blocks' outputs, and the answer without them.
+"""A layer at one token: the words that its heads read, the size of its blocks' outputs, and the effect of the blocks.
 
 The tab `Step` makes sentences from this data (`assets/step_layer.js`).
 """

@@ -36,7 +36,7 @@ SCRIPTS = ("explore.js", "explore_changes.js", "explore_text.js")
 
 
 def live_page(models: Sequence[str], texts: Sequence[Sequence[str]], writes: bool, pairs: bool) -> str:
-    """Makes the page. It starts with `texts`, unless the URL encodes a saved state.
+    """Makes the page, which starts with `texts` unless the URL encodes a saved state.
 
     writes: whether a model writes text. pairs: whether every model reads two texts together.
     """

@@ -14,13 +14,13 @@ from npformer.pages.sizes import bind
 
 
 class OfPage(NamedTuple):
-    """An argument that is a function of the text, given by name."""
+    """An argument that is one of the functions in the text, given by its name."""
 
     name: str
 
 
 class PageProgram(NamedTuple):
-    """A text, and two calls of its functions, as (name, arguments): for the last layer's rows, then for the answers."""
+    """The text of a page, and the calls, (name, arguments), that compute the last layer's rows and then the answers."""
 
     text: str
     calls: tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]

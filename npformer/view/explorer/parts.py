@@ -44,14 +44,14 @@ from npformer.view.neuron_view import neurons
 from npformer.view.page_view import NEXT, heads_to_ablate, page
 from npformer.view.stage_view import shown_texts, stages
 
-KEPT = 24  # number of cached parts, so that a tab reopens at once
+KEPT = 24  # number of parts to cache, so that a tab reopens at once
 SEEN = 4  # number of states with cached traces
 RUNS = 2  # number of states with cached runs of the page: a changed one, and the unchanged one
 Part = dict[str, Any]
 
 
 class Seen(NamedTuple):
-    """A model's reading of a state: the text that the views show, its trace, and the answer without the heads' effects.
+    """A model's reading of a state: the text that the views show, its trace, and the answer, without effects of heads.
 
     shares: the probabilities of the labels or tokens; None if the model has no single answer.
     """
@@ -129,7 +129,7 @@ class Parts:
         labels = [state.label(change) for change in state.changes]
         try:
             return self._answer(state) | {"changes": labels}
-        except NpformerError as error:  # still with the changes, so that the page lists them and the user can undo them
+        except NpformerError as error:  # the page also needs the changes, so that the user can undo them
             return {"error": str(error), "changes": labels}
 
     def _answer(self, state: State) -> Part:
@@ -233,7 +233,7 @@ class Parts:
         return self._stepped[state]
 
     def layer(self, state: State, check: Callable[[], None], layer: int = 0, token: int = 0) -> Part:
-        """Returns the data about a layer at a token: what its blocks read and add, and the answers without them."""
+        """Returns the data about a layer at a token: what its blocks read and add, and their effect on the answer."""
         model, seen = self.models[state.model], self.seen(state)
         stages = frozenset(stage for change in state.changes if (stage := getattr(change, "stage", "")))
         found = layer_at(seen.trace, seen.answer, layer, token, stages)
@@ -323,7 +323,7 @@ OF_TRACE: Mapping[str, Callable[[Seen], View]] = {
 OF_MODEL: Mapping[str, Callable[[Any, Seen, int | None], View]] = {
     "attribution": lambda model, seen, label: attribution(
         model, seen.text, label=None if model.config.head == "masked-lm" else label, progress=False
-    ),  # a masked word has only the roll-out, which depends on no label
+    ),  # masked-lm models have only the roll-out, which does not depend on a label
     "logit": lambda model, seen, label: logit(model, seen.text, label=label),
     "lens": lambda model, seen, label: lens(model, seen.text, label=label),
     "ablation": _ablation,

@@ -52,7 +52,7 @@ def room_to_write(model: Any, given: Any) -> int:
 
 
 def _may_be_cut(model: Any, given: Any) -> bool:
-    """Returns whether a text may be too long: it has at most one token per byte, and at most 8 special tokens."""
+    """Returns whether a text may be too long, assuming at most one token per byte and 8 special tokens."""
     size = sum(len(each.encode(errors="replace")) for each in ([given] if isinstance(given, str) else given))
     return size + 8 > longest_text(model.folder, model.config)
 

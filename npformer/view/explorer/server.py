@@ -126,7 +126,10 @@ class Handler(BaseHTTPRequestHandler):
             self._send_error(HTTPStatus.INSUFFICIENT_STORAGE, "out of memory")
 
     def _allowed(self) -> str:
-        """Returns a request's route. Raises Refused if it does not come from this server's page, or has no token."""
+        """Returns the route of a request.
+
+        Raises Refused if the request does not come from this server's page, or does not have the token.
+        """
         origins = self.server.origins
         host, origin = self.headers.get_all("Host") or [], self.headers.get("Origin")
         if len(host) != 1 or f"http://{host[0]}" not in origins:

@@ -68,7 +68,7 @@ class State:
         return replace(self, changes=())
 
     def of_model(self, model: int) -> State:
-        """Returns the state of another model, unchanged, for the same texts with the same changed words."""
+        """Returns the state in which another model, without changes, reads the texts with the same changed words."""
         return replace(self, changes=self.words, model=model, explained=None)
 
     def of_second(self) -> State:

@@ -117,7 +117,7 @@ def step_view(
 
 
 def value_of(run: Stepped, index: int) -> dict[str, Any]:
-    """Returns a picture of an array with its data, as `assets/core.js` reads them."""
+    """Returns a picture of an array, with its data in the format that `assets/core.js` reads."""
     if not 0 <= index < len(run.recording.values):
         raise NpformerError(f"value: expected a number below {len(run.recording.values)}, got {index}")
     value = run.recording.values[index]
