@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHOWN = 4
+FIRST_ROWS = "the first wrong row of each text"
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Cause:
     only: str = ""  # the function is edited only in calls with this part in their stage names; "" for all calls
     rows: str = ""  # the rows that the edit explains, if the other rows are correct
     second: tuple[Cause, ...] = ()  # another edit, without which this one explains only a part
+    nearly: bool = False  # an edit that rounds, with a few numbers a step away from the other program's
+    explains_all: bool = False  # the edited page gives the other program's values of all later stages, too
 
     @property
     def difference(self) -> str:
@@ -51,12 +54,20 @@ class Causes:
     def cause(self) -> Cause | None:
         """The cause, if it is the only edit that fits and all single edits were tried. Not all pairs are tried."""
         alone = len(self.causes) == 1 and not self.was_cut and not self.causes[0].second
+        alone = alone and self.causes[0].rows != FIRST_ROWS
         return self.causes[0] if alone else None
+
+    @property
+    def explain_all(self) -> bool:
+        """Whether the edits also give all later stages. Then other edits that fit the first wrong one are left out."""
+        return bool(self.causes) and all(each.explains_all for each in self.causes)
 
     def lines(self, is_known: bool = False) -> list[str]:
         """The printed lines. is_known: whether a known mistake also gives these values."""
         if not self.causes:
             return [f"no edit of the page gives your values ({self.tried} tried)", *self._cut()]
+        if is_known and self.causes[0].rows == FIRST_ROWS:
+            return []  # the known mistake explains all rows
         if is_known:
             return ["as an edit of the page:", *(f"  {line}" for line in str(self.causes[0]).splitlines())]
         head = f"one of these edits of the page gives your values, {SHOWN} of {len(self.causes)}:"
@@ -67,6 +78,8 @@ class Causes:
             head = f"{count} edits of the page that give your values:"
         elif len(self.causes) == 1:
             head = "an edit that gives your values:" if self.was_cut else "this edit of the page gives your values:"
+        if all(each.rows == FIRST_ROWS for each in self.causes):
+            head = "an edit of the page that explains the first wrong row of each text, but not the later ones:"
         shown = [f"  {line}" for each in self.causes[:SHOWN] for line in str(each).splitlines()]
         return [head, *shown, *self._cut()]
 
