@@ -216,6 +216,7 @@ READ = [
     "int8_groups(weight, size=8)", "bfloat16(weight, toward_zero=True)", "int8_columns(weight, toward_zero=True)",
     "uint8_columns(weight, zero_point=False)", "int4_groups(weight, size=8, scale_of=1)",
     "bfloat16_read_as_float16(weight)", "nibbles_swapped(int4_columns(weight))", "nibbles_halved(q4_0(weight))",
+    "uint4_groups(weight, size=8)", "uint4_groups(weight, size=8, off_by_one=True)",
 ]  # fmt: skip
 
 
@@ -339,6 +340,22 @@ def int8(x: np.ndarray) -> np.ndarray:
 
 def in_layers(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Any], Any]:
     return lambda past: [tuple(map(change, pair)) for pair in past]
+
+
+@pytest.mark.parametrize(
+    "full", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["all stages", "hidden states"]
+)
+def test_a_mistake_of_later_rows_alone_is_named(full: bool) -> None:
+    """The tokens after a prompt of 4 miss the gate."""
+    model, reference = recorded("llama", "causal-lm")
+    plant = edited(
+        ("activated * linear(x, **up)", "np.where(np.arange(len(x))[:, None] < 4, activated, 1) * linear(x, **up)")
+    )
+    arrays = run(model, reference, plant, padded=False)
+    shown = ("",) if full else ("ffn_residual", "/embeddings.sum", "/norm", "/logits")
+    found = golden.diagnose(reference, {name: each for name, each in arrays.items() if name.endswith(shown)}, model)
+    assert found.edits is not None
+    assert any(each.before.startswith("gated = ") for each in found.edits.causes), found
 
 
 #: Mistakes in the cache of the first four tokens, or in the chunk that reads it, and a part of the edit.

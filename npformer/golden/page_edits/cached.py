@@ -22,8 +22,9 @@ SLOTS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 #: Formats with a scale that the rows of a chunk share, and formats that round each row alone.
 OF_CHUNKS = ("int8", "int8_heads", "uint8", "uint8_heads", "int8_columns", "int4_columns")
 OF_ROWS = (
-    "int8_rows({x})", "float16({x})", "bfloat16({x})", "float8({x})", "float8_e5m2({x})", "q8_0({x}.mT).mT",
-    "q4_0({x}.mT).mT", "int4_rows({x})", "uint4_rows({x})", "uint8_rows({x})", "bfloat16({x}, toward_zero=True)",
+    "int8_rows({x})", "int8_tokens({x})", "float16({x})", "bfloat16({x})", "float8({x})", "float8_e5m2({x})",
+    "q8_0({x}.mT).mT", "q4_0({x}.mT).mT", "int4_rows({x})", "uint4_rows({x})", "uint8_rows({x})",
+    "bfloat16({x}, toward_zero=True)",
 )  # fmt: skip
 #: Masks of later chunks: all of the own chunk, nothing before it, or without the token before it; aligned to the top
 #: left; and of a cache that keeps as many keys as the window, into which the chunk is written before it attends.

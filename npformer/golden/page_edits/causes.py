@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from npformer.golden.page_edits.readings import FUNCTIONS
 
 SHOWN = 4
 FIRST_ROWS = "the first wrong row of each text"
@@ -41,6 +45,18 @@ class Cause:
         return "\n".join(lines)
 
 
+def said_of(causes: Sequence[Cause]) -> list[str]:
+    """The first sentences about the functions that edits call and the page lacks."""
+    texts = " ".join(each.after for cause in causes for each in (cause, *cause.second))
+    called = [name for name in FUNCTIONS if re.search(rf"\b{name}\(", texts)]
+    return [f"  {name}: {_sentence(FUNCTIONS[name].__doc__ or '')}" for name in called]
+
+
+def _sentence(docstring: str) -> str:
+    first = " ".join(docstring.split("\n\n")[0].split())
+    return first[:1].lower() + first[1:].rstrip(".")
+
+
 @dataclass(frozen=True)
 class Causes:
     """The edits that give the values of the first wrong stage, the most plausible first."""
@@ -54,7 +70,7 @@ class Causes:
     def cause(self) -> Cause | None:
         """The cause, if it is the only edit that fits and all single edits were tried. Not all pairs are tried."""
         alone = len(self.causes) == 1 and not self.was_cut and not self.causes[0].second
-        alone = alone and self.causes[0].rows != FIRST_ROWS
+        alone = alone and self.causes[0].rows != FIRST_ROWS and not self.causes[0].nearly
         return self.causes[0] if alone else None
 
     @property
@@ -69,7 +85,8 @@ class Causes:
         if is_known and self.causes[0].rows == FIRST_ROWS:
             return []  # the known mistake explains all rows
         if is_known:
-            return ["as an edit of the page:", *(f"  {line}" for line in str(self.causes[0]).splitlines())]
+            lines = [f"  {line}" for line in str(self.causes[0]).splitlines()]
+            return ["as an edit of the page:", *lines, *said_of(self.causes[:1])]
         head = f"one of these edits of the page gives your values, {SHOWN} of {len(self.causes)}:"
         if len(self.causes) <= SHOWN:
             head = head.partition(",")[0] + ":"
@@ -80,8 +97,10 @@ class Causes:
             head = "an edit that gives your values:" if self.was_cut else "this edit of the page gives your values:"
         if all(each.rows == FIRST_ROWS for each in self.causes):
             head = "an edit of the page that explains the first wrong row of each text, but not the later ones:"
+        if all(each.nearly for each in self.causes):
+            head = "an edit of the page that gives your values, apart from a few numbers:"
         shown = [f"  {line}" for each in self.causes[:SHOWN] for line in str(each).splitlines()]
-        return [head, *shown, *self._cut()]
+        return [head, *shown, *said_of(self.causes[:SHOWN]), *self._cut()]
 
     def _cut(self) -> list[str]:
         return ["the search was cut short; other edits may fit, too"] if self.was_cut else []

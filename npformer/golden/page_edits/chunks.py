@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.golden.page_edits import elsewhere
 from npformer.golden.page_edits.case import Case
-from npformer.golden.page_edits.operators import Edit, expressions
+from npformer.golden.page_edits.operators import LIKELY, Edit, expressions
 
 #: Arrays that a program may have cached instead of the keys or values before a chunk. q8_0 and q4_0 round columns.
 EARLIER = (
@@ -95,6 +95,13 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
                 yield from (Edit(node, text.format(own=own), "in later rows") for text in MISPLACED)
         for other in elsewhere.of_other_layers(case, function, node):
             yield Edit(node, f"before_start({own}, {other})", "in later rows")
+
+
+def of_later_rows(edit: Edit) -> Edit | None:
+    """The same edit from the first wrong row on, for an expression that may have a row for each token."""
+    if edit.kind not in LIKELY or not isinstance(edit.node, ast.BinOp | ast.Call | ast.Name):
+        return None
+    return Edit(edit.node, f"before_start({ast.unparse(edit.node)}, {edit.text})", "in later rows")
 
 
 def is_of_a_text(own: str) -> bool:

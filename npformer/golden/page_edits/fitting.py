@@ -205,6 +205,9 @@ class _Search:
                     self.several.append(([Place(name, edit) for edit in each], frames))
                 for each in roundings.of_norms(name, fresh) if self.case.relative_error < IN_16_BITS else ():
                     self.several.append(([Place(name, edit) for edit in each], frames))
+                if self.case.start > 1:
+                    later = filter(None, (chunks.of_later_rows(place.edit) for place in own))
+                    self.restricted += [(Place(name, edit), frames) for edit in later]
                 for part in parts:
                     some = [Place(name, place.edit._replace(only=part)) for place in own]
                     self.restricted += [(place, frames) for place in some if place.edit.kind in PARTLY]

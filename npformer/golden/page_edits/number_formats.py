@@ -171,6 +171,24 @@ def int8_misscaled(x: np.ndarray, axis: int = 0) -> np.ndarray:
     return misscaled(x, axis) if x.ndim == 2 and x.shape[0] == x.shape[1] else integers(x, axis)
 
 
+def unsigned_in_groups(
+    x: np.ndarray, bits: int = 8, size: int = 32, zero_point: bool = True, off_by_one: bool = False
+) -> np.ndarray:
+    """Rounds to integers with a scale and a zero point for each group, and converts back.
+
+    off_by_one: the zero point is too low by 1, as in files that store it minus 1
+    """
+    made = in_groups(x, lambda group: unsigned(group, -1, zero_point, bits), size)
+    if not off_by_one:
+        return made
+
+    def steps(group: np.ndarray) -> np.ndarray:
+        low, high = np.minimum(group.min(-1, keepdims=True), 0), np.maximum(group.max(-1, keepdims=True), 0)
+        return np.broadcast_to((high - low) / (2**bits - 1), group.shape)
+
+    return made + in_groups(x, steps, size)
+
+
 def _in_whole_groups(x: np.ndarray, size: int, shape: tuple[int, int]) -> np.ndarray:
     """Transposes the rows of each whole group of `size` rows, read as an array of this shape; the rest stays."""
     whole = len(x) // size * size
@@ -209,6 +227,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int8": integers,
     "int8_rows": partial(integers, axis=-1),
     "int8_columns": partial(integers, axis=-2),
+    "int8_tokens": partial(integers, axis=(-3, -1)),
     "int8_heads": partial(integers, axis=(-2, -1)),
     "uint8": unsigned,
     "uint8_rows": partial(unsigned, axis=-1),
@@ -222,6 +241,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "q4_1": partial(in_groups, quantise=q4_1),
     "int8_groups": integers_in_groups,
     "int4_groups": partial(integers_in_groups, bits=4),
+    "uint4_groups": partial(unsigned_in_groups, bits=4),
     "nf4": partial(in_groups, quantise=nf4, size=64),
     "nibbles_swapped": nibbles_swapped,
     "nibbles_interleaved": nibbles_interleaved,

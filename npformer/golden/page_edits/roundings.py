@@ -41,6 +41,7 @@ def _rounded_weight(own: str) -> Iterator[str]:
     scaled = [*(f"{kind}({own}" for kind in WHOLE), *_groups(own)]
     yield from (f"{kind}({own})" for kind in (*floats, *WHOLE, *UNSIGNED, "q8_0", *BLOCKS_OF_4_BITS))
     yield from (f"{each})" for each in _groups(own))
+    yield from (f"uint4_groups({own}, size={size})" for size in SIZES)
     yield from (f"{each}, stored={kind})" for each in scaled for kind in HALVES)
     yield from (f"{each}, toward_zero=True)" for each in (f"bfloat16({own}", *scaled))
 
@@ -50,6 +51,8 @@ def _misread_weight(own: str) -> Iterator[str]:
     groups = _groups(own)
     yield from (f"int8_misscaled({own}{more})" for more in ("", ", axis=1"))
     yield from (f"{kind}({own}, zero_point=False)" for kind in UNSIGNED)
+    for size in SIZES:
+        yield from (f"uint4_groups({own}, size={size}, {how})" for how in ("zero_point=False", "off_by_one=True"))
     yield from (f"{each}, scale_of={other})" for each in groups for other in (1, -1))
     yield from (f"{one}_read_as_{other}({own})" for one, other in (HALVES, HALVES[::-1]))
     of_4_bits = [f"{each})" for each in (f"int4_columns({own}", *groups) if "int4" in each]
