@@ -40,6 +40,12 @@ def slots_of(x):
 def kept_in_ring(mask):
     n, last = len(mask), np.minimum(np.arange(len(mask)) // 3 * 3 + 2, len(mask) - 1)
     return mask & (np.arange(n) > last[:, None] - mask.sum(-1).max())
+def mixed(weights, v):
+    made = []
+    for i in range(v.shape[1]):
+        slots = np.concatenate([v[:, :3], v[:, 4 : i + 1], 0 * v[:, :1]], axis=1) if i >= 4 else v[:, : i + 1]
+        made.append(weights[:, i : i + 1, : i + 1] @ slots)
+    return np.concatenate(made, axis=1)
 def with_zeros(scores, mask):
     n = len(mask)
     seen = mask | (np.arange(n) >= 4)[:, None]
@@ -75,6 +81,9 @@ MISTAKES: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
     "zeros that are not written": (
         "qwen3", ((SOFTMAX, "weights = with_zeros(scores, mask)"), (CONTEXT, "return (weights * mask) @ v")),
         "with_unwritten_keys(scores, mask, steps_after(4))",
+    ),
+    "values written one row early": (
+        "llama", ((CONTEXT, "return mixed(weights, v)"),), "written_early(weights, v, steps_after(4))"
     ),
     "the last slot overwritten": (
         "llama",

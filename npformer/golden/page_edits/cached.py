@@ -72,6 +72,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
             yield from _from_cache(of, reading, [(each, each) for each in OF_ROWS], "rounded")
             yield from _from_cache(of, reading, _other_rows(case), "in later rows")
             yield from _unwritten(of, reading)
+            yield from _written_early(of, reading)
             yield from _of_positions(case, function, statements, reading)
 
 
@@ -174,6 +175,18 @@ def _unwritten(of: Attention, reading: str) -> Iterator[list[Edit]]:
             weights, value = ast.unparse(of.context.left), ast.unparse(of.context.right)
             some.append(Edit(of.context, f"({weights} * {mask}) @ {value}", "in later rows"))
         yield some
+
+
+def _written_early(of: Attention, reading: str) -> Iterator[list[Edit]]:
+    """Keys, values or both are written one row too early in the cache."""
+    some = []
+    if of.scores is not None and of.key is not None:
+        text = f"written_early({ast.unparse(of.scores.left)}, {ast.unparse(of.key)}, {reading}, product=True)"
+        some.append(Edit(of.scores, text, "in later rows"))
+    if of.context is not None:
+        weights, value = ast.unparse(of.context.left), ast.unparse(of.context.right)
+        some.append(Edit(of.context, f"written_early({weights}, {value}, {reading})", "in later rows"))
+    yield from _each_and_both(some)
 
 
 def _of_positions(case: Case, function: str, statements: Iterable[ast.stmt], reading: str) -> Iterator[list[Edit]]:

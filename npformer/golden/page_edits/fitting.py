@@ -123,6 +123,7 @@ class _Search:
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
         self.restricted: list[Try] = []  # edits of a function that apply only in some of its calls
         self.several: list[tuple[list[Place], list[Frame]]] = []  # edits of a cache, or that round a whole function
+        self.last: list[tuple[list[Place], list[Frame]]] = []  # edits that round some steps of a norm
         self.effects: list[Effect] = []  # effects of edits that do not fit alone
 
     @property
@@ -137,15 +138,20 @@ class _Search:
     def causes(self) -> Causes:
         """The edits of the calls that make the stage, and then of the calls above them."""
         tries = self._tries()
+        self._try_several(LATER)
         for place, frames in tries:
-            if place.edit.kind != LATER:
-                self._try_several(LATER)
             if place.edit.kind == "rounded" and not self.found_whole:
                 self._try_several()
             found = self.found_whole if self.all_of_them else self.found_all
             if self.is_late or (found and (not self.all_of_them or place.edit.kind == "rounded")):
                 break
             self._try([place], frames)
+        if not self.found_whole:
+            self._try_several()
+            for places, frames in self.last:
+                if self.is_late or self.found_whole:
+                    break
+                self._try(places, frames)
         if not self.found_whole:
             for place, frames in self.restricted:
                 if self.is_late:
@@ -174,9 +180,11 @@ class _Search:
 
     def _try_several(self, kind: str = "") -> None:
         """Tries the edits of several expressions, or those of a kind."""
-        some = [each for each in self.several if kind in ("", each[0][0].edit.kind)]
-        self.several = [each for each in self.several if each not in some] if kind else []
-        for places, frames in some:
+        waiting, self.several = self.several, []
+        for places, frames in waiting:
+            if kind not in ("", places[0].edit.kind):
+                self.several.append((places, frames))
+                continue
             if self.is_late or (self.found_all and not self.all_of_them):
                 return
             self._try(places, frames)
@@ -204,7 +212,7 @@ class _Search:
                 for each in roundings.of_all_values(fresh) if not self.case.is_far else ():
                     self.several.append(([Place(name, edit) for edit in each], frames))
                 for each in roundings.of_norms(name, fresh) if self.case.relative_error < IN_16_BITS else ():
-                    self.several.append(([Place(name, edit) for edit in each], frames))
+                    self.last.append(([Place(name, edit) for edit in each], frames))
                 if self.case.start > 1:
                     later = filter(None, (chunks.of_later_rows(place.edit) for place in own))
                     self.restricted += [(Place(name, edit), frames) for edit in later]

@@ -39,6 +39,12 @@ def _firsts(length: int, reading: Reading) -> np.ndarray:
     return np.searchsorted(of, of)
 
 
+def _lasts(length: int, reading: Reading) -> np.ndarray:
+    """The last row of the chunk of each row."""
+    of = reading(length)
+    return np.searchsorted(of, of, side="right") - 1
+
+
 def before_chunk(scores: np.ndarray, reading: Reading) -> np.ndarray:
     """True where a key is the last one before the query's chunk, (L, L)."""
     return np.arange(scores.shape[-1]) == _firsts(scores.shape[-1], reading)[:, None] - 1
@@ -58,9 +64,8 @@ def with_first_keys(mask: np.ndarray, count: int) -> np.ndarray:
 
 def in_ring(mask: np.ndarray, reading: Reading) -> np.ndarray:
     """True where a key is among the last W keys of the query's chunk, if W is the window of the mask, (L, L)."""
-    of, rows = reading(mask.shape[-1]), np.arange(mask.shape[-1])
-    last = np.searchsorted(of, of, side="right") - 1
-    return rows > (last - mask.sum(-1).max())[:, None]
+    rows, last = np.arange(mask.shape[-1]), _lasts(mask.shape[-1], reading)
+    return np.asarray(rows > (last - mask.sum(-1).max())[:, None])
 
 
 def overwritten(x: np.ndarray, reading: Reading) -> np.ndarray:
@@ -81,6 +86,21 @@ def mixed_from_cache(weights: np.ndarray, own: np.ndarray, cached: np.ndarray, r
     alike = own_chunk(weights, reading)
     made: np.ndarray = (weights * alike) @ own + (weights * ~alike) @ cached
     return made
+
+
+def written_early(x: np.ndarray, own: np.ndarray, reading: Reading, product: bool = False) -> np.ndarray:
+    """Products with a cache in which each chunk after the first is written one row too early, over the last row.
+
+    x @ own, attention weights and values, or with `product` the scores x @ own^T. The last row of the cache is 0.
+    """
+    length = own.shape[-2]
+    of, early = reading(length), own.copy()
+    border = int((of == 0).sum())
+    early[..., border - 1 : -1, :] = own[..., border:, :]
+    seen = np.arange(length) < _lasts(length, reading)[:, None]  # the last row of the cache is 0
+    made, right = ((x @ early.mT) * seen, x @ own.mT) if product else ((x * seen) @ early, x @ own)
+    later = (of > 0)[:, None]
+    return np.where(later, made, right)
 
 
 def by_chunk(rounding: Callable[[np.ndarray], np.ndarray], x: np.ndarray, reading: Reading) -> np.ndarray:
@@ -127,6 +147,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for each in (
         chunks_of, steps_after, own_chunk, own_later_chunk, before_chunk, from_corner, with_first_keys, in_ring,
         from_cache, overwritten, mixed_from_cache, by_chunk, with_unwritten_keys, heads_like, after_prefix, restarted,
-        of_first,
+        of_first, written_early,
     )
 }  # fmt: skip

@@ -135,7 +135,8 @@ def of_norms(name: str, statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
         return
     some = [each for n in range(len(STEPS), -1, -1) for each in combinations(STEPS, n)]
     for kind, chosen, ends in product(HALVES, some, (("x", "result"), ("result",), ())):
-        if steps := " ".join([*chosen, *ends]):
+        steps = " ".join([*chosen, *ends])
+        if steps and ("inverse" not in chosen or "root" in chosen):
             yield [Edit(returned[0], NORMS[name].format(kind=kind, steps=steps), "rounded")]
 
 
