@@ -20,6 +20,7 @@ from npformer.golden.page_edits.padded import Padded
 
 Arrays = Sequence[np.ndarray]  # a stage, one array for each text
 MOSTLY = 0.99  # an edit must explain this fraction of the error before its rounding error is measured
+AFTER_ATTENTION = ("attention.weights", "context", "attention_residual", "ffn_residual", "ffn_norm", "ffn.output")
 IN_16_BITS = 0.1  # relative error that sums in 16 bits do not exceed
 FAR = 0.5  # relative error of a stage that no rounding explains; 4 bits for a whole array make about 0.15
 ROUNDED = 0.9  # replaces MOSTLY for edits that round, because a number between two steps may be rounded to either
@@ -108,6 +109,11 @@ class Case:
     def spares_first_text(self) -> bool:
         """Whether the first text is right, and others are wrong in their first row."""
         return len(self.wrong) > 1 and not self.wrong[0].any() and any(each[0] for each in self.wrong[1:])
+
+    @property
+    def may_see_padding(self) -> bool:
+        """Whether no output of attention is exported and right: padding changes those of all layers."""
+        return not any(name.endswith(AFTER_ATTENTION) for name in self.exported)
 
     @property
     def is_causal(self) -> bool:

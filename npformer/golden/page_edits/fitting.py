@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import combinations
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +34,7 @@ PAIRED = 400  # maximum pairs of edits to try: the pairs whose effects best add 
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
 CHECKED = 64  # edits that fit for which the later stages are computed, too
 LATER = "in later rows"
+BOTH = 20  # edits that alone leave the smallest errors, of which all pairs are tried
 BASES = 16  # edits that are tried together with every other one
 LARGEST = 1 << 14  # maximum numbers in a stage for which effects of edits are added up
 
@@ -162,7 +164,7 @@ class _Search:
                     break
                 if (factor := solved.factor(self.case, place, frames)) is not None:
                     self._try([factor], frames)
-        if not self.found_whole and not self.is_late:
+        if not self.found_whole and self.case.may_see_padding:
             self._paddings()
         if not self.found:
             self._pairs()
@@ -299,10 +301,12 @@ class _Search:
         alone = ((effects - error) ** 2).sum(1)
         left = alone[:, None] + alone + 2 * effects @ effects.T  # |error - one - two|^2, up to a constant
         left[np.tril_indices(len(some))] = np.inf
-        for at in np.argsort(left, axis=None)[:PAIRED]:
-            i, k = divmod(int(at), len(some))
+        best = np.argsort(alone)
+        by_sum = [divmod(int(at), len(some)) for at in np.argsort(left, axis=None)[:PAIRED]]
+        by_each = combinations(best[:BOTH], 2)  # effects that do not add up, such as those of weights before a softmax
+        for i, k in (*by_sum[: PAIRED // 2], *by_each, *by_sum[PAIRED // 2 :]):
             self._try_two(some[i], some[k])
-        for i in np.argsort(alone)[:BASES]:  # effects that do not add up, such as effects of factors
+        for i in best[:BASES]:  # effects that do not add up, such as effects of factors
             for other in some:
                 if self.cut or any(cause.second for cause, _ in self.found):
                     return
