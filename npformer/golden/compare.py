@@ -76,6 +76,25 @@ class Comparison:
         """Returns the comparison with one more note on how the arrays were read."""
         return replace(self, theirs=replace(self.theirs, notes=[*self.theirs.notes, note])) if note else self
 
+    def without_partial(self) -> Comparison:
+        """Returns the comparison without the stages of some texts only, if others show the fault.
+
+        Right stages of some texts keep their rows. The diagnosis needs the stages of all texts.
+        """
+        partial = self.theirs.partial.keys() & self.theirs.stages.keys()
+        others = any(row.diverges and row.stage not in partial for row in self.rows)
+        dropped = {row.stage for row in self.rows if row.stage in partial and (others or not row.diverges)}
+        if not dropped:
+            return self
+        texts = self.theirs.partial[min(dropped, key=list(self.golden.stages).index)]
+        more = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
+        first = min(dropped, key=list(self.golden.stages).index)
+        which = f"text{'s' * (len(texts) > 1)} {', '.join(map(str, texts))}"
+        note = f"{first}{more}: only in {which}; not used for the diagnosis"
+        stages = {name: arrays for name, arrays in self.theirs.stages.items() if name not in dropped}
+        rows = [row for row in self.rows if row.stage not in dropped or not row.diverges]
+        return replace(self, rows=rows, theirs=replace(self.theirs, stages=stages, notes=[*self.theirs.notes, note]))
+
     @property
     def passes(self) -> bool:
         """Whether no stage diverges and the model's final stages were compared."""
@@ -256,7 +275,7 @@ def _compared(golden: Golden, theirs: Theirs, dtype: str | None) -> Comparison:
             rows.append(_error(name, theirs.stages[name], golden, RATIOS[dtype]))
         else:
             missing.append(name)
-    return Comparison(rows, theirs, missing, golden, dtype)
+    return Comparison(rows, theirs, missing, golden, dtype).without_partial()
 
 
 def _dtype(golden: Golden, theirs: Theirs) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npformer.golden.format import Golden
 from npformer.golden.mistake import Mistake
+from npformer.golden.mistakes import precision
 from npformer.golden.port import Port
 from npformer.golden.weights import Finding
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 TRAINING = "dropout left on"
 ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
 FARTHER = 4.0  # a cause is dropped if its remaining error exceeds ROUNDED and FARTHER times the best cause's
+OF_PRECISION = {each.name for each in precision.MISTAKES}
 SAME = 1e-4  # two variants give the same values if their distances differ by at most this fraction
 
 
@@ -95,7 +97,18 @@ class Diagnosis:
     def causes(self) -> list[str]:
         """The names of all certain causes: training mode, weights, then other mistakes, best first."""
         found = [*([TRAINING] if self.training else []), *(each.cause for each in self.weights)]
-        return list(dict.fromkeys([*found, *(fit.mistake.name for fit in self.fits if fit.certain)]))
+        return list(dict.fromkeys([*found, *(fit.mistake.name for fit in self.known)]))
+
+    @property
+    def known(self) -> list[Fit]:
+        """The certain fits, unless an edit also explains a later stage that remains wrong with them."""
+        certain = [fit for fit in self.fits if fit.certain]
+        return [] if certain and self.leaves_more and self.edits and self.edits.explain_all else certain
+
+    @property
+    def leaves_more(self) -> bool:
+        """Whether a later stage has no certain cause."""
+        return any(not each.lies_earlier and not any(fit.certain for fit in each.fits) for each in self.then)
 
     @cached_property
     def edits(self) -> Causes | None:
@@ -107,7 +120,7 @@ class Diagnosis:
         """Returns the diagnosis with its search for edits, which stops at the first fit if a mistake is certain."""
         if self.weights or self.lies_earlier or not self.stage:
             return self
-        alone = not any(fit.certain for fit in self.fits)
+        alone = self.leaves_more or not any(fit.certain for fit in self.fits)
 
         def search() -> Causes:
             from npformer.golden.page_edits import edits_of_model  # a comparison alone needs no pages
@@ -127,7 +140,8 @@ class Diagnosis:
             told = "no other stage diverges" if lines else "no stage diverges: nothing to diagnose"
             return "\n".join([*lines, told])
         lines += self._lines()
-        for _, alike in groupby([self, *self.then], _of_any_layer):
+        then = self.then if self.known or not any(fit.certain for fit in self.fits) else []
+        for _, alike in groupby([self, *then], _of_any_layer):
             each, *others = alike
             if each is not self:
                 said = f"with this mistake in the model, the next stage that diverges is {each._lines()[0]}"
@@ -146,7 +160,7 @@ class Diagnosis:
         if self.lies_earlier:
             return [*lines, "  agrees with yours; the fault is earlier, in how these stages are computed"]
         lines.append(f"  the correct value differs from yours by {self.rightly:.3g} budgets: the fault is here")
-        certain = any(fit.certain for fit in self.fits)
+        certain = bool(self.known)
         edits = self.edits if self.edits is not None and self.edits.causes else None
         shown = self.fits[:4] if certain or not edits else []  # an edit that fits is better than the closest mistake
         for i, fit in enumerate(shown):
@@ -160,6 +174,8 @@ class Diagnosis:
                 lines.append(f"    with it, {left}; it explains {fit.explained:.0%} of the error")
         if not shown:
             lines.append("  no known mistake gives your values")
+        if certain and edits and edits.causes[0].kind == "rounded" and self.mistake not in OF_PRECISION:
+            edits = None  # a misread weight may also be nearly 0, like a part that is left out
         if edits:
             lines += [f"  {line}" for line in edits.lines(is_known=certain)]
             certain = True

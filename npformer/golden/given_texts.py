@@ -27,7 +27,8 @@ def choices(golden: Golden, arrays: Mapping[str, Any], names: Names) -> list[tup
         if found := _alone(golden, arrays, names):  # the token ids of a single text
             return found
         raise
-    if any(not name.endswith("embeddings.position") for name in theirs.stages):  # one array of positions fits any text
+    whole = theirs.stages.keys() - theirs.partial.keys()
+    if any(not name.endswith("embeddings.position") for name in whole):  # one array of positions fits any text
         return [everything]
     given = theirs.numbers - {-1}
     some = [tuple(sorted(given))] if given < set(everything) else []

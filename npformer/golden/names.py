@@ -38,6 +38,7 @@ class Theirs:
     stages: dict[str, list[np.ndarray]] = field(default_factory=dict)  # one array for each text, without padding
     weights: dict[str, np.ndarray] = field(default_factory=dict)  # by flat name, unchanged
     problems: dict[str, str] = field(default_factory=dict)  # stages that cannot be compared -> the reason
+    partial: dict[str, list[int]] = field(default_factory=dict)  # stages of some texts only -> these texts
     other_tokens: set[str] = field(default_factory=set)  # stages with problems because the numbers of tokens differ
     unused: list[str] = field(default_factory=list)  # names that match no stage of the golden file
     notes: list[str] = field(default_factory=list)  # layouts that were read, in words
@@ -180,6 +181,10 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
     shapes = [array.shape for array in golden.truth[name]]
     axes = token_axes(name, shapes[0], golden.config.head)
     given = _without_unused_tokens(golden, name, given, result)
+    given = _without_repeated_heads(golden, name, given, result)
+    if given and given.keys() < set(range(len(shapes))) and name not in golden.answers:
+        result.partial[name] = sorted(given)
+        given = given | {i: array for i, array in enumerate(golden.truth[name]) if i not in given}
     if -1 not in given and set(given) != set(range(len(shapes))):
         result.problems[name] = f"expected one array for each text, 0 to {len(shapes) - 1}, got {sorted(given)}"
         return
@@ -215,6 +220,38 @@ def _without_unused_tokens(
         return given
     result.notes.append(f"{name}: {width[0]} columns, of which the first {size[0]} are compared; the rest is padding")
     return {text: array[..., : size[0]] for text, array in given.items()}
+
+
+def _without_repeated_heads(
+    golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs
+) -> dict[int, np.ndarray]:
+    """Returns keys or values with a head for each group of queries, if the port has repeated them for each query."""
+    shape, n_heads = golden.truth[name][0].shape, golden.config.n_heads
+    if not name.endswith(("key_heads", "value_heads")) or len(shape) != 3 or shape[0] == n_heads:
+        return given
+    for axis in (-3, -2):
+        for order in ("repeated", "tiled"):
+            found = {text: _one_of_each(array, axis, shape[0], n_heads, order) for text, array in given.items()}
+            if all(each is not None for each in found.values()):
+                result.notes.append(
+                    f"{name}: one head of each group is compared; yours are {order} for {n_heads} heads"
+                )
+                return {text: array for text, array in found.items() if array is not None}
+    return given
+
+
+def _one_of_each(array: np.ndarray, axis: int, n_groups: int, n_heads: int, order: str) -> np.ndarray | None:
+    """Returns one head of each group along an axis; None if the heads of a group differ."""
+    if array.ndim < 3 or array.shape[axis] != n_heads:
+        return None
+    times = n_heads // n_groups
+    heads = np.moveaxis(array, axis, 0)
+    groups = heads.reshape(n_groups, times, *heads.shape[1:])
+    if order == "tiled":
+        groups = heads.reshape(times, n_groups, *heads.shape[1:]).swapaxes(0, 1)
+    if not np.array_equal(groups, np.broadcast_to(groups[:, :1], groups.shape)):
+        return None
+    return np.moveaxis(groups[:, 0], 0, axis)
 
 
 def per_text(

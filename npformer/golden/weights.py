@@ -29,6 +29,7 @@ from npformer.model import Model, Seq2Seq
 LAYOUTS = {True: "(out, in)", False: "(in, out)"}
 TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
 OTHER, CHECKPOINT = "wrong weights", "different checkpoint"
+ONE = "1 + weight of RMSNorm misused"
 APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
 MOVED = 4  # maximum number of rows by which a table of positions may be shifted
@@ -208,6 +209,8 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
         return Finding(name, how, "quantized weights")
     if c := next(filter(None, (_factor(theirs, each) for each in either)), 0.0):
         return Finding(name, f"{c:.6g} times the correct values", "scaled by a constant")
+    if name.endswith("norm.weight") and (sign := _one_added(theirs, own)):
+        return Finding(name, f"the correct values {sign} 1", ONE)
     if theirs.ndim == 1 and (order := map_of_numbers(theirs, own)) is not None:
         return Finding(name, f"numbers {said_of_map(order, width)}", _moved_or_copied(order))
     if theirs.ndim == 2 and (found := _moved(name, theirs, own, linear, width)):
@@ -279,6 +282,11 @@ def _factor(theirs: np.ndarray, own: np.ndarray) -> float:
     largest = np.unravel_index(int(np.abs(own).argmax()), own.shape)
     c = float(theirs[largest] / own[largest]) if own[largest] else 0.0
     return c if c not in (0.0, 1.0) and _is_near(theirs, c * own) else 0.0
+
+
+def _one_added(theirs: np.ndarray, own: np.ndarray) -> str:
+    """Returns the sign of 1 if the weight is the correct one plus or minus 1, else ""."""
+    return next((sign for sign, one in (("+", 1), ("-", -1)) if np.abs(theirs - (own + one)).max() < 1e-5), "")
 
 
 def _is_permuted(theirs: np.ndarray, own: np.ndarray) -> bool:

@@ -326,6 +326,16 @@ def test_errors_in_weights_are_described(change: Callable, finding: str) -> None
     assert re.search(f"layers.1.attention.key.weight: {finding}", str(found[0])), found
 
 
+@pytest.mark.parametrize("one", [1, -1])
+def test_a_norm_without_the_1_of_1_plus_weight_is_named(one: int) -> None:
+    model = tiny.model("gemma2", "causal-lm")
+    name = "layers.0.attention_norm.weight"
+    theirs = {name: np.asarray(model.weights["layers"][0]["attention_norm"]["weight"] + one)}
+    (found,) = check_weights(model, theirs)
+    assert str(found) == f"{name}: the correct values {'+' if one > 0 else '-'} 1"
+    assert found.cause == "1 + weight of RMSNorm misused"
+
+
 def test_a_fused_weight_that_is_split_head_by_head_is_named() -> None:
     model, at = tiny.model(), "layers.0.attention."
     weights = layout.flatten(dict(model.weights))

@@ -204,3 +204,31 @@ def test_both_truths_are_in_the_file(tmp_path: Any) -> None:
         for ours, theirs in zip(arrays, read.unrounded[name], strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert read.with_unrounded_scale.config.scale_dtype == "float32"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_stage_of_one_text_is_compared_without_the_others(model: Model, recorded: golden.Golden, wrong: bool) -> None:
+    arrays: Arrays = {
+        f"{i}/{name}": each[i]
+        for name, each in recorded.stages.items()
+        for i in range(3)
+        if "scores" not in name or i == 2
+    }
+    name = "2/layers.0.attention.scores"
+    arrays[name] = arrays[name] * 2 if wrong else arrays[name]
+    comparison = golden.compare(recorded, arrays)
+    assert comparison.passes is not wrong
+    assert len(comparison.rows) == len(recorded.stages)
+    assert "only in text 2; not used for the diagnosis" in str(comparison)
+    for i in range(3):
+        arrays[f"{i}/layers.0.ffn.hidden"] = arrays[f"{i}/layers.0.ffn.hidden"] * 2
+    first = golden.compare(recorded, arrays).first
+    assert first is not None
+    assert first.stage == "layers.0.ffn.hidden"
+
+
+def test_an_answer_of_one_text_does_not_pass_for_all(recorded: golden.Golden) -> None:
+    arrays = {f"{i}/{name}": each[i] for name, each in recorded.stages.items() for i in range(3)}
+    answer = recorded.answers[0]
+    del arrays[f"0/{answer}"]
+    assert not golden.compare(recorded, arrays).passes

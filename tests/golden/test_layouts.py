@@ -151,3 +151,22 @@ def test_a_folder_of_npy_files_is_read(tmp_path: Path, capsys: pytest.CaptureFix
     (folder / "0" / "a.npy").symlink_to("nothing")
     assert main(command) == 1
     assert f"{folder}/0/a.npy: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("order", "wrong"), [("repeat", False), ("tile", False), ("repeat", True)])
+def test_heads_of_keys_may_be_repeated_for_the_queries(order: str, wrong: bool) -> None:
+    decoder = tiny.model("llama", "causal-lm")
+    reference = golden.record(decoder, texts_for(decoder))
+    times = decoder.config.n_heads // decoder.config.kv_heads
+    arrays = dict(reference.stages)
+    for name in [each for each in arrays if each.endswith(("key_heads", "value_heads"))]:
+        heads = [1.5 * each if wrong and "key" in name else each for each in arrays[name]]
+        arrays[name] = [each.repeat(times, 0) if order == "repeat" else np.tile(each, (times, 1, 1)) for each in heads]
+    comparison = golden.compare(reference, arrays)
+    assert comparison.first is None if not wrong else comparison.first.stage == "layers.0.attention.key_heads"
+    random = np.random.default_rng(0)
+    name = "layers.0.attention.key_heads"
+    arrays[name] = [each + random.normal(size=each.shape) for each in arrays[name]]
+    first = golden.compare(reference, arrays).first
+    assert first is not None
+    assert first.problem.startswith("expected (2, ")  # the heads of a group differ

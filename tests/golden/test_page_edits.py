@@ -22,7 +22,16 @@ from npformer.golden.page_edits.roundings import format_of
 from npformer.golden.page_edits.solved import number
 from npformer.model import Model
 from tests.support import tiny
-from tests.support.edited_pages import Arrays, Plant, changed, diagnosis, edited, inputs, run, run_in_chunks, taken
+from tests.support.edited_pages import (
+    Arrays,
+    Plant,
+    changed,
+    diagnosis,
+    edited,
+    inputs,
+    run,
+    run_in_chunks,
+)
 
 pytestmark = [pytest.mark.numbers, pytest.mark.edits]
 
@@ -207,6 +216,7 @@ READ = [
     "int8_groups(weight, size=8)", "bfloat16(weight, toward_zero=True)", "int8_columns(weight, toward_zero=True)",
     "uint8_columns(weight, zero_point=False)", "int4_groups(weight, size=8, scale_of=1)",
     "bfloat16_read_as_float16(weight)", "nibbles_swapped(int4_columns(weight))", "nibbles_halved(q4_0(weight))",
+    "uint4_groups(weight, size=8)", "uint4_groups(weight, size=8, off_by_one=True)",
 ]  # fmt: skip
 
 
@@ -284,7 +294,8 @@ OF_MODELS = [
 @cache
 def recorded(family: str, head: str = "sequence-classification", **fields: Any) -> tuple[Model, golden.Golden]:
     model, random = tiny.model(family, head, **fields), np.random.default_rng(2)
-    texts = [Text(random.integers(5, 60, length)) for length in (9, 6)]
+    end = [3] if family == "bart" else []  # its head reads the row of this token
+    texts = [Text(np.r_[random.integers(5, 60, length), end].astype(int)) for length in (9, 6)]
     return model, golden.record(model, texts)
 
 
@@ -301,31 +312,6 @@ def test_the_difference_of_a_models_page(family: str, old: str, new: str, page: 
     assert found.cause is not None, found
     assert (found.cause.page, new in found.cause.after) == (f"npformer/plain/{page}.py", True)
     assert line in found.cause.before
-
-
-def test_weights_of_another_layer_for_two_groups_are_shown() -> None:
-    """Layer 1 projects the table of distances with layer 0's query and key, but its rows with its own weights."""
-    model, reference = recorded("deberta-v2")
-    layers = "{name: layers[0]['attention'][name] for name in ('query', 'key')}"
-    plant = edited(
-        ('relative_projections.get("distance_query", query)', "FIRST.get('query', query)"),
-        ('relative_projections.get("distance_key", key)', "FIRST.get('key', key)"),
-        ("    for layer in layers:\n        x = deberta_layer(", f"    FIRST.update({layers})\n    for layer in layers:\n        x = deberta_layer("),
-        added="FIRST = {}",
-    )  # fmt: skip
-    found = golden.diagnose(reference, run(model, reference, plant, padded=False), model)
-    assert found.edits is not None
-    both = [each for cause in found.edits.causes for each in (cause, *cause.second)]
-    assert {"query", "key"} <= {
-        name for name in ("query", "key") for each in both if f"layers[0]['attention']['{name}']" in each.after
-    }
-
-
-def test_weights_of_another_layer_are_shown() -> None:
-    model, reference = recorded("distilbert")
-    arrays = run(model, reference, taken(("layers.1.ffn.hidden.", "layers.0.ffn.hidden.")), padded=False)
-    found = str(golden.diagnose(reference, arrays, model))
-    assert "+ activated = activation(linear(x, **layers[0]['ffn']['hidden']))" in found
 
 
 #: Mistakes of a text that is read in two chunks, and a part of the edit. Rows from the fourth are in the second chunk.
@@ -354,6 +340,22 @@ def int8(x: np.ndarray) -> np.ndarray:
 
 def in_layers(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Any], Any]:
     return lambda past: [tuple(map(change, pair)) for pair in past]
+
+
+@pytest.mark.parametrize(
+    "full", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["all stages", "hidden states"]
+)
+def test_a_mistake_of_later_rows_alone_is_named(full: bool) -> None:
+    """The tokens after a prompt of 4 miss the gate."""
+    model, reference = recorded("llama", "causal-lm")
+    plant = edited(
+        ("activated * linear(x, **up)", "np.where(np.arange(len(x))[:, None] < 4, activated, 1) * linear(x, **up)")
+    )
+    arrays = run(model, reference, plant, padded=False)
+    shown = ("",) if full else ("ffn_residual", "/embeddings.sum", "/norm", "/logits")
+    found = golden.diagnose(reference, {name: each for name, each in arrays.items() if name.endswith(shown)}, model)
+    assert found.edits is not None
+    assert any(each.before.startswith("gated = ") for each in found.edits.causes), found
 
 
 #: Mistakes in the cache of the first four tokens, or in the chunk that reads it, and a part of the edit.

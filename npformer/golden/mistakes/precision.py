@@ -62,7 +62,7 @@ def half_of(port: Port, budget: float, dtype: str) -> tuple[str, str] | None:
 
 
 def quantized(
-    array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8,
+    array: np.ndarray, axis: int | tuple[int, ...] | None = None, symmetric: float = 127, bits: int = 8,
     stored: Callable[[np.ndarray], np.ndarray] | None = None, nearest: np.ufunc = np.rint, zero_point: bool = True,
 ) -> np.ndarray:  # fmt: skip
     """Rounds to the steps of an integer type, and converts back.

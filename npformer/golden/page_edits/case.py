@@ -6,6 +6,7 @@ import ast
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,9 +16,12 @@ import numpy as np
 from npformer.golden.budget import FACTOR
 from npformer.golden.page_edits.instrumented import Frame, Page
 from npformer.golden.page_edits.operators import Edit
+from npformer.golden.page_edits.padded import Padded
 
 Arrays = Sequence[np.ndarray]  # a stage, one array for each text
 MOSTLY = 0.99  # an edit must explain this fraction of the error before its rounding error is measured
+AFTER_ATTENTION = ("attention.weights", "context", "attention_residual", "ffn_residual", "ffn_norm", "ffn.output")
+IN_16_BITS = 0.1  # relative error that sums in 16 bits do not exceed
 FAR = 0.5  # relative error of a stage that no rounding explains; 4 bits for a whole array make about 0.15
 ROUNDED = 0.9  # replaces MOSTLY for edits that round, because a number between two steps may be rounded to either
 
@@ -35,6 +39,7 @@ class Outcome(NamedTuple):
     values: list[np.ndarray]  # empty if the edit does not fit
     rows: str  # "" if all fit, "wrong" if only the rows that differ do, "start" if only the first of these does
     first: np.ndarray | None  # the stage of the shortest wrong text, whether the edit fits or not
+    nearly: bool = False  # an edit that rounds explains most of the error, but a few numbers are a step away
 
 
 FAILED = Outcome([], "", None)
@@ -47,12 +52,18 @@ class Case:
         self, page: Page, runs: Sequence[Callable[[ModuleType], Any]], theirs: Mapping[str, Arrays],
         budgets: Mapping[str, float], stage: str, right: Sequence[Mapping[str, np.ndarray]],
     ) -> None:  # fmt: skip
-        order = list(right[0])
+        self.runs, order = runs, list(right[0])
         earlier = order[: order.index(stage)]
         before = [each for each in earlier if each in theirs and each in budgets]
         self.page, self.theirs, self.budgets, self.stage = page, theirs, budgets, stage
         self.right, self.exported = [each[stage] for each in right], frozenset(before)
+        self.all_right = right
         self.stages = [{name: each[name] for name in earlier if name in each} for each in right]
+        #: Keys and values of all layers, the other program's if it exported them.
+        self.cached = [
+            {name: theirs[name][i] if name in theirs else array for name, array in each.items() if _is_cached(name)}
+            for i, each in enumerate(right)
+        ]
         self.calls: list[list[Frame]] = []
         self.makers: list[Frame | None] = []
         for run in runs:
@@ -63,6 +74,7 @@ class Case:
         self.wrong = [self._wrong_rows(i) for i in range(len(runs))]
         wrong = [i for i, each in enumerate(self.wrong) if each.any()]
         self.starts = self._starts()
+        self._know_rows(0)
         #: Texts, the shortest wrong one first, because most edits already fail on one text.
         self.texts = sorted(range(len(runs)), key=lambda i: (i not in wrong, self.right[i].size))
 
@@ -88,19 +100,45 @@ class Case:
         starts = [int(each.argmax()) if each.any() else len(each) for each in self.wrong]
         return starts if min(starts) > 0 else []
 
+    @property
+    def start(self) -> int:
+        """The first wrong row of any text; 0 if it is the first row, or all rows of a text are wrong."""
+        return min((at for at, wrong in zip(self.starts, self.wrong, strict=False) if wrong.any()), default=0)
+
+    @property
+    def spares_first_text(self) -> bool:
+        """Whether the first text is right, and others are wrong in their first row."""
+        return len(self.wrong) > 1 and not self.wrong[0].any() and any(each[0] for each in self.wrong[1:])
+
+    @property
+    def may_see_padding(self) -> bool:
+        """Whether no output of attention is exported and right: padding changes those of all layers."""
+        return not any(name.endswith(AFTER_ATTENTION) for name in self.exported)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the page has a causal mask, so that a program may read a text in chunks."""
+        return any("causal_" in name for name in self.page.functions)
+
     def error(self) -> np.ndarray | None:
         """The error of the shortest wrong text, flattened; None if the other program's array has another shape."""
         right, theirs = self.right[self.texts[0]], self.theirs[self.stage][self.texts[0]]
         return (theirs - right).ravel() if theirs.shape == right.shape else None
 
-    @functools.cached_property
+    @property
     def is_far(self) -> bool:
         """Whether the stage is too far from the correct one for rounding, which changes values by a fraction."""
+        return self.relative_error > FAR
+
+    @functools.cached_property
+    def relative_error(self) -> float:
+        """The norm of the error, divided by the norm of the correct stage; infinite if the shapes differ."""
         pairs = [
             pair for pair in zip(self.theirs[self.stage], self.right, strict=True) if pair[0].shape == pair[1].shape
         ]
         error = sum(float(((theirs - right) ** 2).sum()) for theirs, right in pairs)
-        return error > FAR**2 * sum(float((right**2).sum()) for _, right in pairs) or not pairs
+        size = sum(float((right**2).sum()) for _, right in pairs)
+        return (error / size) ** 0.5 if size else np.inf
 
     def frames(self, level: int) -> list[Frame] | None:
         """The calls that compute the stage, one per text, or their callers `level` levels up."""
@@ -116,8 +154,9 @@ class Case:
         """Runs the texts with edits, up to the first text that they do not fit."""
         self.tried += 1
         rounds = any(each.edit.kind == "rounded" for each in places)
-        later = places[0].edit.kind == "in later rows"
+        later = bool(self.starts) and any(each.edit.kind == "in later rows" for each in places)
         made: dict[int, np.ndarray] = {}
+        nearly = False
         fitting = ["", "wrong", *(["start"] if later else [])] if self.some_rows else [""]
         try:
             with self._edited(places):
@@ -130,6 +169,8 @@ class Case:
                     near = is_near(value, self.theirs[self.stage][i], self.budget)
                     if not near and share > (ROUNDED if rounds else MOSTLY):
                         near = self._error(value, i) <= FACTOR * self._noise(frames[i], value)
+                        nearly |= rounds and not near
+                        near |= rounds
                     first = self.wrong[i] & (np.arange(len(self.wrong[i])) == self.starts[i]) if later else None
                     errors = {"wrong": self.wrong[i], "start": first}
                     if not near:
@@ -140,7 +181,39 @@ class Case:
                         return Outcome([], "", made[self.texts[0]])
         except Exception:  # an edit may raise anything
             return FAILED
-        return Outcome([made[i] for i in range(len(made))], fitting[0], made[self.texts[0]])
+        return Outcome([made[i] for i in range(len(made))], fitting[0], made[self.texts[0]], nearly)
+
+    def explains_all(self, places: Sequence[Place], frames: Sequence[Padded] = ()) -> bool:
+        """Whether whole runs of the edited page have the other program's values of all stages, also the later ones.
+
+        frames: calls to run instead of the whole page
+        """
+        later = [name for name in self.theirs if name in self.budgets and name not in self.exported]
+        with self._edited(places):
+            for i, run in enumerate(self.runs):
+                self._know_rows(i)
+                try:
+                    made = self._padded(frames[i], i) if frames else self.page.whole(run)
+                except Exception:  # an edit may raise anything
+                    return False
+                if not all(self._is_alike(made, name, i) for name in later):
+                    return False
+        return True
+
+    def _padded(self, frame: Padded, i: int) -> dict[str, np.ndarray]:
+        """All stages of a padded text, without the padding."""
+        made, right = self.page.again(frame, frozenset(), ""), self.all_right[i]
+        return {name: frame.cut(each, right[name]) for name, each in made.items() if name in right}
+
+    def _is_alike(self, made: Mapping[str, np.ndarray], name: str, i: int) -> bool:
+        """Whether a later stage has the other program's values, up to errors that grew on the way to it."""
+        value, theirs, right = made.get(name), self.theirs[name][i], self.all_right[i].get(name)
+        if value is None or right is None:
+            return True  # the page has no such stage, or the call does not reach it
+        if value.shape != theirs.shape:
+            return False
+        error, left = (np.abs(each - theirs).max(initial=0) for each in (right, value))
+        return bool(left <= max(FACTOR * self.budgets[name], (1 - MOSTLY) * error))
 
     def values(self, places: Sequence[Place], frames: Sequence[Frame]) -> np.ndarray | None:
         """The stage of the shortest wrong text with edits; None if the edited page fails."""
@@ -161,10 +234,27 @@ class Case:
             yield
 
     def _again(self, frame: Frame, i: int) -> dict[str, np.ndarray]:
+        self._know_rows(i)
+        stages = self.page.again(frame, self.exported, self.stage)
+        if isinstance(frame, Padded):
+            stages = {
+                name: frame.cut(each, self.theirs[name][i]) for name, each in stages.items() if name in self.theirs
+            }
+        return stages
+
+    def _know_rows(self, i: int) -> None:
+        """Lets edits use the first wrong row of a text, and its right stages."""
         start = self.starts[i] if self.starts else 0
         of_rows = {name: partial(function, start) for name, function in OF_ROWS.items()}
-        self.page.module.__dict__.update(of_rows, start=start, stages=self.stages[i])
-        return self.page.again(frame, self.exported, self.stage)
+        self.page.module.__dict__.update(of_rows, start=start, stages=self.stages[i], caches=self.cached[i])
+        self.page.module.__dict__.update(earlier=self.cached[max(i - 1, 0)], first_text=self.cached[0])
+        if angles := self._angles(i):
+            self.page.module.__dict__["angles"] = angles
+
+    def _angles(self, i: int) -> tuple[np.ndarray, ...]:
+        """The cos and sin of a text's rotations in the call that makes the stage; () without rotations."""
+        calls = [each for each in reversed(self.calls[i]) if each.function == "rotate"]
+        return tuple(calls[0].arguments[name] for name in ("cos", "sin")) if calls else ()
 
     def _keeps(self, stages: Mapping[str, np.ndarray], i: int) -> bool:
         """Whether the earlier stages still have the other program's values."""
@@ -189,9 +279,10 @@ class Case:
 
     def _noise(self, frame: Frame, value: np.ndarray) -> float:
         """The largest rounding error of the edited call in float32."""
-        narrow = Frame(frame.function, narrowed(frame.arguments), frame.caller, frame.line, frame.scope, frame.layers)
-        stages = self.page.again(narrow, self.exported, self.stage)
-        noise = float(np.abs(stages[self.stage] - value).max(initial=0))
+        narrow = replace(frame, arguments=narrowed(frame.arguments))
+        found = self.page.again(narrow, self.exported, self.stage)[self.stage]
+        found = narrow.cut(found, value) if isinstance(narrow, Padded) else found
+        noise = float(np.abs(found - value).max(initial=0))
         return noise if np.isfinite(noise) else 0.0
 
     # --- where to edit ---
@@ -243,7 +334,8 @@ class Case:
         settled = [
             each
             for each in inside
-            if isinstance(each, ast.Assign) and any(each.lineno <= at <= (each.end_lineno or 0) for at in frame.settled)
+            if isinstance(each, ast.Assign)
+            and any(each.lineno <= at <= (each.end_lineno or 0) for at, _ in frame.settled)
         ]
         open_ones = [each for each in inside if each not in settled and not isinstance(each, ast.Expr)]
         return _needed(open_ones, last) if last else open_ones
@@ -278,6 +370,10 @@ def _stored(statement: ast.stmt) -> set[str]:
         for each in ast.walk(one)
         if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store) and isinstance(each.value, ast.Name)
     }
+
+
+def _is_cached(name: str) -> bool:
+    return name.endswith((".key", ".key_normed", ".key_rotated", ".value"))
 
 
 def is_near(array: np.ndarray, other: np.ndarray, budget: float) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.golden.page_edits import elsewhere
 from npformer.golden.page_edits.case import Case
-from npformer.golden.page_edits.operators import Edit, expressions
+from npformer.golden.page_edits.operators import LIKELY, Edit, expressions
 
 #: Arrays that a program may have cached instead of the keys or values before a chunk. q8_0 and q4_0 round columns.
 EARLIER = (
@@ -22,6 +22,8 @@ OF_CACHES = ("k", "v", "each")  # beginnings of the names of keys and values
 MISPLACED = ("one_row_early({own})", "unwritten({own})")
 #: The windows of a program whose steps see one token more or one fewer.
 REACHES = tuple(f"(reach {sign} (np.arange(len(positions)) >= start)[:, None])" for sign in "+-")
+#: Positions of a cache that begins again after its last slot, or writes all later tokens to one slot.
+SLOTS = ("{own} % start", "np.minimum({own}, start)", "np.minimum({own}, start - 1)")
 #: Stages of other layers whose rows a program may have cached.
 KEPT = ("key_heads", "value_heads", "key_rotated", "key_normed", "key", "value")
 
@@ -64,17 +66,24 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         of_masks = isinstance(node, ast.Call) and own.startswith(("causal_mask(", "causal_window_mask("))
         if of_masks or (isinstance(array, np.ndarray) and array.dtype == bool and array.ndim > 1):
             yield from (Edit(node, text, "in later rows") for text in _masks(own))
-        elif (own.startswith("np.arange(") and _is_of_a_text(own)) or _are_positions(array):
+        elif (own.startswith("np.arange(") and is_of_a_text(own)) or (are_positions(array) and "ids" not in own):
             yield Edit(node, f"{own} - start", "in later rows")
+            for slots in SLOTS:
+                yield Edit(node, slots.format(own=own), "in later rows")
             for change in ("- start", "- 1", "+ 1"):  # positions of the chunk alone
                 later = f"np.where(np.arange(len({own})) < start, {own}, {own} {change})"
                 yield Edit(node, later, "in later rows")
         elif isinstance(node, ast.Call) and own.startswith("rotate"):
             first, *rest = map(ast.unparse, node.args)
             yield Edit(node, f"before_start({own}, {first})", "in later rows")
-            for step in (-1, 1) if rest == ["*angles"] else ():  # the angles of the next or last position
-                turned = f"{ast.unparse(node.func)}({first}, *(np.roll(each, {step}, axis=-2) for each in angles))"
-                yield Edit(node, f"before_start({own}, {turned})", "in later rows")
+            if rest == ["*angles"]:
+                function = ast.unparse(node.func)
+                for step in (-1, 1):  # the angles of the next or last position
+                    turned = f"{function}({first}, *(np.roll(each, {step}, axis=-2) for each in angles))"
+                    yield Edit(node, f"before_start({own}, {turned})", "in later rows")
+                for slots in SLOTS:  # the angles of slots of a cache
+                    at = slots.format(own="np.arange(each.shape[-2])")
+                    yield Edit(node, f"{function}({first}, *(each[..., {at}, :] for each in angles))", "in later rows")
         elif own == "reach":
             yield from (Edit(node, text, "in later rows") for text in REACHES)
         elif isinstance(node, ast.Tuple) and own == "(keys, values)":
@@ -88,12 +97,19 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
             yield Edit(node, f"before_start({own}, {other})", "in later rows")
 
 
-def _is_of_a_text(own: str) -> bool:
+def of_later_rows(edit: Edit) -> Edit | None:
+    """The same edit from the first wrong row on, for an expression that may have a row for each token."""
+    if edit.kind not in LIKELY or not isinstance(edit.node, ast.BinOp | ast.Call | ast.Name):
+        return None
+    return Edit(edit.node, f"before_start({ast.unparse(edit.node)}, {edit.text})", "in later rows")
+
+
+def is_of_a_text(own: str) -> bool:
     """Whether an np.arange counts the tokens of a text."""
     return "len(" in own or "shape" in own or "length" in own
 
 
-def _are_positions(array: object) -> bool:
+def are_positions(array: object) -> bool:
     return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind == "i"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,17 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
     if frame is None:
         return
     groups = {name: value for name, value in frame.arguments.items() if isinstance(value, dict)}
-    layers = stacks(frame)
-    case.page.module.__dict__.update(layers)
+    layers, trees = stacks(frame), trees_of_stacks(frame)
+    case.page.module.__dict__.update(layers | trees)
     for node in expressions(statements):
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
             continue
         if node.id in groups:
-            for text in _others(groups[node.id], layers):
+            for text in (*_others(groups[node.id], layers), *_of_other_stacks(groups[node.id], trees)):
                 yield Edit(node, text, "from elsewhere")
+            for name, other in groups.items():
+                if _is_alike_but_wider(groups[node.id], other):
+                    yield Edit(node, f"first_of({name}, {node.id})", "from elsewhere")
         elif isinstance(array := frame.arguments.get(node.id), np.ndarray) and array.ndim == 2:
             yield from (
                 Edit(node, f"stages[{name!r}]", "from elsewhere")
@@ -36,6 +40,25 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
             )
     for node in expressions(statements):
         yield from (Edit(node, text, "from elsewhere") for text in of_other_layers(case, function, node))
+
+
+def fused(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
+    """Yields edits that split the columns of a fused weight wrongly, for groups of one function with equal shapes.
+
+    The columns of the parts follow one another, and are read as alternating, or alternate and are read as halves.
+    """
+    frame = case.call_of(function)
+    shapes: dict[object, list[str]] = {}
+    for name, group in (frame.arguments if frame else {}).items():
+        if isinstance(group, dict) and isinstance(group.get("weight"), np.ndarray) and group["weight"].ndim == 2:
+            shapes.setdefault(tuple(sorted((key, each.shape) for key, each in group.items())), []).append(name)
+    nodes = [each for each in expressions(case.page.functions[function].body) if isinstance(each, ast.Name)]
+    read = {each.id for each in expressions(statements) if isinstance(each, ast.Name)}
+    for names in shapes.values():
+        for some in (names, names[::-1]) if len(names) > 1 and read & {*names} else ():
+            for how in ("alternating", "in_halves"):
+                parts = {name: f"{how}({i}, {', '.join(some)})" for i, name in enumerate(some)}
+                yield [Edit(each, parts[each.id], "from elsewhere") for each in nodes if each.id in parts]
 
 
 def of_other_layers(case: Case, function: str, node: ast.expr) -> Iterator[str]:
@@ -67,6 +90,42 @@ def _settings(function: ast.FunctionDef) -> dict[str, str]:
     return found
 
 
+def _is_alike_but_wider(group: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether another group has the same arrays, of which at least one is longer and none is shorter."""
+    if group.keys() != other.keys() or not all(
+        isinstance(each, np.ndarray) for each in (*group.values(), *other.values())
+    ):
+        return False
+    pairs = [(group[name].shape, other[name].shape) for name in group]
+    return any(a != b for a, b in pairs) and all(
+        len(a) == len(b) and all(m <= n for m, n in zip(a, b, strict=True)) for a, b in pairs
+    )
+
+
+def first_of(group: dict[str, np.ndarray], like: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The first numbers of a group's arrays, as many as another group has."""
+    return {name: each[tuple(slice(n) for n in like[name].shape)] for name, each in group.items()}
+
+
+def alternating(i: int, *groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every n-th column of n groups that follow one another, from column i on."""
+    return {name: np.concatenate([each[name] for each in groups], axis=-1)[..., i :: len(groups)] for name in groups[0]}
+
+
+def in_halves(i: int, *groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The i-th n-th part of the alternating columns of n groups."""
+    return {
+        name: np.split(
+            np.stack([each[name] for each in groups], axis=-1).reshape(*own.shape[:-1], -1), len(groups), -1
+        )[i]
+        for name, own in groups[0].items()
+    }
+
+
+#: Names that edits call -> the functions.
+FUNCTIONS = {each.__name__: each for each in (first_of, alternating, in_halves)}
+
+
 class _Renamed(ast.NodeTransformer):
     """Replaces a name by an expression."""
 
@@ -94,6 +153,31 @@ def stacks(frame: Frame | None) -> dict[str, Any]:
     return found
 
 
+def trees_of_stacks(frame: Frame | None) -> dict[str, dict[str, Any]]:
+    """The weights of the encoder and the decoder among the arguments of a call and of its callers, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    while frame is not None:
+        trees = {f"{name}_weights": each for name, each in frame.arguments.items() if _is_stack(each)}
+        found |= trees if len(trees) > 1 else {}
+        frame = frame.caller
+    return found
+
+
+def _is_stack(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("layers"), list)
+
+
+def _of_other_stacks(group: dict[str, Any], trees: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The group at the same place in the other stack, such as the encoder's position table in the decoder."""
+    own = [path for tree in trees.values() if (path := _path(tree, group)) is not None]
+    for path in own:
+        for name, tree in trees.items():
+            with suppress(KeyError, IndexError):
+                other = eval(f"tree{path}", {"tree": tree, "__builtins__": {}})
+                if other is not group:
+                    yield f"{name}{path}"
+
+
 def _others(group: dict[str, Any], layers: dict[str, Any]) -> Iterator[str]:
     """The group of the same name in the first layer, the last layer, and the layers next to its own."""
     for name, stack in layers.items():
@@ -110,8 +194,8 @@ def _path(tree: Any, group: dict[str, Any], above: str = "") -> str | None:
     """The subscripts of a group in a tree of weights; None if the tree does not contain it."""
     if tree is group:
         return above
-    if isinstance(tree, dict):
-        for name, each in tree.items():
-            if (found := _path(each, group, f"{above}[{name!r}]")) is not None:
-                return found
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, each in pairs:
+        if (found := _path(each, group, f"{above}[{name!r}]")) is not None:
+            return found
     return None

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import combinations
 from types import ModuleType
 from typing import Any
 
@@ -15,11 +16,13 @@ import numpy as np
 
 from npformer.engine.runtime.threads import single_blas_thread
 from npformer.golden.mistakes.rows import rows_said
-from npformer.golden.page_edits import chunks, elsewhere, operators, roundings, solved
-from npformer.golden.page_edits.case import Arrays, Case, Outcome, Place, is_near
-from npformer.golden.page_edits.causes import Cause, Causes
+from npformer.golden.page_edits import blocks, cached, chunks, elsewhere, heads, operators, roundings, solved
+from npformer.golden.page_edits.case import IN_16_BITS, Arrays, Case, Outcome, Place, is_near
+from npformer.golden.page_edits.causes import FIRST_ROWS, Cause, Causes
 from npformer.golden.page_edits.instrumented import Frame, Page
 from npformer.golden.page_edits.operators import Edit
+from npformer.golden.page_edits.padded import Padded
+from npformer.golden.page_edits.padded import paddings as padded_texts
 
 SECONDS = 10.0
 FOR_PAIRS = 0.2  # the share of the time that is reserved for pairs of edits
@@ -29,6 +32,9 @@ LINES = 4  # longer statements are shown without their unchanged lines
 PAIRED = 400  # maximum pairs of edits to try: the pairs whose effects best add up to the error
 #: Kinds of edits that a port may make in some calls of a function and not in others.
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
+CHECKED = 64  # edits that fit for which the later stages are computed, too
+LATER = "in later rows"
+BOTH = 20  # edits that alone leave the smallest errors, of which all pairs are tried
 BASES = 16  # edits that are tried together with every other one
 LARGEST = 1 << 14  # maximum numbers in a stage for which effects of edits are added up
 
@@ -81,7 +87,7 @@ def _explained(
     page = Page(source)
     right: list[dict[str, np.ndarray]] = []
     for run in runs:
-        page.record(run, frozenset(), stage)
+        page.record(run, frozenset(), "")
         right.append(page.stages)
     stage = stage or first_wrong(right, theirs, budgets)
     if not all(stage in each for each in right):
@@ -112,12 +118,14 @@ class _Search:
     """A search through the edits of a case."""
 
     def __init__(self, case: Case, seconds: float, name: str, all_of_them: bool) -> None:
+        case.page.module.__dict__.update(heads.FUNCTIONS | elsewhere.FUNCTIONS)
         self.case, self.page, self.name, self.all_of_them = case, case.page, name, all_of_them
         self.seconds, self.until = seconds, time.thread_time() + seconds
         self.seen = set[tuple[str, int]]()
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
         self.restricted: list[Try] = []  # edits of a function that apply only in some of its calls
-        self.rounded: list[tuple[list[Place], list[Frame]]] = []  # edits that round every value of a function
+        self.several: list[tuple[list[Place], list[Frame]]] = []  # edits of a cache, or that round a whole function
+        self.last: list[tuple[list[Place], list[Frame]]] = []  # edits that round some steps of a norm
         self.effects: list[Effect] = []  # effects of edits that do not fit alone
 
     @property
@@ -132,15 +140,21 @@ class _Search:
     def causes(self) -> Causes:
         """The edits of the calls that make the stage, and then of the calls above them."""
         tries = self._tries()
+        self._try_several(LATER)
         for place, frames in tries:
-            if place.edit.kind == "rounded" and not self.found:
-                while self.rounded and not self.cut:
-                    self._try(*self.rounded.pop(0))
-            found = any(not cause.rows for cause, _ in self.found)
+            if place.edit.kind == "rounded" and not self.found_whole:
+                self._try_several()
+            found = self.found_whole if self.all_of_them else self.found_all
             if self.is_late or (found and (not self.all_of_them or place.edit.kind == "rounded")):
                 break
             self._try([place], frames)
-        if not any(not cause.rows for cause, _ in self.found):
+        if not self.found_whole:
+            self._try_several()
+            for places, frames in self.last:
+                if self.is_late or self.found_whole:
+                    break
+                self._try(places, frames)
+        if not self.found_whole:
             for place, frames in self.restricted:
                 if self.is_late:
                     break
@@ -150,9 +164,32 @@ class _Search:
                     break
                 if (factor := solved.factor(self.case, place, frames)) is not None:
                     self._try([factor], frames)
+        if not self.found_whole and self.case.may_see_padding:
+            self._paddings()
         if not self.found:
             self._pairs()
         return Causes(self.case.stage, self._apart(), self.case.tried, self.cut)
+
+    @property
+    def found_whole(self) -> bool:
+        """Whether an edit was found that explains all rows."""
+        return any(not cause.rows and not cause.nearly for cause, _ in self.found)
+
+    @property
+    def found_all(self) -> bool:
+        """Whether an edit was found that explains all later stages, too."""
+        return any(cause.explains_all for cause, _ in self.found)
+
+    def _try_several(self, kind: str = "") -> None:
+        """Tries the edits of several expressions, or those of a kind."""
+        waiting, self.several = self.several, []
+        for places, frames in waiting:
+            if kind not in ("", places[0].edit.kind):
+                self.several.append((places, frames))
+                continue
+            if self.is_late or (self.found_all and not self.all_of_them):
+                return
+            self._try(places, frames)
 
     def _tries(self) -> list[Try]:
         """The edits, each with the calls to run again.
@@ -168,14 +205,25 @@ class _Search:
                 self.seen |= {(name, each.lineno) for each in fresh}
                 own = [Place(name, edit) for edit in self._edits(name, fresh)]
                 found += [(level, place, frames) for place in own]
+                for each in blocks.edits(self.page.functions[name], fresh):
+                    self.several.append(([Place(name, edit) for edit in each], frames))
+                parts = self.case.parts(level, name)
+                for only in ("", *parts):
+                    for each in (*elsewhere.fused(self.case, name, fresh), *cached.edits(self.case, name, fresh)):
+                        self.several.append(([Place(name, edit._replace(only=only)) for edit in each], frames))
                 for each in roundings.of_all_values(fresh) if not self.case.is_far else ():
-                    self.rounded.append(([Place(name, edit) for edit in each], frames))
-                for part in self.case.parts(level, name):
+                    self.several.append(([Place(name, edit) for edit in each], frames))
+                for each in roundings.of_norms(name, fresh) if self.case.relative_error < IN_16_BITS else ():
+                    self.last.append(([Place(name, edit) for edit in each], frames))
+                if self.case.start > 1:
+                    later = filter(None, (chunks.of_later_rows(place.edit) for place in own))
+                    self.restricted += [(Place(name, edit), frames) for edit in later]
+                for part in parts:
                     some = [Place(name, place.edit._replace(only=part)) for place in own]
                     self.restricted += [(place, frames) for place in some if place.edit.kind in PARTLY]
             level += 1
         self.restricted.sort(key=lambda each: each[0].edit.rank)
-        first = "in later rows" if min(self.case.starts, default=0) > 1 else ""
+        first = LATER if self.case.start > 1 else ""
 
         def order(one: tuple[int, Place, list[Frame]]) -> tuple[bool, bool, bool, int, int]:
             level, (_, edit), _ = one
@@ -188,9 +236,10 @@ class _Search:
         kinds = self.page.kinds.get(name, {})
         yield from operators.edits(function, statements, self.page.functions, kinds)
         if not self.case.is_far:
-            yield from roundings.edits(statements, kinds)
+            yield from roundings.edits(statements, kinds, self.case.relative_error > IN_16_BITS)
         yield from roundings.misreadings(statements)
         yield from elsewhere.edits(self.case, name, statements)
+        yield from heads.edits(self.case, name, statements)
         if self.case.starts:
             yield from chunks.edits(self.case, name, statements)
 
@@ -203,6 +252,41 @@ class _Search:
             effect = (outcome.first - right).ravel() if outcome.first.shape == right.shape else right[:0]
             if 0 < effect.size <= LARGEST and np.isfinite(effect).all() and np.abs(effect).max() > self.case.budget:
                 self.effects.append((places[0], frames, effect))
+
+    def _paddings(self) -> None:
+        """Tries padded texts, also with wrong uses of their mask."""
+        frames = self.case.frames(0)
+        uses = [
+            Place(name, edit)
+            for name, function in self.page.functions.items()
+            for edit in operators.edits(function, function.body, self.page.functions, {})
+            if isinstance(edit.node, ast.Call)
+            and ast.unparse(edit.node.func) == "masked_softmax"
+            and edit.kind == "another order"
+        ]
+        for padded in padded_texts(frames) if frames else ():
+            masked = "without" not in padded[0].said
+            for places in ([each] for each in uses) if masked and padded[0].before + padded[0].after else ([],):
+                if self.is_late:
+                    return
+                outcome = self.case.outcome(places, padded)
+                if outcome.values and not outcome.rows:
+                    self._keep_padded(places, padded, outcome)
+
+    def _keep_padded(self, places: Sequence[Place], frames: Sequence[Padded], outcome: Outcome) -> None:
+        """Keeps a padding that fits, with the edit that uses its mask wrongly, if there is one."""
+        frame, explains_all = frames[0], self.case.explains_all(places, frames)
+        line = self.page.functions[frame.function].lineno
+        call = f"{frame.function}(ids, ...)"
+        after = f"{call}, if the texts are padded to {frame.said}"
+        others = tuple(
+            Cause(self.name, each.function, *self._lines(each), each.edit.kind, each.edit.rank) for each in places
+        )
+        cause = Cause(
+            self.name, frame.function, line, call, after, "padded", operators.KINDS.index(LATER), second=others
+        )
+        cause = replace(cause, explains_all=explains_all)
+        self.found.append((cause, outcome.values))
 
     def _pairs(self) -> None:
         """Tries the pairs of edits whose effects, each computed alone, add up best to the error."""
@@ -217,10 +301,12 @@ class _Search:
         alone = ((effects - error) ** 2).sum(1)
         left = alone[:, None] + alone + 2 * effects @ effects.T  # |error - one - two|^2, up to a constant
         left[np.tril_indices(len(some))] = np.inf
-        for at in np.argsort(left, axis=None)[:PAIRED]:
-            i, k = divmod(int(at), len(some))
+        best = np.argsort(alone)
+        by_sum = [divmod(int(at), len(some)) for at in np.argsort(left, axis=None)[:PAIRED]]
+        by_each = combinations(best[:BOTH], 2)  # effects that do not add up, such as those of weights before a softmax
+        for i, k in (*by_sum[: PAIRED // 2], *by_each, *by_sum[PAIRED // 2 :]):
             self._try_two(some[i], some[k])
-        for i in np.argsort(alone)[:BASES]:  # effects that do not add up, such as effects of factors
+        for i in best[:BASES]:  # effects that do not add up, such as effects of factors
             for other in some:
                 if self.cut or any(cause.second for cause, _ in self.found):
                     return
@@ -238,6 +324,8 @@ class _Search:
         kept: list[tuple[Cause, list[np.ndarray]]] = []
         least = SAME * self.case.budget
         whole = [each for each in self.found if not each[0].rows]
+        whole = [each for each in whole if not each[0].nearly] or whole
+        whole = [each for each in whole if each[0].explains_all] or whole
         for cause, made in sorted(whole or self.found, key=lambda each: each[0].rank):
             others = [values for other, values in kept if other.function == cause.function]
             if not any(all(is_near(a, b, least) for a, b in zip(made, each, strict=True)) for each in others):
@@ -251,11 +339,14 @@ class _Search:
             Cause(self.name, each.function, *self._lines(each), each.edit.kind, each.edit.rank, only=each.edit.only)
             for each in places
         )
-        rows = "the first wrong row of each text" if outcome.rows == "start" else ""
+        rows = FIRST_ROWS if outcome.rows == "start" else ""
         if outcome.rows == "wrong":
             rows = rows_said(self.case.wrong)
         rank = max(each.edit.rank for each in places)
-        self.found.append((replace(first, rank=rank, rows=rows, second=tuple(others)), outcome.values))
+        explains_all = not rows and len(self.found) < CHECKED and self.case.explains_all(places)
+        cause = replace(first, rank=rank, rows=rows, second=tuple(others), explains_all=explains_all)
+        cause = replace(cause, nearly=outcome.nearly)
+        self.found.append((cause, outcome.values))
 
     def _lines(self, place: Place) -> tuple[int, str, str]:
         """The line of an edit's statement, and its text before and after."""

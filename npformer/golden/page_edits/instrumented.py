@@ -17,6 +17,7 @@ import numpy as np
 from npformer.golden.mistakes.parts.ffn import sigmoid
 from npformer.golden.page_edits.number_formats import FUNCTIONS
 from npformer.golden.page_edits.operators import common_kind, kind_of
+from npformer.golden.page_edits.readings import FUNCTIONS as OF_READINGS
 from npformer.golden.page_edits.stages import Recorder, Stages
 from npformer.plain import formulas
 from npformer.plain.gemma import gemma_norm
@@ -41,7 +42,8 @@ class Frame:
     line: int  # the line of the call in the caller
     scope: tuple[str, ...]
     layers: dict[str, int]
-    settled: set[int] = field(default_factory=set)  # lines whose assignments are stages of the other program
+    #: Lines and names whose last assignment is a stage of the other program. A line in a loop runs several times.
+    settled: set[tuple[int, str]] = field(default_factory=set)
 
 
 class Reached(Exception):
@@ -55,7 +57,7 @@ class Page(Stages):
         self.lines = source.splitlines()
         self.functions = {each.name: each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)}
         self.module = types.ModuleType("page")
-        self.module.__dict__.update(_page=self, math=math, **OTHERS, **FUNCTIONS)
+        self.module.__dict__.update(_page=self, math=math, **OTHERS, **FUNCTIONS, **OF_READINGS)
         exec(
             compile(ast.fix_missing_locations(Recorder().visit(ast.parse(source))), "<page>", "exec"),
             self.module.__dict__,
@@ -83,6 +85,13 @@ class Page(Stages):
         frames = list(self.frames.values())
         self.frames = None
         return frames
+
+    def whole(self, run: Callable[[types.ModuleType], Any]) -> dict[str, np.ndarray]:
+        """Runs the page to its end, and returns its stages."""
+        self._begin(frozenset(), "")
+        with np.errstate(all="ignore"):
+            run(self.module)
+        return self.stages
 
     def again(self, frame: Frame, exported: frozenset[str], until: str) -> dict[str, np.ndarray]:
         """Runs a call again from its arguments, up to a stage, and returns its stages."""
@@ -169,8 +178,8 @@ class Page(Stages):
             stages = {*self.stages_of_variable(function, name)}
             stages |= {each for each, array in self.stages.items() if array is value}
             frame, line = self._caller(sys._getframe(1))
-            if frame is not None and stages & self.exported:
-                frame.settled.add(line)
+            if frame is not None:
+                (frame.settled.add if stages & self.exported else frame.settled.discard)((line, name))
         return value
 
     def keep(self, name: str, value: np.ndarray) -> np.ndarray:

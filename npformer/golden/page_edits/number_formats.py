@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npformer.common.halves import half, truncated
-from npformer.golden.mistakes.precision import quantized, tf32
+from npformer.golden.mistakes.precision import misscaled, quantized, tf32
 
 
 def _of_floats(kind: str) -> Callable[[Any], np.ndarray]:
@@ -100,8 +100,49 @@ def sums_in_float16(x: np.ndarray) -> np.ndarray:
     return np.asarray(x, np.float16)
 
 
+def product_in_16_bits(
+    x: np.ndarray, weight: np.ndarray, kind: str = "float16", fused: bool = False, operands: bool = True
+) -> np.ndarray:
+    """x W, (..., in) and (in, out) -> (..., out), with the running sum in 16 bits, as in a plain loop.
+
+    fused: whether a product is added before it is rounded. operands: whether x and W are rounded, too
+    """
+    x, weight = (np.asarray(each, np.float32) for each in (x, weight))
+    x, weight = (half(kind, each) for each in (x, weight)) if operands else (x, weight)
+    made = np.zeros((*x.shape[:-1], weight.shape[-1]), np.float32)
+    for i in range(x.shape[-1]):
+        product = x[..., i, None] * weight[..., i, None, :]
+        made = half(kind, made + (product if fused else half(kind, product)))
+    return made.astype(np.float64)
+
+
+def norm_in_16_bits(
+    x: np.ndarray, weight: Any, bias: Any, eps: float, kind: str, steps: str, centred: bool = False
+) -> np.ndarray:
+    """RMSNorm, or LayerNorm if centred, with some steps rounded to 16 bits, such as "square mean root normed result".
+
+    With "inverse" in steps, x is multiplied by 1 / root.
+    """
+    chosen = steps.split()
+
+    def rounded(step: str, value: Any) -> Any:
+        return half(kind, np.asarray(value, np.float32)).astype(np.float64) if step in chosen else value
+
+    x = rounded("x", x)
+    x = rounded("centre", x - rounded("mean", x.mean(axis=-1, keepdims=True))) if centred else x
+    mean = rounded("mean", rounded("square", x**2).mean(axis=-1, keepdims=True))
+    root = np.sqrt(rounded("sum", mean + eps))
+    normed = x * rounded("root", 1 / root) if "inverse" in chosen else x / rounded("root", root)
+    made: np.ndarray = rounded("result", rounded("normed", normed) * rounded("weight", weight) + bias)
+    return made
+
+
 def integers(
-    x: np.ndarray, axis: int | None = None, bits: int = 8, stored: Any = None, toward_zero: bool = False
+    x: np.ndarray,
+    axis: int | tuple[int, ...] | None = None,
+    bits: int = 8,
+    stored: Any = None,
+    toward_zero: bool = False,
 ) -> np.ndarray:
     """Rounds to integers with a symmetric scale for an array, row or column, and converts back."""
     return quantized(x, axis, 2 ** (bits - 1) - 1, bits, stored, np.trunc if toward_zero else np.rint)
@@ -118,9 +159,34 @@ def integers_in_groups(
     return made
 
 
-def unsigned(x: np.ndarray, axis: int | None = None, zero_point: bool = True) -> np.ndarray:
-    """Rounds to integers from 0 to 255 with a zero point, and converts back, with or without subtracting it."""
-    return quantized(x, axis, 0, zero_point=zero_point)
+def unsigned(
+    x: np.ndarray, axis: int | tuple[int, ...] | None = None, zero_point: bool = True, bits: int = 8
+) -> np.ndarray:
+    """Rounds to integers from 0 to 2^bits - 1 with a zero point, and converts back, with or without subtracting it."""
+    return quantized(x, axis, 0, bits, zero_point=zero_point)
+
+
+def int8_misscaled(x: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Rounds to int8 with one scale along an axis; a square weight is converted back with the other axis's scales."""
+    return misscaled(x, axis) if x.ndim == 2 and x.shape[0] == x.shape[1] else integers(x, axis)
+
+
+def unsigned_in_groups(
+    x: np.ndarray, bits: int = 8, size: int = 32, zero_point: bool = True, off_by_one: bool = False
+) -> np.ndarray:
+    """Rounds to integers with a scale and a zero point for each group, and converts back.
+
+    off_by_one: the zero point is too low by 1, as in files that store it minus 1
+    """
+    made = in_groups(x, lambda group: unsigned(group, -1, zero_point, bits), size)
+    if not off_by_one:
+        return made
+
+    def steps(group: np.ndarray) -> np.ndarray:
+        low, high = np.minimum(group.min(-1, keepdims=True), 0), np.maximum(group.max(-1, keepdims=True), 0)
+        return np.broadcast_to((high - low) / (2**bits - 1), group.shape)
+
+    return made + in_groups(x, steps, size)
 
 
 def _in_whole_groups(x: np.ndarray, size: int, shape: tuple[int, int]) -> np.ndarray:
@@ -161,17 +227,27 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int8": integers,
     "int8_rows": partial(integers, axis=-1),
     "int8_columns": partial(integers, axis=-2),
+    "int8_tokens": partial(integers, axis=(-3, -1)),
+    "int8_heads": partial(integers, axis=(-2, -1)),
     "uint8": unsigned,
+    "uint8_rows": partial(unsigned, axis=-1),
     "uint8_columns": partial(unsigned, axis=-2),
+    "uint8_heads": partial(unsigned, axis=(-2, -1)),
+    "int4_rows": partial(integers, axis=-1, bits=4),
+    "uint4_rows": partial(unsigned, axis=-1, bits=4),
     "int4_columns": partial(integers, axis=-2, bits=4),
     "q8_0": partial(in_groups, quantise=q8_0),
     "q4_0": partial(in_groups, quantise=q4_0),
     "q4_1": partial(in_groups, quantise=q4_1),
     "int8_groups": integers_in_groups,
     "int4_groups": partial(integers_in_groups, bits=4),
+    "uint4_groups": partial(unsigned_in_groups, bits=4),
     "nf4": partial(in_groups, quantise=nf4, size=64),
     "nibbles_swapped": nibbles_swapped,
     "nibbles_interleaved": nibbles_interleaved,
     "nibbles_halved": nibbles_halved,
     "sums_in_float16": sums_in_float16,
+    "int8_misscaled": int8_misscaled,
+    "norm_in_16_bits": norm_in_16_bits,
+    "product_in_16_bits": product_in_16_bits,
 }

@@ -234,6 +234,8 @@ def _of_operation(node: ast.BinOp, scope: Mapping[str, str]) -> Iterator[tuple[s
         yield "another operation", text.format(l=left, r=right)
     if isinstance(node.op, ast.Add) and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mult):
         yield "another order", f"({ast.unparse(node.left.left)} + {right}) * {ast.unparse(node.left.right)}"
+    if isinstance(node.op, ast.Div) and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.MatMult):
+        yield "another size", f"({left}) / math.sqrt(({ast.unparse(node.left.left)}).shape[-1])"
     if isinstance(node.op, ast.MatMult):  # products of heads divided by the root of their width, or not
         for size in ("math.sqrt(({}).shape[-1])", "({}).shape[-1]", "math.sqrt(({}).shape[-2])"):
             yield "another size", f"({left} @ {right}) / {size.format(left)}"

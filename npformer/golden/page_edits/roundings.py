@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from itertools import combinations, product
 
 import numpy as np
 
@@ -15,6 +16,14 @@ from npformer.golden.page_edits.operators import Edit, expressions, is_float_arr
 SUMS = ("mean", "sum", "var")
 WEIGHTS = ("weight", "table")
 OF_VALUES = ("float16", "bfloat16", "float8", "int8", "int8_rows")
+OF_SUMS = [*product(("", ", fused=True"), ("", ", operands=False"), ("", ", kind='bfloat16'"))]
+#: Norms with steps in 16 bits, and the steps, apart from their first and last one.
+NORMS = {
+    "rms_norm": "norm_in_16_bits(x, weight, 0.0, eps, {kind!r}, {steps!r})",
+    "gemma_norm": "norm_in_16_bits(x, 1 + weight, 0.0, eps, {kind!r}, {steps!r})",
+    "layer_norm": "norm_in_16_bits(x, weight, bias, eps, {kind!r}, {steps!r}, centred=True)",
+}
+STEPS = ("square", "mean", "sum", "root", "inverse", "normed", "weight")
 WHOLE = ("int8", "int8_rows", "int8_columns", "int4_columns")
 UNSIGNED = ("uint8", "uint8_columns")
 BLOCKS_OF_4_BITS = ("q4_0", "q4_1", "nf4")
@@ -32,6 +41,7 @@ def _rounded_weight(own: str) -> Iterator[str]:
     scaled = [*(f"{kind}({own}" for kind in WHOLE), *_groups(own)]
     yield from (f"{kind}({own})" for kind in (*floats, *WHOLE, *UNSIGNED, "q8_0", *BLOCKS_OF_4_BITS))
     yield from (f"{each})" for each in _groups(own))
+    yield from (f"uint4_groups({own}, size={size})" for size in SIZES)
     yield from (f"{each}, stored={kind})" for each in scaled for kind in HALVES)
     yield from (f"{each}, toward_zero=True)" for each in (f"bfloat16({own}", *scaled))
 
@@ -39,7 +49,10 @@ def _rounded_weight(own: str) -> Iterator[str]:
 def _misread_weight(own: str) -> Iterator[str]:
     """The mistakes in converting a rounded weight back."""
     groups = _groups(own)
+    yield from (f"int8_misscaled({own}{more})" for more in ("", ", axis=1"))
     yield from (f"{kind}({own}, zero_point=False)" for kind in UNSIGNED)
+    for size in SIZES:
+        yield from (f"uint4_groups({own}, size={size}, {how})" for how in ("zero_point=False", "off_by_one=True"))
     yield from (f"{each}, scale_of={other})" for each in groups for other in (1, -1))
     yield from (f"{one}_read_as_{other}({own})" for one, other in (HALVES, HALVES[::-1]))
     of_4_bits = [f"{each})" for each in (f"int4_columns({own}", *groups) if "int4" in each]
@@ -79,8 +92,11 @@ def misreadings(statements: Iterable[ast.stmt]) -> Iterator[Edit]:
             yield from (Edit(node, text, "rounded") for text in _misread_weight(node.id))
 
 
-def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[Edit]:
-    """Yields the edits of some statements that round a value, a weight or the operands of a product."""
+def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str], far: bool = False) -> Iterator[Edit]:
+    """Yields the edits of some statements that round a value, a weight or the operands of a product.
+
+    far: whether the error is larger than sums in 16 bits make it; they take long to compute
+    """
     for node in expressions(statements):
         if is_of_module(node):
             continue
@@ -93,6 +109,10 @@ def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[
         else:
             continue
         yield from (Edit(node, text, "rounded") for text in texts)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            first, rest = ast.unparse(node.args[0]), [*node.args[1:], *node.keywords]
+            more = "".join(f", {ast.unparse(each)}" for each in rest)
+            yield from (Edit(node, f"{kind}({node.func.id}({kind}({first}){more}))", "rounded") for kind in HALVES)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SUMS:
             narrow = ast.Call(ast.Name("sums_in_float16"), [node.func.value], [])
             called = ast.Call(ast.Attribute(narrow, node.func.attr), node.args, node.keywords)
@@ -103,7 +123,21 @@ def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str]) -> Iterator[
                 Edit(node, f"{kind}({left}) @ {kind}({right})", "rounded")
                 for kind in ("float16", "bfloat16", "tf32", "int8", "float8", "sums_in_float16")
             )
+            for how in () if far else OF_SUMS:
+                yield Edit(node, f"product_in_16_bits({left}, {right}{''.join(how)})", "rounded")
             yield Edit(node, f"int8_rows({left}) @ int8_columns({right})", "rounded")
+
+
+def of_norms(name: str, statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
+    """Yields the edits that compute a norm with some steps in 16 bits, the most steps first."""
+    returned = [each.value for each in statements if isinstance(each, ast.Return) and each.value is not None]
+    if name not in NORMS or not returned:
+        return
+    some = [each for n in range(len(STEPS), -1, -1) for each in combinations(STEPS, n)]
+    for kind, chosen, ends in product(HALVES, some, (("x", "result"), ("result",), ())):
+        steps = " ".join([*chosen, *ends])
+        if steps and ("inverse" not in chosen or "root" in chosen):
+            yield [Edit(returned[0], NORMS[name].format(kind=kind, steps=steps), "rounded")]
 
 
 class _InHalf(ast.NodeTransformer):

@@ -1,0 +1,201 @@
+"""Edits for a text that a program reads in several chunks, with the keys and values of earlier chunks in a cache.
+
+Each edit names a reading: chunks of a size, or a prompt and then one token at a time. The mistakes of all its chunks
+follow from it, while `chunks` edits the rows after a single border.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import NamedTuple
+
+from npformer.golden.page_edits.case import Case
+from npformer.golden.page_edits.chunks import are_positions, is_of_a_text
+from npformer.golden.page_edits.operators import Edit, expressions
+
+#: Sizes of chunks and prompts. Between two of these, no size is common.
+SIZES = (*range(1, 10), 16, 32, 64, 128, 256, 512)
+#: Slots of a cache that is larger than the text.
+SLOTS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+#: Formats with a scale that the rows of a chunk share, and formats that round each row alone.
+OF_CHUNKS = ("int8", "int8_heads", "uint8", "uint8_heads", "int8_columns", "int4_columns")
+OF_ROWS = (
+    "int8_rows({x})", "int8_tokens({x})", "float16({x})", "bfloat16({x})", "float8({x})", "float8_e5m2({x})",
+    "q8_0({x}.mT).mT", "q4_0({x}.mT).mT", "int4_rows({x})", "uint4_rows({x})", "uint8_rows({x})",
+    "bfloat16({x}, toward_zero=True)",
+)  # fmt: skip
+#: Masks of later chunks: all of the own chunk, nothing before it, or without the token before it; aligned to the top
+#: left; and of a cache that keeps as many keys as the window, into which the chunk is written before it attends.
+MASKS = (
+    "{mask} | own_later_chunk({scores}, {reading})", "{mask} & own_chunk({scores}, {reading})",
+    "{mask} & ~before_chunk({scores}, {reading})", "{mask} & from_corner({scores}, {reading})",
+    "{mask} & in_ring({mask}, {reading})",
+)  # fmt: skip
+
+
+class Attention(NamedTuple):
+    """The expressions of attention in a function; None for those on which the stage does not depend."""
+
+    scores: ast.BinOp | None  # q @ k.mT
+    softmax: ast.Call | None  # masked_softmax(scores, mask)
+    context: ast.BinOp | None  # weights @ v
+
+    @property
+    def key(self) -> ast.expr | None:
+        return self.scores.right.value if self.scores and isinstance(self.scores.right, ast.Attribute) else None
+
+    @property
+    def value(self) -> ast.expr | None:
+        return self.context.right if self.context else None
+
+
+def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
+    """Yields edits of some statements of a function that decodes, each with those that it needs in other lines."""
+    if not case.is_causal or case.right[0].ndim < 2:
+        return
+    statements = list(statements)
+    of = _attention(statements)
+    if of.scores or of.softmax or of.context:  # edits of a stage may need others after it, which give later stages
+        of = _attention(case.page.functions[function].body)
+    yield from _of_keys_and_values(of, OF_ROWS)
+    yield from _of_masks(of, "", [f"with_first_keys({{mask}}, {count})" for count in (1, 2, 4)])
+    if case.spares_first_text:
+        yield from _of_other_texts(case, of)
+    for reading, border in _readings(max(each.shape[-2] for each in case.right), case.start):
+        yield from _of_keys_and_values(of, [f"by_chunk({each}, {{x}}, {reading})" for each in OF_CHUNKS])
+        if reading.startswith("chunks"):
+            yield from _of_masks(of, reading, ("{mask} | own_chunk({scores}, {reading})",))
+        if border <= case.start:  # the rows before the first border are correct
+            yield from _of_masks(of, reading)
+            yield from _from_cache(of, reading, [(each, each) for each in OF_ROWS], "rounded")
+            yield from _from_cache(of, reading, _other_rows(case), "in later rows")
+            yield from _unwritten(of, reading)
+            yield from _written_early(of, reading)
+            yield from _of_positions(case, function, statements, reading)
+
+
+def _attention(statements: Iterable[ast.stmt]) -> Attention:
+    scores = softmax = context = None
+    for node in expressions(statements):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            if isinstance(node.right, ast.Attribute) and isinstance(node.left, ast.Name) and node.right.attr == "mT":
+                scores = scores or node
+            elif ast.unparse(node.left) == "weights":
+                context = node
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "masked_softmax":
+            softmax = node
+    return Attention(scores, softmax, context)
+
+
+def _readings(length: int, start: int) -> Iterator[tuple[str, int]]:
+    """The readings of a text, each with the first row of its second chunk. start: the first wrong row, if known."""
+    sizes = [each for each in SIZES if each < length]
+    yield from ((f"steps_after({size})", size) for size in dict.fromkeys([*([start] if start else []), *sizes]))
+    yield from ((f"chunks_of({size})", size) for size in sizes if size > 1)
+
+
+def _of_keys_and_values(of: Attention, texts: Iterable[str]) -> Iterator[list[Edit]]:
+    """Stores keys, values or both in a format."""
+    for text in texts:
+        pairs = [(each, text.format(x=ast.unparse(each))) for each in (of.key, of.value) if each is not None]
+        yield from _each_and_both([Edit(*pair, "rounded") for pair in pairs])
+
+
+def _of_other_texts(case: Case, of: Attention) -> Iterator[list[Edit]]:
+    """Keys and values of the first tokens from another text, as in a cache that knows only the length of a prompt."""
+    for name in case.cached[0]:
+        group, _, last = name.rpartition(".")
+        if last not in ("key", "key_rotated") or f"{group}.value" not in case.cached[0]:
+            continue
+        for text, size in product(("first_text", "earlier"), SIZES):
+            some = []
+            for node, read in ((of.key, name), (of.value, f"{group}.value")):
+                if node is not None:
+                    own = ast.unparse(node)
+                    some.append(Edit(node, f"after_prefix({text}[{read!r}], {own}, {size})", "from elsewhere"))
+            yield from _each_and_both(some)
+
+
+def _each_and_both(some: list[Edit]) -> Iterator[list[Edit]]:
+    yield from ([each] for each in some)
+    if len(some) > 1:
+        yield some
+
+
+def _from_cache(of: Attention, reading: str, texts: Iterable[tuple[str, str]], kind: str) -> Iterator[list[Edit]]:
+    """Other keys, values or both for the queries of later chunks than theirs."""
+    for pair in texts:
+        key, value = (each.replace("READING", reading) for each in pair)
+        some = []
+        if of.scores is not None and of.key is not None:
+            own, other = ast.unparse(of.scores), key.format(x=ast.unparse(of.key))
+            read = f"from_cache({own}, {ast.unparse(of.scores.left)} @ ({other}).mT, {reading})"
+            some.append(Edit(of.scores, read, kind))
+        if of.context is not None and of.value is not None and value != "{x}":
+            weights, own = ast.unparse(of.context.left), ast.unparse(of.value)
+            mixed = f"mixed_from_cache({weights}, {own}, {value.format(x=own)}, {reading})"
+            some.append(Edit(of.context, mixed, kind))
+        yield from _each_and_both(some)
+
+
+def _other_rows(case: Case) -> Iterator[tuple[str, str]]:
+    """Other keys and values that a program may have cached: those of another layer, or keys at an earlier step."""
+    for name in case.cached[0]:
+        group, _, last = name.rpartition(".")
+        key, values = f"heads_like(caches[{name!r}], {{x}})", f"{group}.value"
+        if last in ("key", "key_normed", "key_rotated") and values in case.cached[0]:
+            yield key, f"heads_like(caches[{values!r}], {{x}})"
+            yield key, "{x}"
+            if "angles" in case.page.module.__dict__ and last != "key_rotated":
+                yield f"rotate({key}, *angles)", "{x}"
+    if "angles" in case.page.module.__dict__:
+        yield "rotate({x}, *angles)", "{x}"
+    for text in ("0 * {x}", "overwritten({x}, READING)", "np.roll({x}, 1, axis=-2)", "np.roll({x}, -1, axis=-2)"):
+        yield text, text
+
+
+def _of_masks(of: Attention, reading: str, texts: Iterable[str] = MASKS) -> Iterator[list[Edit]]:
+    if of.softmax is not None and len(of.softmax.args) == 2:
+        scores, mask = map(ast.unparse, of.softmax.args)
+        for text in texts:
+            yield [Edit(of.softmax.args[1], text.format(mask=mask, scores=scores, reading=reading), "in later rows")]
+
+
+def _unwritten(of: Attention, reading: str) -> Iterator[list[Edit]]:
+    """Later chunks attend to the unwritten slots of a cache, whose keys and values are 0."""
+    if of.softmax is None or len(of.softmax.args) != 2:
+        return
+    scores, mask = map(ast.unparse, of.softmax.args)
+    for slots in SLOTS:
+        text = f"with_unwritten_keys({scores}, {mask}, {reading}{f', slots={slots}' if slots else ''})"
+        some = [Edit(of.softmax, text, "in later rows")]
+        if of.context is not None:
+            weights, value = ast.unparse(of.context.left), ast.unparse(of.context.right)
+            some.append(Edit(of.context, f"({weights} * {mask}) @ {value}", "in later rows"))
+        yield some
+
+
+def _written_early(of: Attention, reading: str) -> Iterator[list[Edit]]:
+    """Keys, values or both are written one row too early in the cache."""
+    some = []
+    if of.scores is not None and of.key is not None:
+        text = f"written_early({ast.unparse(of.scores.left)}, {ast.unparse(of.key)}, {reading}, product=True)"
+        some.append(Edit(of.scores, text, "in later rows"))
+    if of.context is not None:
+        weights, value = ast.unparse(of.context.left), ast.unparse(of.context.right)
+        some.append(Edit(of.context, f"written_early({weights}, {value}, {reading})", "in later rows"))
+    yield from _each_and_both(some)
+
+
+def _of_positions(case: Case, function: str, statements: Iterable[ast.stmt], reading: str) -> Iterator[list[Edit]]:
+    """Positions that restart in each chunk, are those of its first token, or count chunks."""
+    frame = case.call_of(function)
+    arguments = frame.arguments if frame else {}
+    for node in expressions(statements):
+        own = ast.unparse(node)
+        array = arguments.get(own) if isinstance(node, ast.Name) else None
+        if (own.startswith("np.arange(") and is_of_a_text(own)) or (are_positions(array) and "ids" not in own):
+            for how in ("restarted", "of_first"):
+                yield [Edit(node, f"{how}({own}, {reading})", "in later rows")]

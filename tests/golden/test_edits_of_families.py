@@ -1,0 +1,143 @@
+"""Mistakes in weights, sums and blocks that only one edit of a family's page explains."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npformer import golden
+from tests.golden.test_page_edits import recorded
+from tests.support.edited_pages import Arrays, Plant, changed, edited, run, taken, weights
+
+pytestmark = [pytest.mark.numbers, pytest.mark.edits]
+
+
+def permuted(weight: np.ndarray) -> np.ndarray:
+    """Keys permuted to pairs with the heads of the queries, and back with their own two heads."""
+    pairs = np.concatenate(
+        [np.stack(np.split(each, 2, -1), -1).reshape(each.shape) for each in np.split(weight, 4, -1)], -1
+    )
+    return np.concatenate([np.concatenate([each[:, ::2], each[:, 1::2]], -1) for each in np.split(pairs, 2, -1)], -1)
+
+
+def alternating(flat: Arrays) -> Arrays:
+    found = {}
+    for gate in [name for name in flat if "ffn.gate" in name]:
+        up = gate.replace("gate", "up")
+        both = np.concatenate([flat[gate], flat[up]], axis=-1)
+        found |= {gate: both[..., ::2], up: both[..., 1::2]}
+    return found
+
+
+def misscaled(weight: np.ndarray) -> np.ndarray:
+    step = np.abs(weight).max(0) / 127
+    return np.round(weight / step) * (step[:, None] if len(set(weight.shape)) == 1 else step)
+
+
+IN_FLOAT16 = """
+def linear(x, weight, bias=0.0):
+    total = np.zeros((*x.shape[:-1], weight.shape[1]), np.float16)
+    for i in range(len(weight)):
+        total = total + (x[..., i : i + 1] * weight[i]).astype(np.float16)
+    return total.astype(np.float32) + bias
+"""
+SCALED = "scaled_dot_product_attention(query_heads, "
+#: Family, head, plant, whether all stages are exported, and a part of the only edit.
+OF_FAMILIES: dict[str, tuple[str, str, Plant, bool, str]] = {
+    "a split into alternating columns": (
+        "llama", "causal-lm", weights(alternating), True, "linear(x, **alternating(0, gate, up))"
+    ),
+    "keys permuted by the heads of queries": (
+        "llama", "causal-lm", changed("attention.key.weight", permuted), False,
+        "pairs_as_halves(halves_as_pairs(linear(x, **key), 4), 2)",
+    ),
+    "one norm for queries and keys": (
+        "olmo2", "causal-lm", weights(lambda flat: {
+            name: flat[name.replace("key_norm", "query_norm")][: len(w)] for name, w in flat.items() if "key_norm" in name
+        }), True, "**first_of(query_norm, key_norm)",
+    ),
+    "the encoder's positions in the decoder": (
+        "bart", "sequence-classification", taken(("decoder.embeddings.position", "encoder.embeddings.position")), False,
+        "**encoder_weights['embeddings']['position']",
+    ),
+    "a bias that is not scaled": (
+        "distilbert", "sequence-classification",
+        edited((SCALED, f"{SCALED[:-2]} + (8**0.5 - 1) * split_heads(query['bias'][None], n_heads), ")), True,
+        "(math.sqrt(query_heads.shape[-1]) - 1) * heads_like(query['bias'][None], query_heads)",
+    ),
+    "sums in float16": (
+        "gpt2", "causal-lm", edited(added=IN_FLOAT16), False, "product_in_16_bits(x, weight, operands=False)"
+    ),
+    "scales of the other axis": (
+        "llama", "causal-lm", weights(lambda flat: {
+            name: misscaled(w) for name, w in flat.items() if "layers." in name and w.ndim == 2
+        }), False, "int8_misscaled(weight)",
+    ),
+    "a softmax in bfloat16": (
+        "mistral", "causal-lm",
+        edited(("return softmax(np.where(mask, scores,", "return in_half(np.where(mask, scores,"),
+               added="def in_half(x):\n    return half('bfloat16', softmax(half('bfloat16', x)))"), False,
+        "bfloat16(softmax(bfloat16(",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "head", "plant", "full", "after"), OF_FAMILIES.values(), ids=OF_FAMILIES)
+def test_a_mistake_of_a_family_is_the_only_edit(family: str, head: str, plant: Plant, full: bool, after: str) -> None:
+    model, reference = recorded(family, head)
+    ends = ("",) if full else ("ffn_residual", "ffn_norm", "embeddings.norm", "/embeddings.sum", "/norm", "/logits")
+    arrays = run(model, reference, plant, padded=False)
+    found = golden.diagnose(reference, {name: each for name, each in arrays.items() if name.endswith(ends)}, model)
+    assert found.edits is not None
+    assert len(found.edits.causes) == 1, found
+    assert after in str(found.edits)
+
+
+def test_weights_of_another_layer_for_two_groups_are_shown() -> None:
+    """Layer 1 projects the table of distances with layer 0's query and key, but its rows with its own weights."""
+    model, reference = recorded("deberta-v2")
+    layers = "{name: layers[0]['attention'][name] for name in ('query', 'key')}"
+    plant = edited(
+        ('relative_projections.get("distance_query", query)', "FIRST.get('query', query)"),
+        ('relative_projections.get("distance_key", key)', "FIRST.get('key', key)"),
+        ("    for layer in layers:\n        x = deberta_layer(", f"    FIRST.update({layers})\n    for layer in layers:\n        x = deberta_layer("),
+        added="FIRST = {}",
+    )  # fmt: skip
+    found = golden.diagnose(reference, run(model, reference, plant, padded=False), model)
+    assert found.edits is not None
+    both = [each for cause in found.edits.causes for each in (cause, *cause.second)]
+    assert {"query", "key"} <= {
+        name for name in ("query", "key") for each in both if f"layers[0]['attention']['{name}']" in each.after
+    }
+
+
+def test_weights_of_another_layer_are_shown() -> None:
+    model, reference = recorded("distilbert")
+    arrays = run(model, reference, taken(("layers.1.ffn.hidden.", "layers.0.ffn.hidden.")), padded=False)
+    found = str(golden.diagnose(reference, arrays, model))
+    assert "+ activated = activation(linear(x, **layers[0]['ffn']['hidden']))" in found
+
+
+def test_exchanged_blocks_are_one_mistake() -> None:
+    """Cross-attention comes before self-attention, each with its own norm."""
+    model, reference = recorded("bart")
+    own, cross = "(x, x, mask, n_heads, **attention)", "(y, source, True, n_heads, **cross_attention)"
+    plant = edited(
+        (f"y + multi_head_attention{cross}", f"y + multi_head_attention{own.replace('x, x', 'y, y')}"),
+        ("attention_residual, **cross_attention_norm", "attention_residual, **attention_norm"),
+        (
+            f"attention_residual = x + multi_head_attention{own}\n    y = layer_norm(attention_residual, **attention_norm, eps=eps)\n    cross",
+            f"attention_residual = x + multi_head_attention{cross.replace('(y', '(x')}\n    y = layer_norm(attention_residual, **cross_attention_norm, eps=eps)\n    cross",
+        ),
+    )
+    arrays = run(model, reference, plant, padded=False)
+    shown = {
+        name: each for name, each in arrays.items() if name.endswith(("embeddings.norm", "attention.query", "ffn_norm"))
+    }
+    found = golden.diagnose(reference, shown, model)
+    assert found.edits is not None
+    assert "attention_residual = x + multi_head_attention(x, source, True, n_heads, **cross_attention)" in str(
+        found.edits
+    )
+    assert "several edits of the page that give your values" in str(found.edits)
