@@ -81,7 +81,7 @@ def _explained(
     page = Page(source)
     right: list[dict[str, np.ndarray]] = []
     for run in runs:
-        page.record(run, frozenset(), stage)
+        page.record(run, frozenset(), "" if stage.endswith("embeddings.token") else stage)
         right.append(page.stages)
     stage = stage or first_wrong(right, theirs, budgets)
     if not all(stage in each for each in right):
