@@ -81,6 +81,7 @@ def _explained(
     page = Page(source)
     right: list[dict[str, np.ndarray]] = []
     for run in runs:
+        # a complete run shows whether the rows of tokens are scaled after they are looked up
         page.record(run, frozenset(), "" if stage.endswith("embeddings.token") else stage)
         right.append(page.stages)
     stage = stage or first_wrong(right, theirs, budgets)
