@@ -3,6 +3,11 @@
 `parts/` has the mistakes of each part, such as a mechanism. The modules here define mistakes in inputs, embeddings,
 heads, weights, the order of a layer's parts, and precision. `diagnose.py` puts them into a `Port`, which is the correct
 model without them.
+
+Many of them are also edits of the model's page, which `page_edits` finds without a list. They stay here because a
+mistake in a `Port` has a name, explains several stages at once, and lets the diagnosis go on to the next mistake. An
+edit of the page cannot make the others: mistakes that depend on the padding of a batch, weights that are moved or
+packed, kernels that work in tiles, and precision that is found by simulated rounding.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from npformer.golden.mistakes.parts.ffn import sigmoid
 from npformer.golden.page_edits.number_formats import FUNCTIONS
 from npformer.golden.page_edits.operators import common_kind, kind_of
 from npformer.golden.page_edits.readings import FUNCTIONS as OF_READINGS
-from npformer.golden.page_edits.stages import Recorder, Stages
+from npformer.golden.page_edits.stages import Recorder, Stages, group_of
 from npformer.plain import formulas
 from npformer.plain.gemma import gemma_norm
 
@@ -64,6 +64,7 @@ class Page(Stages):
         )
         #: Functions that are edited in some of their calls -> the part of stages' names, and the edited function.
         self.edited: dict[Any, tuple[str, Callable[..., Any]]] = {}
+        self.repeated = set[str]()  # names that a complete run gives to several values, such as scaled token rows
         self.kinds: dict[str, dict[str, str]] = {}  # function -> the kinds of its variables' values
         self._trees: dict[str, ast.Module] = {}
         self._found: dict[str, dict[tuple[Any, ...], tuple[ast.AST, str, int | None]]] = {}
@@ -114,7 +115,7 @@ class Page(Stages):
             held = held.__wrapped__
         places = self._places(name)
         parent, key, index = places[_place(node)]
-        new = Recorder().visit(ast.parse(text, mode="eval").body)
+        new = Recorder().visit(_named(ast.parse(text, mode="eval").body, group_of(node)))
         for each in ast.walk(new):
             ast.copy_location(each, node)
         old = getattr(parent, key)
@@ -184,8 +185,10 @@ class Page(Stages):
 
     def keep(self, name: str, value: np.ndarray) -> np.ndarray:
         """Records a stage, and ends the run at the wanted one."""
+        again = name in self.stages
+        self.repeated |= {name} if again else set()
         super().keep(name, value)
-        if name == self.until:
+        if name == self.until and (again or name not in self.repeated):
             self._reach()
         return value
 
@@ -198,6 +201,14 @@ class Page(Stages):
         if self.frames is not None:
             self.found, self.line = self._caller(sys._getframe(1))
         raise Reached
+
+
+def _named(new: ast.expr, group: ast.expr | None) -> ast.expr:
+    """The expression that replaces a call with weights, recorded as the stage of the call even without the weights."""
+    if group is None or any(group_of(each) for each in ast.walk(new)):
+        return new
+    nothing = ast.arguments([], [], kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.Call(ast.parse("_page.call", mode="eval").body, [group, ast.Lambda(nothing, new)], [])
 
 
 def _place(node: ast.expr) -> tuple[Any, ...]:

@@ -22,6 +22,13 @@ from npformer.pages.standalone import standalone_model
 
 #: Starts of the functions that read the arrays, compute the answers, and print them.
 READING, ANSWERS, MAIN = "\n\n\ndef nested(", "\n\n\ndef answers(", "\n\n\ndef main("
+#: Calls the functions of the rows and of the head, so that edits in the layers reach the stages of the head.
+IN_ONE_CALL = """
+def in_one_call(rows, head, reads_source):
+    found = rows()
+    x, *others = found if isinstance(found, tuple) else (found,)
+    return head(x, **({"source": others[0]} if reads_source else {}))
+""".strip()
 FULL = 2.0  # seconds to search if the stage before the wrong one is exported; every hidden stage adds EACH
 EACH = 0.5
 LARGE, LARGEST = 1 << 18, 1 << 21  # numbers in the hidden states of a text in all layers
@@ -58,7 +65,7 @@ def edits_of_model(
     numbers = {name: array for name, array in arrays.items() if name.startswith("sizes.")}
     tree = layout.unflatten(flat | numbers)
     before, _, after = source.partition(READING)
-    source = f"{before}\n\n\ndef answers({after.partition(ANSWERS)[2].partition(MAIN)[0]}"
+    source = f"{before}\n\n\ndef answers({after.partition(ANSWERS)[2].partition(MAIN)[0]}\n\n\n{IN_ONE_CALL}"
     runs = [partial(_run, model.config, tree, texts[i]) for i in some]
     theirs = {name: [arrays[i] for i in some] for name, arrays in theirs.items()}
     name = f"npformer page {model.config.model_type} --standalone"
@@ -91,9 +98,7 @@ def _run(config: Any, tree: Any, text: Any, module: ModuleType) -> None:
         return
     functions = functions_of(page_of(config), config, tree)
     rows, head = (_own(bind(each, config, tree, text), module) for each in functions)
-    found = rows()
-    x, *others = found if isinstance(found, tuple) else (found,)
-    head(x, **({"source": others[0]} if "source" in inspect.signature(head.func).parameters else {}))
+    module.in_one_call(rows, head, "source" in inspect.signature(head.func).parameters)
 
 
 def _own(bound: Any, module: ModuleType) -> partial[Any]:

@@ -36,6 +36,16 @@ OF_FUNCTION = {
 WHOLE = {"pooled", "logits", "start_logits", "end_logits"}
 
 
+def group_of(node: ast.AST) -> ast.expr | None:
+    """The name of the weights that a call gets by `**`; None if it gets none."""
+    weights = [each.value for each in node.keywords if each.arg is None] if isinstance(node, ast.Call) else []
+    if not weights:
+        return None
+    if isinstance(weights[0], ast.Subscript) and isinstance(weights[0].slice, ast.Name):
+        return weights[0].slice  # a group of this name, such as tables[name]
+    return ast.Constant(ast.unparse(weights[0]).replace("['", ".").replace("']", ""))
+
+
 class Recorder(ast.NodeTransformer):
     """Makes each function record its calls and assignments, and passes the weights' name to calls with weights."""
 
@@ -62,12 +72,8 @@ class Recorder(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        weights = [each.value for each in node.keywords if each.arg is None]
-        if not weights:
+        if (name := group_of(node)) is None:
             return node
-        name: ast.expr = ast.Constant(ast.unparse(weights[0]).replace("['", ".").replace("']", ""))
-        if isinstance(weights[0], ast.Subscript) and isinstance(weights[0].slice, ast.Name):
-            name = weights[0].slice  # a group of this name, such as tables[name]
         called = ast.Call(ast.parse("_page.call", mode="eval").body, [name, node.func, *node.args], node.keywords)
         return ast.copy_location(called, node)
 
