@@ -22,7 +22,7 @@ from npformer.pages.standalone import standalone_model
 
 #: Starts of the functions that read the arrays, compute the answers, and print them.
 READING, ANSWERS, MAIN = "\n\n\ndef nested(", "\n\n\ndef answers(", "\n\n\ndef main("
-FULL = 2.0  # seconds to search if the stage before the wrong one is exported; every hidden stage adds EACH
+FULL = 3.0  # seconds to search if the stage before the wrong one is exported; every hidden stage adds EACH
 EACH = 0.5
 LARGE, LARGEST = 1 << 18, 1 << 21  # numbers in the hidden states of a text in all layers
 
