@@ -29,7 +29,7 @@ def in_one_call(rows, head, reads_source):
     x, *others = found if isinstance(found, tuple) else (found,)
     return head(x, **({"source": others[0]} if reads_source else {}))
 """.strip()
-FULL = 2.0  # seconds to search if the stage before the wrong one is exported; every hidden stage adds EACH
+FULL = 3.0  # seconds to search if the stage before the wrong one is exported; every hidden stage adds EACH
 EACH = 0.5
 LARGE, LARGEST = 1 << 18, 1 << 21  # numbers in the hidden states of a text in all layers
 
