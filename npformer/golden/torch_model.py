@@ -230,7 +230,7 @@ def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
 def _module_reading(golden: Golden, stage: str, group: str) -> str | None:
     """Returns the module that reads a stage: the module of its group, or the first layer if no norm precedes it."""
     path = module_path(golden.config, group)
-    if path is None and stage.endswith("embeddings.sum") and golden.config.decoder:
+    if path is None and stage.endswith("embeddings.sum"):
         query = module_path(golden.config, stage.replace("embeddings.sum", "layers.0.attention.query"))
         return query.rsplit(".", 2)[0] if query else None
     return path

@@ -58,6 +58,15 @@ def test_hidden_states_are_known(tmp_path: Path) -> None:
         assert [row.stage for row in comparison.rows] == ["embeddings.sum", "layers.0.ffn_residual", "norm"]
 
 
+def test_the_first_layer_reads_the_sum_of_the_embeddings(tmp_path: Path) -> None:
+    """In transformers' OPT, no module returns the sum of tokens and positions."""
+    folder = tiny.folder(tmp_path / "m", "opt", "causal-lm")
+    _, recorded = recorded_from(folder)
+    comparison = golden.compare(recorded, golden.load_torch(str(folder), recorded))
+    assert comparison.ok
+    assert "embeddings.sum" in [row.stage for row in comparison.rows]
+
+
 def test_the_tiny_model_of_the_command_is_one_of_transformers(tmp_path: Path) -> None:
     folder = golden.tiny(tmp_path / "m", "gpt2")
     recorded = golden.load(folder / golden.TINY_FILE)
