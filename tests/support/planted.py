@@ -100,6 +100,10 @@ KNOWN: dict[str, tuple[str, Plant]] = {
     "int8 by column": ("quantized weights", edited((LINEAR, "x @ (np.rint(weight / (step := abs(weight).max(0) / 127)) * step) + bias"))),
     "dropout": ("dropout left on", edited(
         ("(scores, mask)\n", "(scores, mask) * (random.random(scores.shape) >= 0.1) / np.float32(0.9)\n"), added="random = np.random.default_rng(0)")),
+    "restarted": (
+        "layer reads the wrong rows",
+        edited(("for layer in layers:", "first = x\n    for layer in layers:\n        x = first")),
+    ),
 }  # fmt: skip
 #: Mistakes that show only in a causal, pre-norm model, or show differently there.
 IN_GPT2: dict[str, tuple[str, Plant]] = {

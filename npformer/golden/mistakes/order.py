@@ -289,6 +289,16 @@ def layer_count(port: Port) -> Ways:
                     yield f"layer {i}{of} runs twice", {f"{stack}layers.{i}.{stage}": lambda x, at: at.layer_on(x)}
 
 
+def restarted(port: Port) -> Ways:
+    """Every layer reads the rows that the first layer reads. If layers share weights, layers seem to be missing."""
+    graph = parents(port.config, port.weights)
+    for stack, count in stacks(port.config).items():
+        first = next(iter(graph.get(f"{stack}layers.0.input", ())), "")
+        if count > 1 and first in port.given:
+            rule: Rules = {f"{stack}layers.*.input": lambda x, at, first=first: at(first) if at.layer else x}
+            yield f"every layer{f' of the {stack[:-1]}' if stack else ''} reads {first}", rule
+
+
 MISTAKES = (
     Mistake(
         "pre-norm instead of post-norm",
@@ -323,4 +333,5 @@ MISTAKES = (
     ),
     Mistake("FFN before attention", "each layer applies attention, then the FFN", ffn_first, reorders=True),
     Mistake("wrong number of layers", "each layer of the model runs once", layer_count),
+    Mistake("layer reads the wrong rows", "each layer reads the output of the layer before it", restarted),
 )
