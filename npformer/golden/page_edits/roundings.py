@@ -17,7 +17,7 @@ SUMS = ("mean", "sum", "var")
 WEIGHTS = ("weight", "table")
 OF_VALUES = ("float16", "bfloat16", "float8", "int8", "int8_rows")
 OF_SUMS = [*product(("", ", fused=True"), ("", ", operands=False"), ("", ", kind='bfloat16'"))]
-#: Norms with steps in 16 bits, and the steps, apart from their first and last one.
+#: Calls that compute norms with some steps in 16 bits, and the steps between the first and the last one.
 NORMS = {
     "rms_norm": "norm_in_16_bits(x, weight, 0.0, eps, {kind!r}, {steps!r})",
     "gemma_norm": "norm_in_16_bits(x, 1 + weight, 0.0, eps, {kind!r}, {steps!r})",
@@ -27,11 +27,11 @@ STEPS = ("square", "mean", "sum", "root", "inverse", "normed", "weight")
 WHOLE = ("int8", "int8_rows", "int8_columns", "int4_columns")
 UNSIGNED = ("uint8", "uint8_columns")
 BLOCKS_OF_4_BITS = ("q4_0", "q4_1", "nf4")
-#: Columns that show the format of a weight, and the formats in which they do not.
+#: Number of columns that usually show the format of a weight, and the formats that need all columns.
 COLUMNS = 8
 NEARLY = 0.95  # share of numbers that must agree, because a number between two steps may be rounded to either
 OF_ALL_COLUMNS = ("int8(", "int8_rows(", "uint8(", "tf32(")
-#: Numbers in a group of weights.
+#: Numbers of weights in a group with one scale.
 SIZES = (8, 16, 32, 64, 128)
 
 
