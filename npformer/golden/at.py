@@ -293,7 +293,7 @@ class At:
 
 
 class Grouped(At):
-    """The stage of a norm of queries or keys, with the rows of its source as the groups that are normalized."""
+    """The stage of a norm of queries or keys, whose source is split into the groups of columns to normalize."""
 
     @property
     def source(self) -> np.ndarray:

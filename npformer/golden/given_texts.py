@@ -24,7 +24,7 @@ def choices(golden: Golden, arrays: Mapping[str, Any], names: Names) -> list[tup
     try:
         theirs = read(golden, arrays, names)
     except NpformerError:
-        if found := _alone(golden, arrays, names):  # the token ids of a single text
+        if found := _alone(golden, arrays, names):  # the arrays have the token ids of a single text
             return found
         raise
     whole = theirs.stages.keys() - theirs.partial.keys()

@@ -201,7 +201,7 @@ class Port:
 
     @property
     def paddings(self) -> dict[str, Port]:
-        """Returns the padded ports: padding may have its own row of the position table, or be counted like tokens."""
+        """The padded ports, by description: padding has its own row of the position table or is counted like tokens."""
         if (padded := self.padded()) is None:
             return {}
         if self.config.uncounted is None:
