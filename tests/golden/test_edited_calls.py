@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.edits]
 
 
 def lines(family: str, head: str, plant: Plant, shown: Callable[[str], bool]) -> list[str]:
-    """The changed lines of the edits that give a port with token types, if the model has any."""
+    """The lines into which edits change the page to explain a port. shown: whether the port exports a stage."""
     model = tiny.model(family, head, n_layers=1)
     texts = [Text(np.arange(5, 14)), Text(np.arange(20, 26))]
     if model.config.n_token_types:

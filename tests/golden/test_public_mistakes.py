@@ -47,7 +47,7 @@ ROTATED_FIRST = (
     )
     & edited(("query_rotated, key_rotated = rotate(query_normed, *angles), rotate(key_normed, *angles)\n", "\n"))
 )
-#: The causal mask if a second chunk, from row 4 on, wrongly uses the mask's top left corner.
+#: A wrong causal mask: the second chunk, from row 4 on, uses the top left corner of the mask.
 TOP_LEFT = "np.tri(n_queries, dtype=bool) & (np.arange(n_queries) < 4)[:, None] | np.tri(n_queries, k=-4, dtype=bool)"
 LLAMA_3_1 = {"mechanisms": (Rotary(30.0, scaling=Llama3(8.0, 1.0, 4.0, 64)),)}
 
