@@ -54,7 +54,8 @@ class Comparison:
     golden: Golden  # the file, or the part of it with which the arrays were compared
     dtype: str = "float32"  # the precision that sets the budgets
     evaluated: Comparison | None = None  # the comparison repeated after eval(), if a model in training mode diverged
-    alternative: Comparison | None = None  # with sqrt(d_model) rounded differently, if the same stage diverges first
+    #: The comparison with sqrt(d_model) rounded the other way, if the same stage diverges first.
+    alternative: Comparison | None = None
 
     @property
     def first(self) -> StageError | None:
@@ -79,7 +80,7 @@ class Comparison:
     def without_partial(self) -> Comparison:
         """Returns the comparison without stages that the port exports for some texts only, which no diagnosis can use.
 
-        A stage remains if it is right, or if no other stage shows the fault.
+        The row of a correct stage remains, and so does a wrong stage if no other stage shows the fault.
         """
         partial = self.theirs.partial.keys() & self.theirs.stages.keys()
         others = any(row.diverges and row.stage not in partial for row in self.rows)

@@ -132,7 +132,7 @@ class Port:
 
     @property
     def stack(self) -> str:
-        """The stage's stack. For a stage of the head, it is the last stack."""
+        """The stage's stack; for a stage of the head, the last stack."""
         return parted(self.stage)[0] or list(stacks(self.config))[-1]
 
     @property

@@ -45,7 +45,7 @@ def lines(family: str, head: str, plant: Plant, shown: Callable[[str], bool]) ->
     ],
 )
 def test_the_stage_of_a_call_keeps_its_name_if_an_edit_leaves_the_call_out(key: str, line: str) -> None:
-    """Without the call, the page has no name for the array that a port exports in its place."""
+    """The call gives a stage its name, and the port exports another array under that name."""
     assert line in lines("bert", "sequence-classification", KNOWN[key][1], lambda name: True)
 
 

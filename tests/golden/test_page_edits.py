@@ -221,7 +221,7 @@ READ = [
 
 
 def read_as(call: str, weight: np.ndarray) -> np.ndarray:
-    """The value of a call in READ."""
+    """The weight that the call `call`, such as those in READ, returns for `weight`."""
     return np.asarray(eval(call, {**FUNCTIONS, "weight": np.asarray(weight, np.float64)}))
 
 
@@ -249,9 +249,7 @@ def test_groups_read_with_the_next_scale_keep_their_steps() -> None:
     """With equal scales, the scale of another group changes nothing."""
     x = np.tile(np.random.default_rng(0).normal(size=(8, 3)), (4, 1))
     made, other = (FUNCTIONS["int4_groups"](x, size=8, scale_of=shift) for shift in (0, 1))
-    np.testing.assert_allclose(
-        made, other, rtol=1e-15
-    )  # the steps are divided by their scale and multiplied by it once more
+    np.testing.assert_allclose(made, other, rtol=1e-15)  # not equal: the steps are divided by a scale once more
 
 
 @pytest.mark.parametrize("order", ["interleaved", "halved"])

@@ -129,7 +129,7 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     # the decoder's biases of distances are added in attention to the source, too
     ("guillaume-be/rust-bert#171", "t5", "question-answering", {}, edited(("normed, source, 0, True,", "normed, source, bias, True,")),
         "cause: relative bias in attention to the source (of one direction)"),
-    # the rows before the projection are scaled in models without tied embeddings instead of models with them
+    # the rows before the projection are scaled if the embeddings are not tied, but should be if they are
     ("ml-explore/mlx-examples#591", "t5", "translation", {"scale_output": True}, edited(("scaled = scale_output * x", "scaled = x")),
         "cause: rows before the projection not scaled"),
     # config.json names the exact GELU, but the original code uses the tanh form

@@ -1,4 +1,4 @@
-"""Ports that read a text in chunks with a cache, or pad texts to one length, and make a mistake in it."""
+"""Ports that make a mistake in reading a text in chunks with a cache, or in padding texts to one length."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def with_zeros(scores, mask):
     return masked_softmax(np.where(mask, scores, 0.0), seen)
 """
 IN_STEPS = "same(in_steps(len(mask)))"
-#: Family, edits, and a part of the edit that the doctor shows.
+#: Name of a mistake -> family, edits that plant the mistake, and a part of the edit that the diagnosis shows.
 MISTAKES: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
     "no mask inside later chunks": (
         "llama",

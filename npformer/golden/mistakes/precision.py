@@ -135,7 +135,7 @@ def _in_steps(theirs: np.ndarray, ours: np.ndarray, low: np.ndarray, high: np.nd
     ):
         if (steps <= 0).any():
             continue
-        # A few numbers usually show that these are not the steps.
+        # The steps are first tried on a few numbers, which usually suffice to rule them out.
         if all(_are_steps(theirs[some], ours[some], first, steps) for some in (SOME, ...)):
             return bool((np.abs(theirs - ours) <= 0.51 * steps).mean() > 0.9)
     return False

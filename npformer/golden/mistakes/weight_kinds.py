@@ -198,7 +198,7 @@ def reordered(port: Port) -> Ways:
         weight, bias = (port.weights.get(f"{stage}.{part}") for part in ("weight", "bias"))
         if weight is None or weight.ndim != 2 or parted(stage)[2].startswith("embeddings."):
             continue
-        of_heads = f"{stage.rpartition('.')[0]}.query.weight" in port.weights  # else it has no heads
+        of_heads = f"{stage.rpartition('.')[0]}.query.weight" in port.weights  # else the stage has no heads
         by_head = [stage.endswith(".output"), not stage.endswith(".output")] if of_heads else [False, False]
         for axis, kind in enumerate(("rows", "columns")):
             for said, order in maps_of(weight.shape[axis], port.d_head if by_head[axis] else 0).items():

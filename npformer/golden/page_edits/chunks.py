@@ -50,7 +50,7 @@ def _is_of_heads(kind: str) -> bool:
 
 
 def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[Edit]:
-    """Yields edits of some statements for the rows from the first wrong row on, which is `start` in each text."""
+    """Yields edits of `statements` that change only the rows from `start` on, each text's first wrong row."""
     frame = case.call_of(function)
     arguments = frame.arguments if frame else {}
     kinds = case.page.kinds.get(function, {})
@@ -115,8 +115,8 @@ def are_positions(array: object) -> bool:
 
 
 def _masks(own: str) -> Iterator[str]:
-    """Wrong masks of a chunk: aligned to the top left, with all keys, or without a token's own key, the earlier keys,
-    or the last earlier key, as if the chunk had overwritten it."""
+    """Yields wrong masks of the second chunk: aligned to the top left, without each token's own key, without the first
+    chunk, without the first chunk's last key (as if overwritten), and with all keys."""
     shape = f"*({own}).shape[-2:]"
     yield f"{own} & np.tri({shape}, -start, dtype=bool)"
     yield f"{own} & np.tri({shape}, -1, dtype=bool)"

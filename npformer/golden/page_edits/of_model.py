@@ -77,7 +77,7 @@ def edits_of_model(
 
 
 def _hidden(stage: str, theirs: Mapping[str, Any], budgets: Mapping[str, float]) -> int:
-    """The number of stages that the port did not export, between the last one that it did and the wrong one.
+    """The number of missing stages between the last stage that the port exported and the wrong stage.
 
     budgets: of all stages of a golden file, in order
     """

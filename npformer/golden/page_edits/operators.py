@@ -122,9 +122,9 @@ def expressions(statements: Iterable[ast.stmt]) -> Iterator[ast.expr]:
 def edits(
     function: ast.FunctionDef, statements: Iterable[ast.stmt], known: Iterable[str], kinds: Mapping[str, str]
 ) -> Iterator[Edit]:
-    """Yields the edits of some statements of a function.
+    """Yields the edits of the expressions in `statements` of a function.
 
-    known: the names of all functions of its page. kinds: the kinds of its values by name, as from `kind_of`
+    known: the names of all functions of the page. kinds: the function's variables -> their kinds, from `kind_of`
     """
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     stored = [each for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]

@@ -86,16 +86,16 @@ def _calls(functions: Iterable[str], own: str) -> list[str]:
 
 
 def misreadings(statements: Iterable[ast.stmt]) -> Iterator[Edit]:
-    """Yields the edits of some statements that convert a rounded weight back wrongly."""
+    """Yields the edits that make `statements` convert a rounded weight back wrongly."""
     for node in expressions(statements):
         if isinstance(node, ast.Name) and node.id in WEIGHTS and isinstance(node.ctx, ast.Load):
             yield from (Edit(node, text, "rounded") for text in _misread_weight(node.id))
 
 
 def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str], far: bool = False) -> Iterator[Edit]:
-    """Yields the edits of some statements that round a value, a weight or the operands of a product.
+    """Yields the edits that make `statements` round a value, a weight or the operands of a product.
 
-    far: whether the error is larger than sums in 16 bits make it; they take long to compute
+    far: whether the error is too large for sums in 16 bits, which are then not tried because they take long
     """
     for node in expressions(statements):
         if is_of_module(node):
