@@ -306,10 +306,8 @@ class _Case:
         return replace(found, fits=list(best.values())[:-3:-1], where=where), []
 
     def two(self, unknown: Diagnosis, base: Port) -> tuple[Diagnosis, Port, Diagnosis, Causes] | None:
-        """Finds two mistakes that together explain a stage; None if no pair of mistakes gives its values.
-
-        Returns the first mistake's diagnosis and port, and the second mistake's diagnosis and causes.
-        """
+        """Finds two mistakes that together explain a stage: the diagnoses of both, a port with the first, and the
+        causes of the second. Returns None without such a pair."""
         port = self.at_stage(base, unknown.stage)
 
         def second(wrong: Port) -> Causes:

@@ -42,7 +42,7 @@ def linear(x, weight, bias=0.0):
     return total.astype(np.float32) + bias
 """
 SCALED = "scaled_dot_product_attention(query_heads, "
-#: Family, head, plant, whether all stages are exported, and a part of the only edit.
+#: Family, head, plant, whether all stages are exported, and a part of the only edit that fits.
 OF_FAMILIES: dict[str, tuple[str, str, Plant, bool, str]] = {
     "a split into alternating columns": (
         "llama", "causal-lm", weights(alternating), True, "linear(x, **alternating(0, gate, up))"

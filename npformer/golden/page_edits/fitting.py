@@ -34,8 +34,8 @@ PAIRED = 400  # maximum number of pairs of edits to try: the pairs whose effects
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
 CHECKED = 64  # maximum number of fitting edits for which the later stages are computed too
 LATER = "in later rows"
-BOTH = 20  # number of edits, those that leave the smallest errors, of which all pairs are tried
-BASES = 16  # number of edits, those that leave the smallest errors, that are tried with every other edit
+BOTH = 20  # number of edits of which all pairs are tried: those that leave the smallest errors
+BASES = 16  # number of edits that are tried with every other edit: those that leave the smallest errors
 LARGEST = 1 << 14  # maximum size of a stage for which the effects of edits are added up
 
 

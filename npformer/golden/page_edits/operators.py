@@ -247,7 +247,7 @@ def is_float_array(kind: str) -> bool:
 
 
 def _siblings(name: str) -> Iterator[tuple[str, str]]:
-    """The functions that ports confuse with this one."""
+    """Yields the functions that ports confuse with the function `name`, each with the kind of the edit."""
     for family in SIBLINGS:
         if name in family:
             yield from (("another function", other) for other in family if other != name)
