@@ -139,7 +139,7 @@ class At:
 
     @property
     def read_text(self) -> Text:
-        """The text from which the stage is computed. For the encoder of a translation model, it is the source."""
+        """The text from which the stage is computed; in the encoder of a translation model, the source."""
         port = self._run.port
         return (port.sources if port.sources and self.stack == "encoder." else port.texts)[self.text]
 
@@ -293,7 +293,7 @@ class At:
 
 
 class Grouped(At):
-    """The stage of a norm of queries or keys, with the rows of its source as the groups that are normalized."""
+    """The stage of a norm of queries or keys, whose source is split into the groups of columns to normalize."""
 
     @property
     def source(self) -> np.ndarray:

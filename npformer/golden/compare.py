@@ -30,7 +30,7 @@ from npformer.golden.transposed import untransposed
 
 @dataclass(frozen=True)
 class StageError:
-    """The error of one stage, in absolute terms and in budgets, and where it is largest (text, then index)."""
+    """The error of one stage, as a number and in budgets, and where it is largest: the text, then the index."""
 
     stage: str
     max_abs: float  # NaN if the port's array is not finite or could not be compared
@@ -54,7 +54,8 @@ class Comparison:
     golden: Golden  # the file, or the part of it with which the arrays were compared
     dtype: str = "float32"  # the precision that sets the budgets
     evaluated: Comparison | None = None  # the comparison repeated after eval(), if a model in training mode diverged
-    alternative: Comparison | None = None  # comparison with the other correct scale, if the same stage diverges first
+    #: The comparison with sqrt(d_model) rounded the other way, if the same stage diverges first.
+    alternative: Comparison | None = None
 
     @property
     def first(self) -> StageError | None:
@@ -77,9 +78,9 @@ class Comparison:
         return replace(self, theirs=replace(self.theirs, notes=[*self.theirs.notes, note])) if note else self
 
     def without_partial(self) -> Comparison:
-        """Returns the comparison without the stages of some texts only, if others show the fault.
+        """Returns the comparison without stages that the port exports for some texts only, which no diagnosis can use.
 
-        Right stages of some texts keep their rows. The diagnosis needs the stages of all texts.
+        The row of a correct stage remains, and so does a wrong stage if no other stage shows the fault.
         """
         partial = self.theirs.partial.keys() & self.theirs.stages.keys()
         others = any(row.diverges and row.stage not in partial for row in self.rows)
@@ -196,7 +197,7 @@ def compare(
         return comparison
     evaluated = _compare(golden, stages_of(arrays, golden, after_eval=True), names, dtype)
     alike = [row.max_abs for row in comparison.rows] == [row.max_abs for row in evaluated.rows]
-    return comparison if alike else replace(comparison, evaluated=evaluated)  # no dropout changed the result
+    return comparison if alike else replace(comparison, evaluated=evaluated)  # if alike, no dropout changed the result
 
 
 def _compare(

@@ -144,7 +144,7 @@ class _Case:
             weights = weights | as_ours(model, theirs.weights)
         if dtype in HALVES:
             weights = {name: half(dtype, array) for name, array in weights.items()}
-        self.texts = list(range(len(golden.texts)))  # texts with stages to explain
+        self.texts = list(range(len(golden.texts)))  # indices of the texts to compare
         #: Mistakes that could explain the unpadded texts; None if these texts are correct.
         self.promising: set[str] | None = None
         self.parts: Causes = []  # the mistakes of the model that explain a part of the last stage's error
@@ -259,7 +259,7 @@ class _Case:
         return False
 
     def lacks(self, base: Port, stage: str) -> bool:
-        """Returns whether the model with the causes found so far lacks a stage, for example of another mechanism."""
+        """Returns whether the port with the causes found so far has no such stage, because a cause removed it."""
         return stage not in (self.everywhere(base) or [stage])
 
     def everywhere(self, base: Port, seed: int | None = None) -> dict[str, list[np.ndarray]]:
@@ -306,7 +306,8 @@ class _Case:
         return replace(found, fits=list(best.values())[:-3:-1], where=where), []
 
     def two(self, unknown: Diagnosis, base: Port) -> tuple[Diagnosis, Port, Diagnosis, Causes] | None:
-        """Returns the diagnosis and port of one mistake and the diagnosis and causes of a second, or None."""
+        """Finds two mistakes that together explain a stage: the diagnoses of both, a port with the first, and the
+        causes of the second. Returns None without such a pair."""
         port = self.at_stage(base, unknown.stage)
 
         def second(wrong: Port) -> Causes:
@@ -323,10 +324,10 @@ class _Case:
         return one, pairs[0].port, replace(unknown, rightly=first.budgets, fits=together(rest)), pairs[0].second
 
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
-        """Returns whether a cause would change a correct stage, or only undoes an earlier cause.
+        """Returns whether a cause cannot be right: it would change a correct stage, or only undoes an earlier cause.
 
-        A mistake in precision is not refuted by other stages. A rule for this stage is refuted only by the stages
-        computed from it, because a port may make the mistake in this stage alone.
+        Other stages do not refute a mistake in precision. If the cause is a rule for the stage that it explains, only
+        the stages computed from that stage refute it, because a port may make the mistake in this stage alone.
         """
         if self.takes_back(wrong, base):
             return True
@@ -342,8 +343,8 @@ class _Case:
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
         """Returns the other stages that a cause must explain: the rest of the block, or all layers for a head.
 
-        If the cause has a rule for the stage itself, these are only the stage's children, and stages of a single layer
-        that the cause's other rules change.
+        If the cause has a rule for the stage itself, these are only stages that the cause's other rules change: those
+        computed from the stage, and those of a single layer.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
@@ -444,6 +445,6 @@ class _Case:
         return cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs, port)
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
-        """Returns the error budget of a stage with a mistake; its values may be larger than the correct ones."""
+        """Returns the error budget of a stage with a mistake, measured again, because its values may be larger."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)

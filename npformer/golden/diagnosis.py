@@ -78,8 +78,8 @@ class Diagnosis:
     training: bool = False  # the torch model is in training mode: its dropout is on
     then: list[Diagnosis] = field(default_factory=list)  # diagnoses of later stages
     groups: tuple[str, ...] = ()  # groups of weights that the stage uses
-    where: str = ""  # the heads, rows and columns that differ, such as "head 2, row 70 of text 1"; "" if all do
-    between: tuple[str, ...] = ()  # the stages between the inputs and this one, which the other program lacks
+    where: str = ""  # the heads, rows and columns that differ, such as "head 2, row 70 of text 1"; "" if all differ
+    between: tuple[str, ...] = ()  # the stages between the inputs and `stage`, which the other program lacks
     problem: str = ""  # why the stage could not be compared
     notes: tuple[str, ...] = ()  # layouts recognized by the diagnosis
     search: Callable[[], Causes] | None = field(default=None, repr=False, compare=False)
@@ -101,7 +101,7 @@ class Diagnosis:
 
     @property
     def known(self) -> list[Fit]:
-        """The certain fits, unless an edit also explains a later stage that remains wrong with them."""
+        """The certain fits; [] if they leave a later stage wrong and an edit of the page explains all stages."""
         certain = [fit for fit in self.fits if fit.certain]
         return [] if certain and self.leaves_more and self.edits and self.edits.explain_all else certain
 
@@ -117,7 +117,7 @@ class Diagnosis:
         return found if found and found.stage == self.stage else None
 
     def searching(self, model: Any, golden: Golden, port: Port) -> Diagnosis:
-        """Returns the diagnosis with its search for edits, which stops at the first fit if a mistake is certain."""
+        """Returns the diagnosis with `search` set; that search stops at the first fit if a known mistake is certain."""
         if self.weights or self.lies_earlier or not self.stage:
             return self
         alone = self.leaves_more or not any(fit.certain for fit in self.fits)

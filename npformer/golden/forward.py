@@ -77,7 +77,7 @@ class Forward:
 
 
 def corner_of(array: np.ndarray, part: np.ndarray, at_end: bool) -> tuple[slice, ...]:
-    """The slices of a padded array that contain the unpadded array, at the end or start of each axis."""
+    """The slices of a padded array that contain its part without padding, at the end or the start of each axis."""
     pairs = zip(array.shape, part.shape, strict=True)
     return tuple(slice(max(size - own, 0), size) if at_end else slice(own) for size, own in pairs)
 
@@ -118,13 +118,13 @@ class Run(Arrays):
 
     @cached_property
     def _whole(self) -> bool:
-        """Whether to run from the token ids: to compute every stage, or if the port has padding that the file lacks."""
+        """Whether to run the whole model: every stage is wanted, or the port has padding that the golden file lacks."""
         port = self.port
         texts, lengths = (*port.texts, *port.sources), (*port.lengths, *port.source_lengths)
         return not self.until or any(len(text) != length for text, length in zip(texts, lengths, strict=True))
 
     def _layers(self, stack: str, count: int) -> tuple[int, int]:
-        """Returns the range of a stack's layers that must run. Results of other layers are given or not needed."""
+        """Returns the range of a stack's layers that must run. The results of all others are given or not needed."""
         config, inside = self.port.config, [parted(name) for name in self.port.span if name.startswith(stack)]
         numbers = [layer for _, layer, _ in inside if layer >= 0]
         from_ids = not self.port.span or any(rest.startswith("embeddings.") for _, _, rest in inside)
@@ -198,7 +198,7 @@ class Run(Arrays):
         return self.noise is None and name not in self.given and not self._has_rules(name)
 
     def _untouched(self, name: str) -> bool:
-        """Whether a stage is neither changed nor requested, which holds for most stages in most runs."""
+        """Whether a stage is neither changed nor requested, like most stages in most runs."""
         if self.until in ("", name) or name in self._embedded or name in self._after:
             return False
         return self._unchanged(name)
@@ -242,7 +242,7 @@ class Run(Arrays):
         return made.astype(array.dtype, copy=False)
 
     def _kept(self, name: str, row: int, made: np.ndarray) -> np.ndarray:
-        """The array that later stages read: the other program's array, changed by the rules for readers."""
+        """The array that later stages read: the other program's if it has one, changed by the rules in `reads`."""
         made = self._replaced(name, row, made)
         self.kept[name, row] = made = self._ruled(name, row, made, self.ports[row % len(self.ports)].reads)
         return made

@@ -16,7 +16,7 @@ Names = Mapping[str, str] | None
 
 
 def choices(golden: Golden, arrays: Mapping[str, Any], names: Names) -> list[tuple[int, ...]]:
-    """Returns each possible choice of the texts that the arrays belong to, as numbers of texts.
+    """Returns the possible choices of texts that the arrays may belong to, each as the texts' indices.
 
     Raises NpformerError if no array is recognized, or the arrays belong to other token ids.
     """
@@ -24,7 +24,7 @@ def choices(golden: Golden, arrays: Mapping[str, Any], names: Names) -> list[tup
     try:
         theirs = read(golden, arrays, names)
     except NpformerError:
-        if found := _alone(golden, arrays, names):  # the token ids of a single text
+        if found := _alone(golden, arrays, names):  # the arrays have the token ids of a single text
             return found
         raise
     whole = theirs.stages.keys() - theirs.partial.keys()

@@ -109,7 +109,7 @@ def made_from(of: Mapping[str, tuple[str, ...]], stage: str) -> set[str]:
 
 
 def span(of: Mapping[str, tuple[str, ...]], stage: str, given: Sequence[str] | Mapping[str, Any]) -> frozenset[str]:
-    """Returns the stages that are computed from the given ones to obtain `stage`, including `stage`."""
+    """Returns the stages to compute from the given ones for `stage`, including `stage` itself."""
     found, waiting = set(), [stage]
     while waiting:
         name = waiting.pop()

@@ -45,7 +45,7 @@ def without_masked_scores(golden: Golden, theirs: Theirs, ratio: float) -> Their
 
 
 def _are_masked(given: list[np.ndarray], seen: list[np.ndarray]) -> bool:
-    """Whether most scores of keys that the model hides are low or not a number. A wrong mask may show some keys."""
+    """Whether most scores of hidden keys are low or NaN; not all need to be, because the port's mask may be wrong."""
     hidden = np.concatenate([each[~own] for each, own in zip(given, seen, strict=True)])
     return bool(hidden.size) and float((~(hidden > LOW)).mean()) >= MOST
 

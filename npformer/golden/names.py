@@ -41,7 +41,7 @@ class Theirs:
     partial: dict[str, list[int]] = field(default_factory=dict)  # stages of some texts only -> these texts
     other_tokens: set[str] = field(default_factory=set)  # stages with problems because the numbers of tokens differ
     unused: list[str] = field(default_factory=list)  # names that match no stage of the golden file
-    notes: list[str] = field(default_factory=list)  # layouts that were read, in words
+    notes: list[str] = field(default_factory=list)  # sentences about how the arrays were read
     widths: list[int] = field(default_factory=list)  # tokens of each text, with the padding of the widest array
     source_widths: list[int] = field(default_factory=list)  # the same for a translation model's sources
     numbers: set[int] = field(default_factory=set)  # texts with arrays named i/STAGE; -1 for arrays of all texts
@@ -52,7 +52,7 @@ def read(
 ) -> Theirs:
     """Finds the golden file's stages among another program's arrays. `names` maps other names to npformer's.
 
-    at_end: padded texts are at the end of their rows. Raises NpformerError if no name is recognized, two names of the
+    at_end: the padding is before the texts. Raises NpformerError if no name is recognized, two names of the
     map mean one stage, or the token ids differ from the golden file's.
     """
     weights, ids = weight_names(golden.config), _ids(golden)
@@ -225,7 +225,7 @@ def _without_unused_tokens(
 def _without_repeated_heads(
     golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs
 ) -> dict[int, np.ndarray]:
-    """Returns keys or values with a head for each group of queries, if the port has repeated them for each query."""
+    """Returns keys or values with one head for each group, if the port has repeated them for every query head."""
     shape, n_heads = golden.truth[name][0].shape, golden.config.n_heads
     if not name.endswith(("key_heads", "value_heads")) or len(shape) != 3 or shape[0] == n_heads:
         return given
@@ -259,9 +259,9 @@ def per_text(
 ) -> list[np.ndarray] | None:
     """Splits a stage in any known layout into one array per text; None for any other shape. axes: from `token_axes`.
 
-    The known layouts are packed (T, ...), with the texts one after another; padded (B, L, ...), on the right, or with
-    `at_end` on the left; the same as rows (B L, ...); (B, L, H, K) instead of (B, H, L, K) or of (B, L, D); for
-    positions also (L, D) or (1, L, D), shared by all texts.
+    Texts are packed one after another, (T, ...), or padded, (B, L, ...) or (B L, ...), with padding on the right, or on
+    the left if `at_end`. Heads may be (B, L, H, K) instead of (B, H, L, K) or (B, L, D). Positions may be one array for
+    all texts, (L, D) or (1, L, D).
     """
     if (batch := _batch(name, array, shapes, axes)) is not None:
         return [_corner(each, shape, at_end) for each, shape in zip(batch, shapes, strict=True)]
@@ -272,7 +272,7 @@ def per_text(
 
 
 def _batch(name: str, array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]) -> np.ndarray | None:
-    """Returns a stage with a leading batch axis, including padding; None for the other shapes of `per_text`."""
+    """Returns a padded stage with a leading batch axis; None if the array is not padded texts."""
     positions = _is_shared(name)
     array = _with_joined_heads(array, shapes, axes)
     if positions and array.ndim == 2 and len(array) == max(shape[0] for shape in shapes):

@@ -15,7 +15,7 @@ from npformer.golden.port import Port
 
 FIRST = 3  # number of mistakes with different values that are tried as the first of two
 LEAST = 0.1  # the share of the error that the first mistake must explain
-SECONDS = 5.0  # after this long, no more candidates for the first mistake are tried
+SECONDS = 5.0  # after this many seconds, no further first mistake is tried
 SAME = 1e-6  # two mistakes give the same values if the shares that they explain differ by at most this fraction
 
 Causes = list[tuple[Fit, Port]]

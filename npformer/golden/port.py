@@ -132,7 +132,7 @@ class Port:
 
     @property
     def stack(self) -> str:
-        """The stage's stack. For a stage of the head, it is the last stack."""
+        """The stage's stack; for a stage of the head, the last stack."""
         return parted(self.stage)[0] or list(stacks(self.config))[-1]
 
     @property
@@ -201,7 +201,7 @@ class Port:
 
     @property
     def paddings(self) -> dict[str, Port]:
-        """Returns the padded ports: padding may have its own row of the position table, or be counted like tokens."""
+        """The padded ports, by description: padding has its own row of the position table or is counted like tokens."""
         if (padded := self.padded()) is None:
             return {}
         if self.config.uncounted is None:

@@ -33,7 +33,7 @@ from npformer.golden.tiny import narrowed, write_case
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
 FORMAT, VERSION = "npformer-suite", "1"
 LENGTHS = (6, 3)
-#: The longer text of LENGTHS exceeds 5, the original length of the scalings that depend on the text's length.
+#: Scalings of rotations. Two change for texts beyond their original length of 5, which the first of LENGTHS exceeds.
 SCALINGS = {
     "linear": Linear(2.0),
     "dynamic": Dynamic(2.0, 5),

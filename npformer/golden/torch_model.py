@@ -201,7 +201,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
 
 
 def _by_module(stages: Mapping[str, list[str]], modules: Mapping[str, Any]) -> dict[Any, list[str]]:
-    """Returns module -> the stages of its calls, in order. Layers may share a module."""
+    """Maps each module to the stages of its calls, in order. Layers may share a module."""
     found: dict[Any, list[str]] = {}
     for path, names in stages.items():
         if path in modules:

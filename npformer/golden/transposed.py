@@ -1,7 +1,8 @@
 """Recognizes scores and attention weights that a port dumps as (keys, queries) instead of (queries, keys).
 
-Such an array has the shape of a correct one, so only its values show the layout. They are correct after a transpose,
-and the next stage is correct without one. In a port that computes K Q^T instead of Q K^T, the next stage differs.
+Such an array has the shape of a correct one, so only its values show the layout: they are correct once the array is
+transposed, while the next stage is correct as it is. In a port that computes K Q^T instead of Q K^T, the next stage
+differs.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _runs(mistakes: Iterable[Mistake], port: Port, most: int, progress: Callable
 
 
 def _solvable(ways: Ways) -> Ways:
-    """Yields the items of `ways`, and stops if the search for the next one meets a singular linear system."""
+    """Yields the items of `ways`, and stops if computing the next one raises LinAlgError for a singular matrix."""
     with suppress(np.linalg.LinAlgError):
         yield from ways
 

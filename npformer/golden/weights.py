@@ -34,7 +34,7 @@ APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
 MOVED = 4  # maximum number of rows by which a table of positions may be shifted
 RELATED = 0.5  # the smallest cosine of a rounded weight and the correct one
-FORMATS = 4  # maximum number of weights whose format is searched for in vain
+FORMATS = 4  # the search for formats ends after this many weights without one
 MANY = 0.5  # the smallest share of unexplained weights that suggests a different checkpoint
 
 
@@ -99,8 +99,8 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
 def _of_formats(
     findings: list[Finding], theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray]
 ) -> list[Finding]:
-    """Names the formats of weights that were converted back wrongly. After some weights without one, it gives up."""
-    from npformer.golden.page_edits.roundings import format_of  # here, because few comparisons need pages
+    """Names the formats of weights that were converted back wrongly; gives up after FORMATS weights without one."""
+    from npformer.golden.page_edits.roundings import format_of  # imported here, because few comparisons need pages
 
     found, in_vain = dict[str, Finding](), 0
     for name in (each.where for each in findings if each.cause == OTHER and theirs[each.where].ndim == 2):

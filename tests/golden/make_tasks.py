@@ -149,7 +149,7 @@ def text_generation() -> Iterator[dict[str, Any]]:
 
 
 def written_by_bart(task: str) -> Iterator[dict[str, Any]]:
-    """Settings in the folder and for the task, each with a prefix, and lengths with which the caller overrides them.
+    """Cases with settings in the folder, settings for the task, which include a prefix, and lengths from the caller.
 
     The folder sets 4 beams, because transformers 4.57 ignores any other number, contrary to its documentation, and uses
     the pipeline's own 4.

@@ -85,7 +85,7 @@ def test_a_right_port_of_any_family_passes(case: str, suite: Path, tmp_path: Pat
     [
         ("echo useless; echo bad weights >&2; exit 3", "crash", "exit code 3: bad weights"),
         ("cp $1/golden.safetensors $3; exit 1", "crash", "exit code 1; nothing printed"),
-        ("kill -KILL $$", "crash", "killed by SIGKILL; nothing printed"),  # for SIGSEGV, an emulator prints a line
+        ("kill -KILL $$", "crash", "killed by SIGKILL; nothing printed"),  # not SIGSEGV: an emulator reports it
         ("kill -40 $$", "crash", "killed by signal 40; nothing printed"),
         ("echo fine", "no output", "exit code 0, but no file"),
         ("head -c 900 $1/golden.safetensors > $3", "unreadable", ""),

@@ -311,7 +311,7 @@ def test_an_ignored_mask_is_named(model: Model, recorded: golden.Golden) -> None
 
 
 def test_a_wrong_mask_is_named_after_an_earlier_mistake() -> None:
-    """Without the earlier mistake's rule, the mask's rule still needs the padding that it hides."""
+    """The mask's rule needs padding to hide, even if it is tried without the rule of the earlier mistake."""
     model, recorded = reference("distilbert")
     real = np.array(LENGTHS)[:, None, None, None] > np.arange(max(LENGTHS))
 

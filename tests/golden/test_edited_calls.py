@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.edits]
 
 
 def lines(family: str, head: str, plant: Plant, shown: Callable[[str], bool]) -> list[str]:
-    """The changed lines of the edits that give a port with token types, if the model has any."""
+    """The lines into which edits change the page to explain a port. shown: whether the port exports a stage."""
     model = tiny.model(family, head, n_layers=1)
     texts = [Text(np.arange(5, 14)), Text(np.arange(20, 26))]
     if model.config.n_token_types:
@@ -45,7 +45,7 @@ def lines(family: str, head: str, plant: Plant, shown: Callable[[str], bool]) ->
     ],
 )
 def test_the_stage_of_a_call_keeps_its_name_if_an_edit_leaves_the_call_out(key: str, line: str) -> None:
-    """Without the call, the page has no name for the array that a port exports in its place."""
+    """The call gives a stage its name, and the port exports another array under that name."""
     assert line in lines("bert", "sequence-classification", KNOWN[key][1], lambda name: True)
 
 

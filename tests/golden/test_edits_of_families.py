@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.edits]
 
 
 def permuted(weight: np.ndarray) -> np.ndarray:
-    """Keys permuted to pairs with the heads of the queries, and back with their own two heads."""
+    """The columns of keys in pairs within 4 heads, as for queries, and then back in halves within their own 2 heads."""
     pairs = np.concatenate(
         [np.stack(np.split(each, 2, -1), -1).reshape(each.shape) for each in np.split(weight, 4, -1)], -1
     )
@@ -42,7 +42,7 @@ def linear(x, weight, bias=0.0):
     return total.astype(np.float32) + bias
 """
 SCALED = "scaled_dot_product_attention(query_heads, "
-#: Family, head, plant, whether all stages are exported, and a part of the only edit.
+#: Family, head, plant, whether all stages are exported, and a part of the only edit that fits.
 OF_FAMILIES: dict[str, tuple[str, str, Plant, bool, str]] = {
     "a split into alternating columns": (
         "llama", "causal-lm", weights(alternating), True, "linear(x, **alternating(0, gate, up))"
@@ -95,7 +95,7 @@ def test_a_mistake_of_a_family_is_the_only_edit(family: str, head: str, plant: P
 
 
 def test_weights_of_another_layer_for_two_groups_are_shown() -> None:
-    """Layer 1 projects the table of distances with layer 0's query and key, but its rows with its own weights."""
+    """Layer 1 projects the distance table with layer 0's query and key weights, but its rows with its own weights."""
     model, reference = recorded("deberta-v2")
     layers = "{name: layers[0]['attention'][name] for name in ('query', 'key')}"
     plant = edited(

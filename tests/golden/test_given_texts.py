@@ -60,7 +60,7 @@ def test_an_array_that_may_belong_to_several_texts_is_refused() -> None:
 
 @pytest.mark.parametrize("padding", [0, 4])
 def test_rows_after_the_end_of_a_shorter_text_are_no_padding(padding: int) -> None:
-    """The file also has the beginning of the text as a text, and the port computes those rows correctly."""
+    """The file's second text is the beginning of the first, and the port is wrong only in rows that are not in both."""
     model = tiny.model("llama", "causal-lm")
     text = texts_for(model, (9,))[0]
     recorded = golden.record(model, [text, replace(text, ids=text.ids[:6])])
@@ -76,7 +76,7 @@ def test_rows_after_the_end_of_a_shorter_text_are_no_padding(padding: int) -> No
 
 
 def test_a_text_that_lacks_a_token_is_no_shorter_text_with_padding(model: Model, recorded: golden.Golden) -> None:
-    """The 8 remaining rows would also fit the text of 6 tokens with 2 tokens of padding."""
+    """The port reads 8 of a text's 9 tokens, and its arrays also fit the text of 6 tokens with 2 tokens of padding."""
     short = replace(recorded.texts[0], ids=recorded.texts[0].ids[:-1])
     diagnosis = golden.diagnose(recorded, written(model, short), model)
     assert (diagnosis.stage, diagnosis.causes) == ("embeddings.token", [])

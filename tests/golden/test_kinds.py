@@ -39,7 +39,7 @@ OF_ONE_NAME = (
     "1 / int(sqrt(K))", "last columns missing", "a later bias", "biases exchanged", "first text's mask",
     "positions again from 4", "scores in float16", "a residual in bfloat16", "rows in (K, H)", "a head copied",
 )  # fmt: skip
-#: Mistake -> its name in a diagnosis from few stages, which show only a part of the mistake.
+#: Mistake -> its name in a diagnosis from few stages, which do not show all of it.
 FROM_FEW = {"bias moved": "weight in the wrong order"}
 
 

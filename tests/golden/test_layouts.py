@@ -127,7 +127,7 @@ def test_labels_are_not_padded() -> None:
 
 
 def test_two_names_of_one_stage_are_an_error(recorded: golden.Golden) -> None:
-    """The second array would replace the first, and another stage would not be compared."""
+    """Otherwise the second array would replace the first, which would then not be compared."""
     name, given = "layers.0.attention.query", recorded.stages["layers.0.attention.query"][0]
     with pytest.raises(NpformerError, match=f"name map: '0/q' and '0/k' are both mapped to {name}"):
         golden.compare(recorded, {"0/q": given, "0/k": given}, {"q": name, "k": name})

@@ -92,7 +92,7 @@ OF_TYPES = ("types all 1", "types all 0", "restarting")
 OF_OFFSET = ("no offset", "padding counted")
 #: (mistake, whether only few stages are given), for the known mistakes that are not named.
 UNSEEN = {("dropout", True)}  # few stages lack the numbers that dropout replaced by 0
-#: Mistakes diagnosed at real widths, with all stages exported or only a few. A few take three times as long.
+#: Whether only a few stages are exported, which takes three times as long -> mistakes diagnosed at real widths.
 IN_BUNDLED = {
     False: ("from 1", "eps", "unscaled", "tanh gelu", "transposed", "labels"),
     True: ("from 1", "last token"),
@@ -104,7 +104,7 @@ ONE_OF_A_NAME = {name: key for key, (name, _) in KNOWN.items()}
 
 
 def tried(family: str, few: bool) -> list[str]:
-    """Half of the known mistakes or, for diagnoses from few stages, the other half with one mistake per name."""
+    """Half of the known mistakes; if `few`, one mistake of each name from the other half."""
     only = dict.fromkeys(OF_TYPES, "bert") | dict.fromkeys(OF_OFFSET, "roberta")
     keys = [key for i, key in enumerate(KNOWN) if family == only.get(key, FAMILIES[(i + few) % 2])]
     return [key for key in keys if not few or key in ONE_OF_A_NAME.values()]

@@ -164,7 +164,7 @@ QUICK = ("norms of heads exchanged",)
 
 
 def forms(keys: Mapping[str, Any], quick: tuple[str, ...]) -> list[Any]:
-    """Each mistake with all stages, and with hidden states only, which is slow except for the mistakes in `quick`."""
+    """Parameters of tests: each mistake with all stages, and with hidden states only, as a slow test if not `quick`."""
     hidden = [pytest.param(key, False, marks=() if key in quick else pytest.mark.slow) for key in keys]
     return [*((key, True) for key in keys), *hidden]
 

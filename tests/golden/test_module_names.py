@@ -52,7 +52,7 @@ def last_stages(config: Config) -> list[str]:
     [
         (tiny.model("opt", "causal-lm"), "ffn_residual"),
         (tiny.model("opt", "causal-lm", **AFTER_BLOCKS), "ffn_norm"),
-        (tiny.model("bart", "causal-lm"), "ffn_norm"),  # its decoder alone has the same paths
+        (tiny.model("bart", "causal-lm"), "ffn_norm"),  # only BART's decoder, whose paths are OPT's
     ],
     ids=["before", "after", "bart"],
 )

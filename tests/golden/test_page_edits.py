@@ -107,21 +107,21 @@ def given() -> dict[str, object]:
 
 
 def stages_of(source: str, **changed: object) -> dict[str, np.ndarray]:
-    """The stages of a page with changed arguments, as a float32 program computes them."""
+    """The stages of the page `source`, rounded to float32. changed: arguments that differ from `given()`."""
     page = Page(source)
     page.record(lambda module: module.layer(**(given() | changed)), frozenset(), "")
     return {name: array.astype(np.float32) for name, array in page.stages.items()}
 
 
 def explained(port: dict[str, np.ndarray], shown: tuple[str, ...] = ("",)) -> Causes:
-    """The causes found for a port of the page that exports the stages with these endings."""
+    """The causes found for a port of RETENTION. shown: endings of the names of the stages that it exports."""
     theirs = {name: [array] for name, array in port.items() if name.endswith(shown)}
     budgets = {name: 2e-6 * float(np.abs(array).max()) for name, (array,) in theirs.items()}
     return explain(RETENTION, [lambda page: page.layer(**given())], theirs, budgets, seconds=30)
 
 
 def of_page(*edits: tuple[str, str], shown: tuple[str, ...] = ("",)) -> Causes:
-    """The causes found for a port of the page with texts replaced."""
+    """The causes found for a port that is RETENTION with each `old` text replaced by `new`."""
     source = RETENTION
     for old, new in edits:
         assert source.count(old) == 1
@@ -185,7 +185,7 @@ def test_two_edits_that_explain_a_part_each_are_found_together() -> None:
     )  # fmt: skip
     both = [found.causes[0], *found.causes[0].second]
     assert {each.after for each in both} == {"scores = q @ k.mT", "opened = linear(normed, **gate)"}, found
-    assert found.cause is None  # other pairs were not tried
+    assert found.cause is None  # another pair, which was not tried, may also fit
     assert str(found).startswith("two edits of the page that give your values:")
 
 
@@ -208,7 +208,7 @@ def rounded(group: Weights, quantise: Callable[[np.ndarray], np.ndarray]) -> Wei
     return {name: quantise(w) if w.ndim > 1 else w for name, w in group.items()}
 
 
-#: Types of weights, some with the type of their scales, and mistakes in converting weights back.
+#: Number formats of weights, some with the type of their scales, and mistakes in converting weights back.
 READ = [
     "float16(weight)", "int8(weight)", "int8(weight, stored=float16)", "int8_columns(weight)",
     "int8_columns(weight, stored=bfloat16)", "uint8(weight)", "int4_columns(weight, stored=bfloat16)", "q8_0(weight)",
@@ -221,7 +221,7 @@ READ = [
 
 
 def read_as(call: str, weight: np.ndarray) -> np.ndarray:
-    """The value of a call in READ."""
+    """The weight that the call `call`, such as those in READ, returns for `weight`."""
     return np.asarray(eval(call, {**FUNCTIONS, "weight": np.asarray(weight, np.float64)}))
 
 
@@ -249,7 +249,7 @@ def test_groups_read_with_the_next_scale_keep_their_steps() -> None:
     """With equal scales, the scale of another group changes nothing."""
     x = np.tile(np.random.default_rng(0).normal(size=(8, 3)), (4, 1))
     made, other = (FUNCTIONS["int4_groups"](x, size=8, scale_of=shift) for shift in (0, 1))
-    np.testing.assert_allclose(made, other, rtol=1e-15)  # the steps are divided and multiplied one more time
+    np.testing.assert_allclose(made, other, rtol=1e-15)  # not equal: the steps are divided by a scale once more
 
 
 @pytest.mark.parametrize("order", ["interleaved", "halved"])
@@ -282,7 +282,7 @@ def test_numbers_of_a_group_share_a_scale() -> None:
             assert np.abs(made - x)[rows].max() <= np.abs(x[rows]).max() * (most + 2**-10)
 
 
-#: Family, edit, and the page and line before and after it.
+#: Family, text in the model's page, text that replaces it, page that is named, and line of that page that is named.
 OF_MODELS = [
     ("distilbert", "y + feed_forward(", "x + feed_forward(", "formulas", "y + feed_forward(y, activation, **ffn)"),
     ("distilbert", "q @ k.mT / math.sqrt(q.shape[-1])", "q @ k.mT / q.shape[-1]", "formulas", "q @ k.mT"),
@@ -346,7 +346,7 @@ def in_layers(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Any], Any
     "full", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["all stages", "hidden states"]
 )
 def test_a_mistake_of_later_rows_alone_is_named(full: bool) -> None:
-    """The tokens after a prompt of 4 miss the gate."""
+    """The gate is applied only to the 4 tokens of the prompt."""
     model, reference = recorded("llama", "causal-lm")
     plant = edited(
         ("activated * linear(x, **up)", "np.where(np.arange(len(x))[:, None] < 4, activated, 1) * linear(x, **up)")

@@ -47,7 +47,7 @@ ROTATED_FIRST = (
     )
     & edited(("query_rotated, key_rotated = rotate(query_normed, *angles), rotate(key_normed, *angles)\n", "\n"))
 )
-#: The causal mask if a second chunk, from row 4 on, wrongly uses the mask's top left corner.
+#: A wrong causal mask: the second chunk, from row 4 on, uses the top left corner of the mask.
 TOP_LEFT = "np.tri(n_queries, dtype=bool) & (np.arange(n_queries) < 4)[:, None] | np.tri(n_queries, k=-4, dtype=bool)"
 LLAMA_3_1 = {"mechanisms": (Rotary(30.0, scaling=Llama3(8.0, 1.0, 4.0, 64)),)}
 
@@ -129,7 +129,7 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     # the decoder's biases of distances are added in attention to the source, too
     ("guillaume-be/rust-bert#171", "t5", "question-answering", {}, edited(("normed, source, 0, True,", "normed, source, bias, True,")),
         "cause: relative bias in attention to the source (of one direction)"),
-    # the rows before the projection are scaled in models without tied embeddings instead of models with them
+    # the rows before the projection are scaled if the embeddings are not tied, but should be if they are
     ("ml-explore/mlx-examples#591", "t5", "translation", {"scale_output": True}, edited(("scaled = scale_output * x", "scaled = x")),
         "cause: rows before the projection not scaled"),
     # config.json names the exact GELU, but the original code uses the tanh form

@@ -1,4 +1,4 @@
-"""Ports that read a text in chunks with a cache, or pad texts to one length, and make a mistake in it."""
+"""Ports that make a mistake in reading a text in chunks with a cache, or in padding texts to one length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOFTMAX, SCORES, CONTEXT = (
     "q @ k.mT / math.sqrt(q.shape[-1])",
     "return weights @ v",
 )
-#: The number of each row's chunk, written without the doctor's functions: chunks of 3, and steps after a prompt of 4.
+#: Functions that number the chunk of each row, independent of `readings.py`: chunks of 3, and steps after 4 tokens.
 CHUNKS = """
 def in_chunks(n):
     return np.repeat(np.arange(n), 3)[:n]
@@ -52,7 +52,7 @@ def with_zeros(scores, mask):
     return masked_softmax(np.where(mask, scores, 0.0), seen)
 """
 IN_STEPS = "same(in_steps(len(mask)))"
-#: Family, edits, and a part of the edit that the doctor shows.
+#: Name of a mistake -> family, edits that plant the mistake, and a part of the edit that the diagnosis shows.
 MISTAKES: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
     "no mask inside later chunks": (
         "llama",
@@ -107,7 +107,7 @@ def recorded(family: str) -> tuple[Model, golden.Golden]:
 
 
 def shown_by(arrays: Arrays, full: bool) -> Arrays:
-    """The stages that a port exports: all without scores, as a port with a cache, or the hidden states."""
+    """The stages that a port exports: if `full`, all except scores, like a port with a cache, else hidden states."""
     ends = ("ffn_residual", "ffn_norm", "/embeddings.norm", "/embeddings.sum", "/norm", "/logits")
     return {
         name: each for name, each in arrays.items() if (not name.endswith("scores") if full else name.endswith(ends))
@@ -149,11 +149,11 @@ def test_positions_that_count_padding_are_named() -> None:
     reference = golden.record(model, [Text(np.arange(5, 14)), Text(np.arange(20, 26))])
     plant = inputs(positions="positions + 11 - len(positions)")
     found = golden.diagnose(reference, run(model, reference, plant, padded=False), model)
-    assert "padded to 11 tokens on the left, masked, and positions count it" in str(found)
+    assert "padded to 11 tokens on the left, masked, and positions count the padding" in str(found)
 
 
 def test_scores_of_unwritten_keys_are_not_called_a_wrong_mask() -> None:
-    """Scores of 0 explain the weights alone, and zero keys and values all later stages."""
+    """A wrong mask that sets scores to 0 explains only the weights; keys and values of 0 explain all later stages."""
     model, reference = recorded("qwen3")
     _, edits, _ = MISTAKES["zeros that are not written"]
     found = golden.diagnose(
@@ -164,7 +164,7 @@ def test_scores_of_unwritten_keys_are_not_called_a_wrong_mask() -> None:
 
 
 def test_a_mistake_in_the_last_layer_is_searched_there() -> None:
-    """The line that computes a layer is right in the first layer, and wrong in the last one."""
+    """The same line of the page computes both layers, and only the last one is wrong."""
     model, reference = recorded("llama")
     arrays = shown_by(run_in_chunks(model, reference, 4, cached=lambda past: [past[0], past[0]]), False)
     arrays = {name: each for name, each in arrays.items() if "layers.1." not in name}

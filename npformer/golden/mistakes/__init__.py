@@ -58,7 +58,7 @@ GENERAL = (
     *general.MISTAKES,
 )
 
-#: Tried after mistakes that are made elsewhere.
+#: Tried after everything else, even after the known mistakes in unusual places (`elsewhere.py`).
 LAST = weight_kinds.LAST
 
 

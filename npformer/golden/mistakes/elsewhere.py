@@ -22,10 +22,10 @@ def elsewhere(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
 
 
 def narrower(mistake: Mistake, way: str, before: Port, wrong: Port) -> Mistake:
-    """Narrows a mistake found at an earlier stage to only one of the places on the way to a later stage.
+    """Narrows a mistake found at an earlier stage to a single place on the way to a later stage.
 
-    A rule for "*.attention_norm" changes the norm of attention to the source too. before, wrong: the port without and
-    with the mistake.
+    For example, a rule for "*.attention_norm" also changes the norm of attention to the source, where the port may be
+    right. before, wrong: the port without and with the mistake.
     """
     begin, end = len(before.rules), len(wrong.rules)
 
@@ -71,11 +71,11 @@ def _in_one_place(mistake: Mistake, port: Port) -> Ways:
 
 
 def _where_read(mistake: Mistake, port: Port) -> Ways:
-    """Makes the mistake in a stage that this one reads, after the port exported that stage."""
+    """Makes the mistake in a stage that the port's stage reads, as if the port had exported it before the mistake."""
     for name in parents_of(port):
         if name not in port.given:
             continue
-        theirs = port.given[name]  # taken as correct: the mistake is made after it
+        theirs = port.given[name]  # taken as correct, because the mistake comes after it
         there = replace(port, stage=name, theirs=theirs, rightly=theirs, span=frozenset({name}))
         try:
             ways = list(mistake.ways(there))

@@ -71,7 +71,7 @@ def wrong_positions(port: Port) -> Ways:
             yield way, changed
 
 
-MOST = 1 << 28  # limit on the search for positions: size of the position table times number of tokens
+MOST = 1 << 28  # positions are searched for only up to this product of the table's size and the number of tokens
 
 
 def found_positions(port: Port) -> Ways:

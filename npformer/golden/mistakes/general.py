@@ -80,7 +80,7 @@ def names_of(port: Port) -> list[str]:
 
 
 def said_of(found: Mapping[str, list[str]]) -> str:
-    """Describes which stage each exported stage really contains, for example if the layers are off by one."""
+    """Describes which stage each exported stage really contains, for example the next layer's."""
     steps = {parted(stage)[1] - parted(names[0])[1] for stage, names in found.items()}
     pairs = [f"{stage} is {' or '.join(names[:2])}" for stage, names in found.items()]
     said = f"{', '.join(pairs[:4])}{', ...' if len(pairs) > 4 else ''}"
@@ -89,7 +89,7 @@ def said_of(found: Mapping[str, list[str]]) -> str:
 
 SHIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "each row is the next row": lambda y: np.roll(y, -1, axis=0),
-    "each row is the row before": lambda y: np.roll(y, 1, axis=0),
+    "each row is the previous row": lambda y: np.roll(y, 1, axis=0),
     "rows from the last to the first": lambda y: y[::-1],
 }
 

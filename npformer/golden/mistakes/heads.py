@@ -19,7 +19,7 @@ from npformer.golden.mistakes.parts.ffn import from_source, other_activations, s
 from npformer.golden.mistakes.parts.norm import standard
 from npformer.golden.port import Port
 
-MOST_LABELS = 5  # maximum number of labels for which every order is tried
+MOST_LABELS = 5  # every order of labels is tried for at most this many labels
 
 
 def other_pooling(port: Port) -> Ways:

@@ -16,7 +16,7 @@ from npformer.golden.mistakes.nearest import nearest, nearest_normalized, put_fi
 from npformer.golden.mistakes.parts.rotary import ROTATED, rotated_in
 from npformer.golden.port import Port
 
-MOST = 1 << 31  # limit on the search for wrong ids: size of the token table times number of tokens
+MOST = 1 << 31  # wrong ids are searched for only up to this product of the table's size and the number of tokens
 
 WEIGHTS = "*.attention.weights"
 LOWERED = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0, 12.0, 15.0, 16.0, 20.0, 30.0, 50.0, 100.0)
@@ -176,7 +176,7 @@ def other_ids(port: Port) -> Ways:
 
 
 def _nearest(port: Port) -> Rule:
-    """Replaces tokens so that the stage (the sum of embeddings, or the normalized sum) is nearest to the port's."""
+    """Replaces tokens so that the stage comes nearest to the port's: the sum of embeddings or the normalized sum."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         table, theirs = at.weight("embeddings.token"), port.theirs[at.text].astype(np.float64)

@@ -22,7 +22,7 @@ from npformer.golden.mistakes.maps import lines_said, said_of_map, zeros_said
 from npformer.golden.mistakes.nearest import nearest
 from npformer.golden.port import Port, made_by
 
-NEAR = 2e-3  # maximum relative error of a fitted factor; the budget decides afterwards
+NEAR = 2e-3  # tolerance for matching a fitted factor with a known number; the error budget then decides if it fits
 MOST_COLUMNS = 4096  # maximum width in the search for missing columns
 
 
@@ -86,7 +86,7 @@ def constant(port: Port) -> Ways:
     scores = port.stage.endswith("attention.scores") and not added
     for numbers in (whole, ratios):
         said = f"{named(port, numbers)} times the correct value"
-        if scores:  # the factor of q k^T, not of the scores
+        if scores:  # reports the whole factor of q k^T, including the correct one
             said = f"q k^T times {named(port, [number * port.scale for number in numbers])}".rstrip(",")
         yield said, {port.stage: lambda y, at, numbers=numbers: y * numbers[at.text]}
     d = float(np.median(theirs - right))
@@ -96,7 +96,7 @@ def constant(port: Port) -> Ways:
 
 
 def _scaled_product(port: Port) -> Ways:
-    """The stage is x W with a factor, plus the bias."""
+    """The stage is c x W + b: the product x W has a wrong factor c, and the bias has none."""
     bias = port.weights.get(f"{'head.output' if port.stage == 'logits' else port.stage}.bias", np.zeros(0))
     if bias.size * len(port.theirs) < 4 or any(array.shape[-1:] != bias.shape for array in port.theirs):
         return
@@ -294,14 +294,14 @@ def _inputs(port: Port) -> tuple[str, np.ndarray] | None:
     x, error = rows(arrays), rows(port.theirs) - rows(port.rightly)
     if x.shape[1] != len(weight) or len(weight) > MOST_COLUMNS or error.shape != (len(x), weight.shape[1]):
         return None
-    gram = (x.T @ x) * (weight @ weight.T)  # Gram matrix of the products x_j W_j, found without them
+    gram = (x.T @ x) * (weight @ weight.T)  # Gram matrix of the products x_j W_j, without computing the products
     m = 1 + np.linalg.lstsq(gram, ((error @ weight.T) * x).sum(0), rcond=1e-12)[0]
     times = np.where(m < 0.5, 0, np.where(m > 1.5, 2, 1))
     return (names[0], times) if (times != 1).any() and times.any() else None
 
 
 def _counting(times: np.ndarray, group: str) -> Rule:
-    """x W + b with column j of x counted times[j] times. group: the weights to use if none have the stage's name."""
+    """x W + b with column j of x counted times[j] times. group: the name of W if the stage has no weight of its own."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         weight = at.weight(at.name)

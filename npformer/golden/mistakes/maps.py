@@ -58,7 +58,7 @@ def said_of_map(order: np.ndarray, width: int = 0) -> str:
 def map_of_numbers(theirs: np.ndarray, own: np.ndarray) -> np.ndarray | None:
     """For each number in `theirs`, returns the index of an equal number in `own`, preferably at the same position.
 
-    Returns None if a number has no equal, or if every number is at its correct position.
+    Returns None if a number of `theirs` is not in `own`, or if every number is at its correct position.
     """
     near = np.abs(np.subtract.outer(theirs, own)).argmin(1)
     allowed = 1e-5 * max(float(np.abs(own).max()), 1e-30)

@@ -17,11 +17,11 @@ from npformer.golden.port import Port
 
 ATTENTION, FFN = "*.attention_residual", "*.ffn_residual"
 BLOCKS = ((ATTENTION, "attention"), (FFN, "ffn"))
-INPUTS = {"attention": "input", "ffn": "attention_residual"}  # block -> rows that its output is added to, before a norm
+INPUTS = {"attention": "input", "ffn": "attention_residual"}  # block -> rows to which its output is added
 
 
 def other_norm_order(first: bool) -> Callable[[Port], Ways]:
-    """Pre-norm if `first`, Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)); else post-norm."""
+    """Post-norm layers become pre-norm, Y = X + Attention(Normalize(X)), if `first`; else pre-norm become post-norm."""
 
     def ways(port: Port) -> Ways:
         if port.config.norm_first is not first:
@@ -33,7 +33,7 @@ def other_norm_order(first: bool) -> Callable[[Port], Ways]:
 
 
 def _normed_first(rows: str, norm: str) -> Rule:
-    """A rule that computes a linear layer from the normalized rows of a stage."""
+    """A rule that computes a linear layer from the stage `rows`, normalized by `norm`."""
     return lambda y, at: at.linear(
         at.affine(standard(at(rows), at.config.eps), norm), at.name.partition(f"{at.layer}.")[2]
     )
@@ -83,7 +83,7 @@ def norms_before_blocks(port: Port) -> Ways:
         moved = {pattern: rule for block in some for pattern, rule in _norm_first(port, block).items()}
         yield said, moved
         unnormed: Rules = {f"*.{block}.{OUTPUT_NORM}": lambda y, at: at.source for block in some}
-        yield f"{said}; the norm's stage is the block's output", {**moved, **unnormed}
+        yield f"{said}, and the block's output is exported as the norm's stage", {**moved, **unnormed}
     if len(blocks) > 1:
         yield from _as_in_llama(port)
 
@@ -98,11 +98,12 @@ def _as_in_llama(port: Port) -> Ways:
 
     before = _reading(port, "ffn", lambda at: _normed(at("attention_residual"), at, norm))
     yield said, {f"*.{norm}": lambda y, at: _normed(summed(y, at), at, norm), ATTENTION: summed, **before}
-    yield f"{said}; the norm's stage is the block's output", {f"*.{norm}": lambda y, at: at.source, **before}
+    said += ", and the block's output is exported as the norm's stage"
+    yield said, {f"*.{norm}": lambda y, at: at.source, **before}
 
 
 def _norm_first(port: Port, block: str) -> Rules:
-    """X + Block(Normalize(X)), with the weight of the norm after the block."""
+    """Rules for X + Block(Normalize(X)), in which the norm before the block has the weight of the norm after it."""
     x, norm = INPUTS[block], f"{block}.{OUTPUT_NORM}"
     return {
         **_reading(port, block, lambda at: _normed(at(x), at, norm)),
@@ -112,7 +113,7 @@ def _norm_first(port: Port, block: str) -> Rules:
 
 
 def _reading(port: Port, block: str, read: Callable[[At], np.ndarray]) -> Rules:
-    """Rules for a block whose first stages, such as query, key and value, are computed from other rows."""
+    """Rules that compute a block's first stages, such as query, key and value, from the rows that `read` returns."""
     of_block, graph = f"{port.stack}layers.0.{block}.", parents(port.config, port.weights)
     first = [name for name, own in graph.items() if name.startswith(of_block) and not own[0].startswith(of_block)]
     return {f"*.{block}.{name.removeprefix(of_block)}": lambda y, at: at.linear(read(at), at.name) for name in first}
@@ -247,7 +248,7 @@ def _normed(x: np.ndarray, at: At, norm: str) -> np.ndarray:
 
 
 def _own_names(port: Port) -> Port:
-    """A layer that begins with the FFN and names stages by their computation, so its output is an attention stage."""
+    """A port whose layers apply the FFN first and name stages by their block, so attention has a layer's last stage."""
     fed, out = ("ffn_residual", "attention_residual") if port.config.norm_first else ("ffn_norm", "attention_norm")
 
     def read(at: At) -> np.ndarray:
@@ -285,7 +286,7 @@ def layer_count(port: Port) -> Ways:
             )
         if not port.config.norm_first:
             for i in order:
-                for stage in ("input", end):  # the port exports the stages of the second run, or of the first
+                for stage in ("input", end):  # the port may export the stages of either run
                     yield f"layer {i}{of} runs twice", {f"{stack}layers.{i}.{stage}": lambda x, at: at.layer_on(x)}
 
 

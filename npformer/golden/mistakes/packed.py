@@ -14,7 +14,7 @@ MOST = 1 << 22  # maximum number of tokens in a run times d_model
 
 
 def without_borders(port: Port) -> Ways:
-    """Appends the other texts to each text, so that each token sees all texts, at the distances of the packed batch."""
+    """Appends the other texts to each text, so that each token sees all texts, as far away as in the packed batch."""
     total = sum(map(len, port.texts))
     if port.config.decoder or len(port.texts) < 2 or total * len(port.texts) * port.config.d_model > MOST:
         return

@@ -80,7 +80,7 @@ def quantized(
             low = np.minimum(low, 0)
             step, first = (np.maximum(high, 0) - low) / (2**bits - 1), 0
             zero = np.rint(-low / step)
-        rounded = array / step  # in place from here on, because weights are large
+        rounded = array / step  # changed in place from here on, because weights are large
         nearest(rounded, out=rounded)
         if zero is not None:
             rounded += zero
@@ -94,9 +94,9 @@ def quantized(
 
 DECIMALS = range(1, 8)  # float32 holds about seven decimals
 BITS = range(2, 9)
-GROUPS = (128, 64, 32, 16)  # numbers that share one scale
-SOME = np.s_[:2, :64]  # numbers that are tried before all others
-LEAST = 8  # the fewest numbers with a shared scale that can show rounding
+GROUPS = (128, 64, 32, 16)  # how many numbers may share one scale
+SOME = np.s_[:2, :64]  # the part of an array that is tried first
+LEAST = 8  # rounding can be seen only if at least this many numbers share a scale
 
 
 def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
@@ -135,7 +135,7 @@ def _in_steps(theirs: np.ndarray, ours: np.ndarray, low: np.ndarray, high: np.nd
     ):
         if (steps <= 0).any():
             continue
-        # A few numbers usually show that these are not the steps.
+        # The steps are first tried on a few numbers, which usually suffice to rule them out.
         if all(_are_steps(theirs[some], ours[some], first, steps) for some in (SOME, ...)):
             return bool((np.abs(theirs - ours) <= 0.51 * steps).mean() > 0.9)
     return False

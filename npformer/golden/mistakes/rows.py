@@ -41,7 +41,7 @@ def wrong_rows(port: Port) -> list[np.ndarray] | None:
 
 
 def suspects(port: Port, compared: Container[str]) -> list[str]:
-    """Returns the groups of weights that may be wrong, because the stage uses them and they were not compared.
+    """Returns the groups of weights that the stage uses and that were not compared, so they may be wrong.
 
     If some rows are correct, returns only tables, because any other wrong weight would spoil all rows, or with a causal
     mask all rows except the first.
@@ -120,7 +120,7 @@ def _bias(at: At) -> np.ndarray | float:
 
 
 def product_twice(y: np.ndarray, at: At) -> np.ndarray:
-    """2 x W + b, for a stage x W + b."""
+    """Returns 2 x W + b in place of a stage x W + b."""
     if at.own().ndim != 2:
         raise ValueError("no product")
     return 2 * y - _bias(at)
@@ -136,7 +136,7 @@ OF_ROWS: dict[str, Rule] = {
 
 
 def some_rows(port: Port) -> Ways:
-    """Some rows are zeros, the bias, twice the product, the row that the stage reads, or another row."""
+    """Some rows are zeros, the bias, twice the product, their unchanged input, or another row of the stage."""
     yield from _first_of_norms(port)
     if (wrong := wrong_rows(port)) is None:
         return

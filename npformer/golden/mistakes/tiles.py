@@ -21,8 +21,8 @@ from npformer.golden.mistakes.rows import product_twice, wrong_rows
 from npformer.golden.port import Port, made_by
 
 TILES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
-ENDS = (1, 2, 4, 8, 16, 32, 64)  # inputs or columns in the last tile, in addition to the remainders of a width
-LANES = (8, 16, 32, 64, 128, 256, 512, 1024)  # a row is padded to a multiple of one of these
+ENDS = (1, 2, 4, 8, 16, 32, 64)  # numbers of inputs or columns to try for the last tile, besides remainders
+LANES = (8, 16, 32, 64, 128, 256, 512, 1024)  # numbers of lanes: a row is padded to a multiple of one of these
 
 # --- products --------------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ def _ends(widths: set[int]) -> list[int]:
 
 
 def _counts(widths: set[int]) -> dict[str, Count]:
-    """Description of the last inputs or columns -> their number."""
+    """Maps descriptions of the last inputs or columns to functions that return their number."""
     counts: dict[str, Count] = {f"the last {n}": lambda width, n=n: n for n in _ends(widths)}
     for tile in TILES:
         if len({width % tile for width in widths}) > 1:
@@ -111,7 +111,7 @@ def products(port: Port) -> Ways:
 
 
 def _columns_twice(port: Port) -> Ways:
-    """Some columns of x W are added twice, found by comparing them."""
+    """Some columns of x W are added twice: those that equal 2 x W + b in the port."""
     theirs, right = rows(port.theirs), rows(port.rightly)
     if (
         not is_single(port)
@@ -211,7 +211,7 @@ def online_softmax(port: Port) -> Ways:
 
 
 def _by_tile(tile: int) -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
-    """Description of a wrong causal mask -> a function of (queries, keys), True where a query sees a key."""
+    """Maps descriptions of wrong causal masks to functions of (queries, keys), True where a query sees a key."""
     return {
         f"from key {tile} on, a token sees the next token too": lambda i, j: j <= i + (j >= tile),
         f"from key {tile} on, a token does not see itself": lambda i, j: j <= i - (j >= tile),

@@ -19,7 +19,7 @@ from npformer.golden.mistakes.maps import lines_said, map_of_numbers, maps_of, n
 from npformer.golden.mistakes.precision import SCHEMES, Round
 from npformer.golden.port import FORMS, TABLES, Port
 
-MOST = 60  # maximum number of other weights to try for one weight
+MOST = 60  # maximum number of weights to try in place of one weight
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def _softmax_of_half(y: np.ndarray, at: At) -> np.ndarray:
 
 
 def _softmax_in_half(y: np.ndarray, at: At) -> np.ndarray:
-    x = at.scores.clip(-6e4).astype(np.float16, order="C")  # the order of sums depends on the layout
+    x = at.scores.clip(-6e4).astype(np.float16, order="C")  # the memory layout decides in which order NumPy adds
     e = np.exp(x - x.max(-1, keepdims=True))
     return (e / e.sum(-1, keepdims=True)).astype(y.dtype)
 
@@ -193,12 +193,12 @@ def _softmax_in_half(y: np.ndarray, at: At) -> np.ndarray:
 
 def reordered(port: Port) -> Ways:
     """Rows or columns of a weight, or numbers of a bias, are in the wrong order, or some are copies of others."""
-    found = is_single(port)  # moved columns of a single stage are found by a different mistake, without trying maps
+    found = is_single(port)  # `general.py` finds moved columns of a single stage without trying maps
     for stage in port.span:
         weight, bias = (port.weights.get(f"{stage}.{part}") for part in ("weight", "bias"))
         if weight is None or weight.ndim != 2 or parted(stage)[2].startswith("embeddings."):
             continue
-        of_heads = f"{stage.rpartition('.')[0]}.query.weight" in port.weights  # otherwise the stage has no heads
+        of_heads = f"{stage.rpartition('.')[0]}.query.weight" in port.weights  # else the stage has no heads
         by_head = [stage.endswith(".output"), not stage.endswith(".output")] if of_heads else [False, False]
         for axis, kind in enumerate(("rows", "columns")):
             for said, order in maps_of(weight.shape[axis], port.d_head if by_head[axis] else 0).items():

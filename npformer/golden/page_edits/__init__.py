@@ -1,7 +1,8 @@
 """Causes beyond the known mistakes: edits of a page's source that give another program's first wrong stage.
 
-`operators`, `roundings`, `elsewhere`, `chunks` and `solved` make the edits, and `number_formats` has the types to which
-they round. `stages` records a page's stages, and `instrumented` runs its calls again. `case` judges an edit, `fitting`
+`operators`, `roundings`, `elsewhere`, `heads`, `blocks`, `chunks`, `cached` and `solved` make the edits, and `padded`
+pads texts. `number_formats` has the types to which edits round, and `readings` has ways to read a text in chunks.
+`stages` records a page's stages, and `instrumented` runs its calls again. `case` judges an edit, `fitting`
 searches, `causes` prints the fitting edits, and `of_model` does all this for a model and a golden file.
 """
 

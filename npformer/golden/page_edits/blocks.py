@@ -12,7 +12,7 @@ from npformer.golden.page_edits.operators import Edit
 
 
 class Block(NamedTuple):
-    """A residual sum x + call(...), and the name of the weights of its norm, before or after the sum."""
+    """A residual sum x + call(...), and the expression for the weights of the norm before or after this sum."""
 
     x: ast.Name
     call: ast.Call
@@ -20,7 +20,7 @@ class Block(NamedTuple):
 
 
 def edits(function: ast.FunctionDef, statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
-    """Yields the edits that exchange neighbouring blocks of a function, if one of the statements belongs to them."""
+    """Yields the edits that exchange two neighbouring blocks of a function, if `statements` has one of their sums."""
     lines = {each.lineno for each in statements}
     blocks = _blocks(function.body)
     for one, other in pairwise(blocks):
@@ -56,7 +56,7 @@ def _is_sum(statement: ast.stmt) -> bool:
 
 
 def _norm(statement: ast.stmt) -> ast.expr | None:
-    """The weights of the norm that a statement computes."""
+    """The expression for the weights of the norm that a statement computes; None if it computes no norm."""
     value = getattr(statement, "value", None)
     if not isinstance(value, ast.Call) or "norm" not in ast.unparse(value.func):
         return None

@@ -1,7 +1,7 @@
 """Edits for a text that a program reads in several chunks, with the keys and values of earlier chunks in a cache.
 
-Each edit names a reading: chunks of a size, or a prompt and then one token at a time. The mistakes of all its chunks
-follow from it, while `chunks` edits the rows after a single border.
+Each edit names a reading: `chunks_of(3)`, or `steps_after(4)` for a prompt of 4 tokens and then one token at a time.
+The edit makes the same mistake in every chunk, while the edits of `chunks` change the rows after a single border.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from npformer.golden.page_edits.case import Case
 from npformer.golden.page_edits.chunks import are_positions, is_of_a_text
 from npformer.golden.page_edits.operators import Edit, expressions
 
-#: Sizes of chunks and prompts. Between two of these, no size is common.
+#: Sizes of chunks and prompts that are tried: all small ones, and powers of 2.
 SIZES = (*range(1, 10), 16, 32, 64, 128, 256, 512)
-#: Slots of a cache that is larger than the text.
+#: Numbers of slots in a cache that are tried; 0 for as many as the text has tokens.
 SLOTS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-#: Formats with a scale that the rows of a chunk share, and formats that round each row alone.
+#: Formats in which the rows of a chunk share scales, and formats that round each row alone.
 OF_CHUNKS = ("int8", "int8_heads", "uint8", "uint8_heads", "int8_columns", "int4_columns")
 OF_ROWS = (
     "int8_rows({x})", "int8_tokens({x})", "float16({x})", "bfloat16({x})", "float8({x})", "float8_e5m2({x})",
     "q8_0({x}.mT).mT", "q4_0({x}.mT).mT", "int4_rows({x})", "uint4_rows({x})", "uint8_rows({x})",
     "bfloat16({x}, toward_zero=True)",
 )  # fmt: skip
-#: Masks of later chunks: all of the own chunk, nothing before it, or without the token before it; aligned to the top
-#: left; and of a cache that keeps as many keys as the window, into which the chunk is written before it attends.
+#: Wrong masks of later chunks. In this order they show the whole chunk, hide all keys before it, hide the last key
+#: before it, are aligned to the top left, or hide the keys that the chunk overwrote in a cache of the window's size.
 MASKS = (
     "{mask} | own_later_chunk({scores}, {reading})", "{mask} & own_chunk({scores}, {reading})",
     "{mask} & ~before_chunk({scores}, {reading})", "{mask} & from_corner({scores}, {reading})",
@@ -36,7 +36,7 @@ MASKS = (
 
 
 class Attention(NamedTuple):
-    """The expressions of attention in a function; None for those on which the stage does not depend."""
+    """The expressions that compute attention in a function; an expression is None if the stage does not need it."""
 
     scores: ast.BinOp | None  # q @ k.mT
     softmax: ast.Call | None  # masked_softmax(scores, mask)
@@ -52,12 +52,12 @@ class Attention(NamedTuple):
 
 
 def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
-    """Yields edits of some statements of a function that decodes, each with those that it needs in other lines."""
+    """Yields the edits that make a function's `statements` misread a text in chunks. Each may change several lines."""
     if not case.is_causal or case.right[0].ndim < 2:
         return
     statements = list(statements)
     of = _attention(statements)
-    if of.scores or of.softmax or of.context:  # edits of a stage may need others after it, which give later stages
+    if of.scores or of.softmax or of.context:  # an edit of the scores may need one of the context, too
         of = _attention(case.page.functions[function].body)
     yield from _of_keys_and_values(of, OF_ROWS)
     yield from _of_masks(of, "", [f"with_first_keys({{mask}}, {count})" for count in (1, 2, 4)])
@@ -90,21 +90,21 @@ def _attention(statements: Iterable[ast.stmt]) -> Attention:
 
 
 def _readings(length: int, start: int) -> Iterator[tuple[str, int]]:
-    """The readings of a text, each with the first row of its second chunk. start: the first wrong row, if known."""
+    """Yields the readings to try, each with the first row of its second chunk. start: the first wrong row, or 0."""
     sizes = [each for each in SIZES if each < length]
     yield from ((f"steps_after({size})", size) for size in dict.fromkeys([*([start] if start else []), *sizes]))
     yield from ((f"chunks_of({size})", size) for size in sizes if size > 1)
 
 
 def _of_keys_and_values(of: Attention, texts: Iterable[str]) -> Iterator[list[Edit]]:
-    """Stores keys, values or both in a format."""
+    """Yields edits that store keys, values or both in a format. texts: calls that round the array {x}."""
     for text in texts:
         pairs = [(each, text.format(x=ast.unparse(each))) for each in (of.key, of.value) if each is not None]
         yield from _each_and_both([Edit(*pair, "rounded") for pair in pairs])
 
 
 def _of_other_texts(case: Case, of: Attention) -> Iterator[list[Edit]]:
-    """Keys and values of the first tokens from another text, as in a cache that knows only the length of a prompt."""
+    """Yields edits that take the keys or values of the first tokens from an earlier text, as from a stale cache."""
     for name in case.cached[0]:
         group, _, last = name.rpartition(".")
         if last not in ("key", "key_rotated") or f"{group}.value" not in case.cached[0]:
@@ -125,7 +125,7 @@ def _each_and_both(some: list[Edit]) -> Iterator[list[Edit]]:
 
 
 def _from_cache(of: Attention, reading: str, texts: Iterable[tuple[str, str]], kind: str) -> Iterator[list[Edit]]:
-    """Other keys, values or both for the queries of later chunks than theirs."""
+    """Yields edits in which queries read wrong keys, values or both of earlier chunks, the pairs in `texts`."""
     for pair in texts:
         key, value = (each.replace("READING", reading) for each in pair)
         some = []
@@ -141,7 +141,7 @@ def _from_cache(of: Attention, reading: str, texts: Iterable[tuple[str, str]], k
 
 
 def _other_rows(case: Case) -> Iterator[tuple[str, str]]:
-    """Other keys and values that a program may have cached: those of another layer, or keys at an earlier step."""
+    """Yields pairs of keys and values that a program may have cached wrongly, such as those of another layer."""
     for name in case.cached[0]:
         group, _, last = name.rpartition(".")
         key, values = f"heads_like(caches[{name!r}], {{x}})", f"{group}.value"
@@ -164,7 +164,7 @@ def _of_masks(of: Attention, reading: str, texts: Iterable[str] = MASKS) -> Iter
 
 
 def _unwritten(of: Attention, reading: str) -> Iterator[list[Edit]]:
-    """Later chunks attend to the unwritten slots of a cache, whose keys and values are 0."""
+    """Yields edits in which later chunks attend to unwritten slots of a cache, with keys and values of 0."""
     if of.softmax is None or len(of.softmax.args) != 2:
         return
     scores, mask = map(ast.unparse, of.softmax.args)
@@ -178,7 +178,7 @@ def _unwritten(of: Attention, reading: str) -> Iterator[list[Edit]]:
 
 
 def _written_early(of: Attention, reading: str) -> Iterator[list[Edit]]:
-    """Keys, values or both are written one row too early in the cache."""
+    """Yields edits that write keys, values or both into the cache one row too early."""
     some = []
     if of.scores is not None and of.key is not None:
         text = f"written_early({ast.unparse(of.scores.left)}, {ast.unparse(of.key)}, {reading}, product=True)"
@@ -190,7 +190,7 @@ def _written_early(of: Attention, reading: str) -> Iterator[list[Edit]]:
 
 
 def _of_positions(case: Case, function: str, statements: Iterable[ast.stmt], reading: str) -> Iterator[list[Edit]]:
-    """Positions that restart in each chunk, are those of its first token, or count chunks."""
+    """Yields edits in which positions restart in each chunk, or all tokens of a chunk have the first one's position."""
     frame = case.call_of(function)
     arguments = frame.arguments if frame else {}
     for node in expressions(statements):

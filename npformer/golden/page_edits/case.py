@@ -22,7 +22,7 @@ Arrays = Sequence[np.ndarray]  # a stage, one array for each text
 MOSTLY = 0.99  # an edit must explain this fraction of the error before its rounding error is measured
 AFTER_ATTENTION = ("attention.weights", "context", "attention_residual", "ffn_residual", "ffn_norm", "ffn.output")
 IN_16_BITS = 0.1  # relative error that sums in 16 bits do not exceed
-FAR = 0.5  # relative error of a stage that no rounding explains; 4 bits for a whole array make about 0.15
+FAR = 0.5  # rounding explains no larger relative error of a stage; 4 bits for a whole array cause about 0.15
 ROUNDED = 0.9  # replaces MOSTLY for edits that round, because a number between two steps may be rounded to either
 
 
@@ -37,9 +37,9 @@ class Outcome(NamedTuple):
     """The stage of each text with an edit, and the rows in which it has the other program's values."""
 
     values: list[np.ndarray]  # empty if the edit does not fit
-    rows: str  # "" if all fit, "wrong" if only the rows that differ do, "start" if only the first of these does
+    rows: str  # "" if all fit, "wrong" if only the rows fit that were wrong, "start" if only the first of these fits
     first: np.ndarray | None  # the stage of the shortest wrong text, whether the edit fits or not
-    nearly: bool = False  # an edit that rounds explains most of the error, but a few numbers are a step away
+    nearly: bool = False  # an edit that rounds explains most of the error, but a few numbers are off by one step
 
 
 FAILED = Outcome([], "", None)
@@ -107,12 +107,12 @@ class Case:
 
     @property
     def spares_first_text(self) -> bool:
-        """Whether the first text is right, and others are wrong in their first row."""
+        """Whether the first text is right, and another text is wrong in its first row."""
         return len(self.wrong) > 1 and not self.wrong[0].any() and any(each[0] for each in self.wrong[1:])
 
     @property
     def may_see_padding(self) -> bool:
-        """Whether no output of attention is exported and right: padding changes those of all layers."""
+        """Whether padding may explain the error: it would change every output of attention, and none is known right."""
         return not any(name.endswith(AFTER_ATTENTION) for name in self.exported)
 
     @property
@@ -127,7 +127,7 @@ class Case:
 
     @property
     def is_far(self) -> bool:
-        """Whether the stage is too far from the correct one for rounding, which changes values by a fraction."""
+        """Whether the stage is too far from the correct one to be explained by rounding."""
         return self.relative_error > FAR
 
     @functools.cached_property
@@ -141,7 +141,7 @@ class Case:
         return (error / size) ** 0.5 if size else np.inf
 
     def frames(self, level: int) -> list[Frame] | None:
-        """The calls that compute the stage, one per text, or their callers `level` levels up."""
+        """The calls that compute the stage, one per text, or callers `level` levels up; None if one is missing."""
         found = list(self.makers)
         for _ in range(level):
             found = [None if each is None else each.caller for each in found]
@@ -184,9 +184,9 @@ class Case:
         return Outcome([made[i] for i in range(len(made))], fitting[0], made[self.texts[0]], nearly)
 
     def explains_all(self, places: Sequence[Place], frames: Sequence[Padded] = ()) -> bool:
-        """Whether whole runs of the edited page have the other program's values of all stages, also the later ones.
+        """Whether whole runs of the edited page have the other program's values in all later stages too.
 
-        frames: calls to run instead of the whole page
+        frames: padded calls to run instead of whole runs
         """
         later = [name for name in self.theirs if name in self.budgets and name not in self.exported]
         with self._edited(places):
@@ -243,7 +243,7 @@ class Case:
         return stages
 
     def _know_rows(self, i: int) -> None:
-        """Lets edits use the first wrong row of a text, and its right stages."""
+        """Defines the names that edits may use for a text: its first wrong row, right stages and cached arrays."""
         start = self.starts[i] if self.starts else 0
         of_rows = {name: partial(function, start) for name, function in OF_ROWS.items()}
         self.page.module.__dict__.update(of_rows, start=start, stages=self.stages[i], caches=self.cached[i])
@@ -292,7 +292,7 @@ class Case:
         return next((each for each in reversed(self.calls[0]) if each.function == function), None)
 
     def parts(self, level: int, function: str) -> list[str]:
-        """Parts of stage names, such as "ffn", that only some of a function's calls inside the top call have."""
+        """Parts of stage names, such as "ffn", that occur in only some of a function's calls inside the top call."""
         frames = self.frames(level)
         if frames is None:
             return []
@@ -318,7 +318,7 @@ class Case:
                 yield name, self._statements(first, 0)
 
     def _matters(self, frame: Frame, top: Frame, own: list[ast.stmt]) -> bool:
-        """Whether a call inside the top call comes from statements that matter, not from settled ones."""
+        """Whether a call inside the top call is made, directly or not, by statements that may make the stage wrong."""
         while frame is not top and frame.caller is not None:
             caller = frame.caller
             statements = own if caller is top else self._statements(caller, 0)
@@ -328,7 +328,7 @@ class Case:
         return True
 
     def _statements(self, frame: Frame, last: int) -> list[ast.stmt]:
-        """The statements of a call on which line `last` depends, or all, except those with correct values."""
+        """The statements on which line `last` of a call depends, or all if `last` is 0, without those known correct."""
         function = self.page.functions[frame.function]
         inside = [each for each in ast.walk(function) if isinstance(each, ast.stmt) and each is not function]
         settled = [
@@ -342,7 +342,7 @@ class Case:
 
 
 def _needed(statements: list[ast.stmt], last: int) -> list[ast.stmt]:
-    """The statement at this line, and the statements on which it depends."""
+    """The statement at line `last`, and the statements on which it depends."""
     simple = [each for each in statements if not isinstance(each, ast.For | ast.If | ast.With)]
     kept = [each for each in simple if each.lineno <= last <= (each.end_lineno or 0)]
     if not kept:
@@ -381,14 +381,14 @@ def is_near(array: np.ndarray, other: np.ndarray, budget: float) -> bool:
 
 
 def _before(start: int, early: Any, own: Any) -> Any:
-    """Joins the rows of `early` before `start` and the rows of `own` from `start` on, or those of arrays in tuples."""
+    """Joins the rows of `early` before `start` and the rows of `own` from `start` on; also for tuples of arrays."""
     if isinstance(own, tuple):
         return tuple(_before(start, one, other) for one, other in zip(early, own, strict=True))
     return np.concatenate([early[..., :start, :], own[..., start:, :]], axis=-2)
 
 
 def _one_row_early(start: int, own: np.ndarray) -> np.ndarray:
-    """Writes row `start` over the row before it; later rows are 0, as in a cache whose own row is not written."""
+    """Rows with row `start` in place of the row before it, and 0 from `start` on, as in a cache written a row early."""
     made = _unwritten(start, own)
     if start < own.shape[-2]:
         made[..., start - 1, :] = own[..., start, :]
@@ -396,13 +396,13 @@ def _one_row_early(start: int, own: np.ndarray) -> np.ndarray:
 
 
 def _unwritten(start: int, own: np.ndarray) -> np.ndarray:
-    """The rows before `start`, and rows of 0."""
+    """The rows before `start`; all later rows are 0, as in a cache that is not written."""
     made = own.copy()
     made[..., start:, :] = 0
     return made
 
 
-#: Names that edits call -> the functions, whose first argument is `start`.
+#: The functions that edits call, by name, before their first argument is set to `start`.
 OF_ROWS: dict[str, Callable[..., Any]] = {
     "before_start": _before,
     "one_row_early": _one_row_early,

@@ -26,7 +26,7 @@ class Cause:
     only: str = ""  # the function is edited only in calls with this part in their stage names; "" for all calls
     rows: str = ""  # the rows that the edit explains, if the other rows are correct
     second: tuple[Cause, ...] = ()  # another edit, without which this one explains only a part
-    nearly: bool = False  # an edit that rounds, with a few numbers a step away from the other program's
+    nearly: bool = False  # an edit that rounds, after which a few numbers are still off by one step
     explains_all: bool = False  # the edited page gives the other program's values of all later stages, too
 
     @property
@@ -46,7 +46,7 @@ class Cause:
 
 
 def said_of(causes: Sequence[Cause]) -> list[str]:
-    """The first sentences about the functions that edits call and the page lacks."""
+    """Describes the functions that the edits call but the page does not define, one line for each function."""
     texts = " ".join(each.after for cause in causes for each in (cause, *cause.second))
     called = [name for name in FUNCTIONS if re.search(rf"\b{name}\(", texts)]
     return [f"  {name}: {_sentence(FUNCTIONS[name].__doc__ or '')}" for name in called]
@@ -68,14 +68,14 @@ class Causes:
 
     @property
     def cause(self) -> Cause | None:
-        """The cause, if it is the only edit that fits and all single edits were tried. Not all pairs are tried."""
+        """The cause, if it is a single edit, the only one that fits, and the search was not cut short; else None."""
         alone = len(self.causes) == 1 and not self.was_cut and not self.causes[0].second
         alone = alone and self.causes[0].rows != FIRST_ROWS and not self.causes[0].nearly
         return self.causes[0] if alone else None
 
     @property
     def explain_all(self) -> bool:
-        """Whether the edits also give all later stages. Then other edits that fit the first wrong one are left out."""
+        """Whether all these edits also give all later stages; then edits that give only the first one are left out."""
         return bool(self.causes) and all(each.explains_all for each in self.causes)
 
     def lines(self, is_known: bool = False) -> list[str]:

@@ -11,7 +11,8 @@ from npformer.golden.page_edits import elsewhere
 from npformer.golden.page_edits.case import Case
 from npformer.golden.page_edits.operators import LIKELY, Edit, expressions
 
-#: Arrays that a program may have cached instead of the keys or values before a chunk. q8_0 and q4_0 round columns.
+#: Arrays that a program may have cached instead of the keys or values before a chunk. q8_0 and q4_0 round columns, so
+#: rows are transposed for them.
 EARLIER = (
     "0 * {own}", "np.roll({own}[..., :start, :], 1, axis=-2)", "np.roll({own}[..., :start, :], -1, axis=-2)",
     "float16({own})", "bfloat16({own})", "float8({own})", "int8_rows({own})", "int8({own})", "int8_columns({own})",
@@ -49,7 +50,7 @@ def _is_of_heads(kind: str) -> bool:
 
 
 def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[Edit]:
-    """Yields edits of some statements for the rows from the first wrong row on, which is `start` in each text."""
+    """Yields edits of `statements` that change only the rows from `start` on, each text's first wrong row."""
     frame = case.call_of(function)
     arguments = frame.arguments if frame else {}
     kinds = case.page.kinds.get(function, {})
@@ -70,7 +71,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
             yield Edit(node, f"{own} - start", "in later rows")
             for slots in SLOTS:
                 yield Edit(node, slots.format(own=own), "in later rows")
-            for change in ("- start", "- 1", "+ 1"):  # positions of the chunk alone
+            for change in ("- start", "- 1", "+ 1"):  # positions that are wrong only in the chunk
                 later = f"np.where(np.arange(len({own})) < start, {own}, {own} {change})"
                 yield Edit(node, later, "in later rows")
         elif isinstance(node, ast.Call) and own.startswith("rotate"):
@@ -78,7 +79,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
             yield Edit(node, f"before_start({own}, {first})", "in later rows")
             if rest == ["*angles"]:
                 function = ast.unparse(node.func)
-                for step in (-1, 1):  # the angles of the next or last position
+                for step in (-1, 1):  # the angles of the next or previous position
                     turned = f"{function}({first}, *(np.roll(each, {step}, axis=-2) for each in angles))"
                     yield Edit(node, f"before_start({own}, {turned})", "in later rows")
                 for slots in SLOTS:  # the angles of slots of a cache
@@ -98,7 +99,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
 
 
 def of_later_rows(edit: Edit) -> Edit | None:
-    """The same edit from the first wrong row on, for an expression that may have a row for each token."""
+    """Restricts an edit to the rows from the first wrong row on; None if its expression cannot have such rows."""
     if edit.kind not in LIKELY or not isinstance(edit.node, ast.BinOp | ast.Call | ast.Name):
         return None
     return Edit(edit.node, f"before_start({ast.unparse(edit.node)}, {edit.text})", "in later rows")
@@ -114,8 +115,8 @@ def are_positions(array: object) -> bool:
 
 
 def _masks(own: str) -> Iterator[str]:
-    """Wrong masks of a chunk: aligned to the top left, with all keys, or without a token's own key, the earlier keys,
-    or the last earlier key, as if the chunk had overwritten it."""
+    """Yields wrong masks of the second chunk: aligned to the top left, without each token's own key, without the first
+    chunk, without the first chunk's last key (as if overwritten), and with all keys."""
     shape = f"*({own}).shape[-2:]"
     yield f"{own} & np.tri({shape}, -start, dtype=bool)"
     yield f"{own} & np.tri({shape}, -1, dtype=bool)"

@@ -16,7 +16,7 @@ from npformer.golden.page_edits.operators import Edit, expressions
 
 
 def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[Edit]:
-    """Yields the edits of some statements of a function that read other weights or stages of the same shapes."""
+    """Yields the edits that make `statements` of a function read the wrong weights, settings or stages."""
     frame = case.call_of(function)
     if frame is None:
         return
@@ -43,9 +43,10 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
 
 
 def fused(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
-    """Yields edits that split the columns of a fused weight wrongly, for groups of one function with equal shapes.
+    """Yields the edits that split a fused weight wrongly into groups of equal shapes, such as query, key and value.
 
-    The columns of the parts follow one another, and are read as alternating, or alternate and are read as halves.
+    Either the columns of one group follow those of another but are read as if they alternated, or they alternate but
+    are read as if they followed one another.
     """
     frame = case.call_of(function)
     shapes: dict[object, list[str]] = {}
@@ -62,9 +63,9 @@ def fused(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
 
 
 def of_other_layers(case: Case, function: str, node: ast.expr) -> Iterator[str]:
-    """The texts of a call that reads a setting of its layer, such as `reach`, with the settings of other layers.
+    """Yields a call as text, with the settings of other layers in place of its own layer's setting, such as `reach`.
 
-    A setting is a loop variable next to the layer, as in `for layer, reach in zip(layers, reaches)`.
+    A setting is a loop variable beside the layer, as in `for layer, reach in zip(layers, reaches)`.
     """
     frame = case.call_of(function)
     if frame is None or not isinstance(node, ast.Call):
@@ -79,7 +80,7 @@ def of_other_layers(case: Case, function: str, node: ast.expr) -> Iterator[str]:
 
 
 def _settings(function: ast.FunctionDef) -> dict[str, str]:
-    """Loop variable -> the list from which it comes, for loops over several lists."""
+    """Maps the loop variables of loops over zip(...), except the layer, to the lists from which they come."""
     found: dict[str, str] = {}
     for loop in (each for each in ast.walk(function) if isinstance(each, ast.For)):
         calls = [each for each in ast.walk(loop.iter) if isinstance(each, ast.Call) and ast.unparse(each.func) == "zip"]
@@ -91,7 +92,7 @@ def _settings(function: ast.FunctionDef) -> dict[str, str]:
 
 
 def _is_alike_but_wider(group: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether another group has the same arrays, of which at least one is longer and none is shorter."""
+    """Whether `other` has arrays of the same names as `group`, at least one of them longer and none shorter."""
     if group.keys() != other.keys() or not all(
         isinstance(each, np.ndarray) for each in (*group.values(), *other.values())
     ):
@@ -103,17 +104,17 @@ def _is_alike_but_wider(group: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def first_of(group: dict[str, np.ndarray], like: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The first numbers of a group's arrays, as many as another group has."""
+    """The arrays of a group, cut to the shapes of the arrays in `like`."""
     return {name: each[tuple(slice(n) for n in like[name].shape)] for name, each in group.items()}
 
 
 def alternating(i: int, *groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every n-th column of n groups that follow one another, from column i on."""
+    """Joins the columns of n groups, and returns every n-th column from column i on."""
     return {name: np.concatenate([each[name] for each in groups], axis=-1)[..., i :: len(groups)] for name in groups[0]}
 
 
 def in_halves(i: int, *groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The i-th n-th part of the alternating columns of n groups."""
+    """Alternates the columns of n groups, splits them into n equal parts, and returns part i."""
     return {
         name: np.split(
             np.stack([each[name] for each in groups], axis=-1).reshape(*own.shape[:-1], -1), len(groups), -1
@@ -122,7 +123,7 @@ def in_halves(i: int, *groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-#: Names that edits call -> the functions.
+#: The functions that edits call, by name.
 FUNCTIONS = {each.__name__: each for each in (first_of, alternating, in_halves)}
 
 
@@ -168,7 +169,7 @@ def _is_stack(value: Any) -> bool:
 
 
 def _of_other_stacks(group: dict[str, Any], trees: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """The group at the same place in the other stack, such as the encoder's position table in the decoder."""
+    """Yields the group at the same place in the other stack, such as the encoder's position table in the decoder."""
     own = [path for tree in trees.values() if (path := _path(tree, group)) is not None]
     for path in own:
         for name, tree in trees.items():
@@ -179,7 +180,7 @@ def _of_other_stacks(group: dict[str, Any], trees: dict[str, dict[str, Any]]) ->
 
 
 def _others(group: dict[str, Any], layers: dict[str, Any]) -> Iterator[str]:
-    """The group of the same name in the first layer, the last layer, and the layers next to its own."""
+    """Yields the group of the same name in the first layer, the last layer, and the layers beside its own layer."""
     for name, stack in layers.items():
         for i, layer in enumerate(stack):
             path = _path(layer, group)

@@ -26,17 +26,17 @@ from npformer.golden.page_edits.padded import paddings as padded_texts
 
 SECONDS = 10.0
 FOR_PAIRS = 0.2  # the share of the time that is reserved for pairs of edits
-KNOWN = 0.5  # the share of the time to search if a known mistake gives the values, too
+KNOWN = 0.5  # the share of the time that is used if a known mistake also gives the values
 SAME = 1e-3  # edits are one mistake if their values differ by less than this fraction of a budget
 LINES = 4  # longer statements are shown without their unchanged lines
-PAIRED = 400  # maximum pairs of edits to try: the pairs whose effects best add up to the error
-#: Kinds of edits that a port may make in some calls of a function and not in others.
+PAIRED = 400  # maximum number of pairs of edits to try: the pairs whose effects best add up to the error
+#: Kinds of mistakes that a port may make in some calls of a function and not in others.
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
-CHECKED = 64  # edits that fit for which the later stages are computed, too
+CHECKED = 64  # maximum number of fitting edits for which the later stages are computed too
 LATER = "in later rows"
-BOTH = 20  # edits that alone leave the smallest errors, of which all pairs are tried
-BASES = 16  # edits that are tried together with every other one
-LARGEST = 1 << 14  # maximum numbers in a stage for which effects of edits are added up
+BOTH = 20  # number of edits of which all pairs are tried: those that leave the smallest errors
+BASES = 16  # number of edits that are tried with every other edit: those that leave the smallest errors
+LARGEST = 1 << 14  # maximum size of a stage for which the effects of edits are added up
 
 
 def explain(
@@ -57,7 +57,7 @@ def explain(
     runs : for each text, a function of the page's module that computes the text in float64
     theirs : stage -> the other program's arrays, one for each text
     budgets : stage -> the largest difference that rounding explains
-    seconds : float, the most processor time to search
+    seconds : float, the maximum processor time of the search
     page_name : str, the file to name in causes
     all_of_them : bool, False to end the search at the first edit that fits
     stage : str, the first wrong stage, if it is known
@@ -124,7 +124,7 @@ class _Search:
         self.seen = set[tuple[str, int]]()
         self.found: list[tuple[Cause, list[np.ndarray]]] = []
         self.restricted: list[Try] = []  # edits of a function that apply only in some of its calls
-        self.several: list[tuple[list[Place], list[Frame]]] = []  # edits of a cache, or that round a whole function
+        self.several: list[tuple[list[Place], list[Frame]]] = []  # edits that are made together
         self.last: list[tuple[list[Place], list[Frame]]] = []  # edits that round some steps of a norm
         self.effects: list[Effect] = []  # effects of edits that do not fit alone
 
@@ -138,7 +138,7 @@ class _Search:
         return time.thread_time() > self.until - FOR_PAIRS * self.seconds
 
     def causes(self) -> Causes:
-        """The edits of the calls that make the stage, and then of the calls above them."""
+        """Finds the edits that fit: in the calls that compute the stage, and then in the calls above them."""
         tries = self._tries()
         self._try_several(LATER)
         for place, frames in tries:
@@ -181,7 +181,7 @@ class _Search:
         return any(cause.explains_all for cause, _ in self.found)
 
     def _try_several(self, kind: str = "") -> None:
-        """Tries the edits of several expressions, or those of a kind."""
+        """Tries the lists in `several`, whose edits are made together: those of one kind, or all."""
         waiting, self.several = self.several, []
         for places, frames in waiting:
             if kind not in ("", places[0].edit.kind):
@@ -194,9 +194,9 @@ class _Search:
     def _tries(self) -> list[Try]:
         """The edits, each with the calls to run again.
 
-        Likely edits come first and roundings last; among these, the calls nearest to the stage, which take the least
-        time. A program that is wrong from the third row or a later one on often reads texts in chunks: then edits of
-        later rows come before all others.
+        Likely edits come first and roundings last. Among equally likely edits, those in the calls nearest to the stage
+        come first, because these calls take the least time. A program whose first wrong row is the third or a later
+        one often reads texts in chunks: then edits of later rows come before all others.
         """
         found, level = list[tuple[int, Place, list[Frame]]](), 0
         while (frames := self.case.frames(level)) is not None:
@@ -303,10 +303,10 @@ class _Search:
         left[np.tril_indices(len(some))] = np.inf
         best = np.argsort(alone)
         by_sum = [divmod(int(at), len(some)) for at in np.argsort(left, axis=None)[:PAIRED]]
-        by_each = combinations(best[:BOTH], 2)  # effects that do not add up, such as those of weights before a softmax
+        by_each = combinations(best[:BOTH], 2)  # edits whose effects do not add up, as before a softmax
         for i, k in (*by_sum[: PAIRED // 2], *by_each, *by_sum[PAIRED // 2 :]):
             self._try_two(some[i], some[k])
-        for i in best[:BASES]:  # effects that do not add up, such as effects of factors
+        for i in best[:BASES]:  # edits whose effects do not add up, such as factors
             for other in some:
                 if self.cut or any(cause.second for cause, _ in self.found):
                     return
@@ -349,7 +349,7 @@ class _Search:
         self.found.append((cause, outcome.values))
 
     def _lines(self, place: Place) -> tuple[int, str, str]:
-        """The line of an edit's statement, and its text before and after."""
+        """The line number of the statement that an edit changes, and its text before and after the edit."""
         function, edit = self.page.functions[place.function], place.edit
         inside = [each for each in ast.walk(function) if isinstance(each, ast.stmt) and each is not function]
         around = [each for each in inside if each.lineno <= edit.node.lineno <= (each.end_lineno or 0)]

@@ -16,7 +16,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[Edit]:
-    """Yields the edits of some statements of a function that projects rows to queries, keys and values."""
+    """Yields the edits of `statements` in a function that projects rows to queries, keys and values."""
     frame = case.call_of(function)
     if frame is None or not isinstance(frame.arguments.get("query"), dict):
         return
@@ -43,7 +43,7 @@ def _projects(node: ast.Call) -> bool:
 
 
 def _counts(arguments: dict[str, Any]) -> list[int]:
-    """The numbers of heads among the arguments of a call."""
+    """The numbers of heads that a call has as arguments, each once."""
     found = arguments.get("heads", arguments.get("n_heads", ()))
     return list(dict.fromkeys(found if isinstance(found, list | tuple) else [found]))
 
@@ -60,5 +60,5 @@ def pairs_as_halves(rows: np.ndarray, n_heads: int) -> np.ndarray:
     return heads.swapaxes(-1, -2).reshape(rows.shape)
 
 
-#: Names that edits call -> the functions.
+#: The functions that edits call, by name.
 FUNCTIONS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (halves_as_pairs, pairs_as_halves)}

@@ -204,7 +204,7 @@ class Page(Stages):
 
 
 def _named(new: ast.expr, group: ast.expr | None) -> ast.expr:
-    """The expression that replaces a call with weights, recorded as the stage of the call even without the weights."""
+    """The new expression in place of a call with weights, recorded as the call's stage even if it has no weights."""
     if group is None or any(group_of(each) for each in ast.walk(new)):
         return new
     nothing = ast.arguments([], [], kwonlyargs=[], kw_defaults=[], defaults=[])

@@ -214,7 +214,7 @@ def nibbles_halved(x: np.ndarray, size: int = 32) -> np.ndarray:
     return _in_whole_groups(x, size, (size // 2, 2))
 
 
-#: Names that edits call -> the functions. int8 has one scale for an array, and the others have one for each row,
+#: The functions that edits call, by name. int8 has one scale for an array, and the others have one for each row,
 #: column or group of 32 numbers.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "float16": _float16,

@@ -22,7 +22,7 @@ from npformer.pages.standalone import standalone_model
 
 #: Starts of the functions that read the arrays, compute the answers, and print them.
 READING, ANSWERS, MAIN = "\n\n\ndef nested(", "\n\n\ndef answers(", "\n\n\ndef main("
-#: Calls the functions of the rows and of the head, so that edits in the layers reach the stages of the head.
+#: Source of a function that computes the rows and the head in one call, so that edits in layers also change the head.
 IN_ONE_CALL = """
 def in_one_call(rows, head, reads_source):
     found = rows()
@@ -49,12 +49,12 @@ def edits_of_model(
     theirs : stage -> the other program's arrays, one for each text, without padding
     budgets : stage -> the largest difference that rounding explains
     stage : str, the first wrong stage, if it is known
-    seconds : float, the most processor time to search
+    seconds : float, the maximum processor time of the search
     all_of_them : bool, False to end the search at the first edit that fits
 
     Returns
     -------
-    Causes, none for a model whose pass takes seconds, with the file and line of each page
+    Causes, with the file and line of each page; empty for a model whose pass takes seconds
     """
     sizes = [model.config.d_model * model.config.n_layers * _length(each) for each in texts]
     some = range(len(texts)) if max(sizes) <= LARGE else [int(np.argmin(sizes))]
@@ -77,7 +77,7 @@ def edits_of_model(
 
 
 def _hidden(stage: str, theirs: Mapping[str, Any], budgets: Mapping[str, float]) -> int:
-    """The number of stages that the port did not export, between the last one that it did and the wrong one.
+    """The number of missing stages between the last stage that the port exported and the wrong stage.
 
     budgets: of all stages of a golden file, in order
     """
@@ -102,7 +102,7 @@ def _run(config: Any, tree: Any, text: Any, module: ModuleType) -> None:
 
 
 def _own(bound: Any, module: ModuleType) -> partial[Any]:
-    """Rebinds a call of a `npformer.plain` function to the module's functions, including functions as arguments."""
+    """The same call with the module's functions in place of those of `npformer.plain`, also among the arguments."""
     given = {
         name: vars(module).get(value.__name__, value) if isinstance(value, FunctionType) else value
         for name, value in bound.keywords.items()

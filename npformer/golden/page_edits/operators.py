@@ -122,9 +122,9 @@ def expressions(statements: Iterable[ast.stmt]) -> Iterator[ast.expr]:
 def edits(
     function: ast.FunctionDef, statements: Iterable[ast.stmt], known: Iterable[str], kinds: Mapping[str, str]
 ) -> Iterator[Edit]:
-    """Yields the edits of some statements of a function.
+    """Yields the edits of the expressions in `statements` of a function.
 
-    known: the names of all functions of its page. kinds: the kinds of its values by name, as from `kind_of`
+    known: the names of all functions of the page. kinds: the function's variables -> their kinds, from `kind_of`
     """
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     stored = [each for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
@@ -148,7 +148,7 @@ def edits(
             for kind, text in chain(_of_node(node, scope, set(known)), _wrapped(node, wrappers, scope)):
                 try:
                     text = ast.unparse(ast.parse(text, mode="eval"))
-                except SyntaxError:  # such as the slice of a subscript alone
+                except SyntaxError:  # the text is no expression, such as a slice
                     continue
                 place = (node.lineno, node.col_offset, node.end_col_offset, text)
                 if text != own and place not in seen:
@@ -203,7 +203,7 @@ def _of_name(name: str, scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _wrapped(node: ast.expr, wrappers: list[ast.Call], scope: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Wraps a value in a call that the function makes elsewhere, such as a rotation of the values too."""
+    """Wraps an expression in a call that the function makes elsewhere: for example, values are rotated like keys."""
     if isinstance(node, ast.Name) and not is_float_array(scope.get(node.id, "")):
         return
     if not isinstance(node, ast.Call | ast.Name):
@@ -236,7 +236,7 @@ def _of_operation(node: ast.BinOp, scope: Mapping[str, str]) -> Iterator[tuple[s
         yield "another order", f"({ast.unparse(node.left.left)} + {right}) * {ast.unparse(node.left.right)}"
     if isinstance(node.op, ast.Div) and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.MatMult):
         yield "another size", f"({left}) / math.sqrt(({ast.unparse(node.left.left)}).shape[-1])"
-    if isinstance(node.op, ast.MatMult):  # products of heads divided by the root of their width, or not
+    if isinstance(node.op, ast.MatMult):  # scores that are scaled once more, or whose scale is undone
         for size in ("math.sqrt(({}).shape[-1])", "({}).shape[-1]", "math.sqrt(({}).shape[-2])"):
             yield "another size", f"({left} @ {right}) / {size.format(left)}"
             yield "another size", f"({left} @ {right}) * {size.format(left)}"
@@ -247,7 +247,7 @@ def is_float_array(kind: str) -> bool:
 
 
 def _siblings(name: str) -> Iterator[tuple[str, str]]:
-    """The functions that ports confuse with this one."""
+    """Yields the functions that ports confuse with the function `name`, each with the kind of the edit."""
     for family in SIBLINGS:
         if name in family:
             yield from (("another function", other) for other in family if other != name)
@@ -283,7 +283,7 @@ def _of_call(node: ast.Call, known: set[str], scope: Mapping[str, str]) -> Itera
         others = keywords[:i] + keywords[i + 1 :]
         if each.startswith(("axis=", "eps=", "**")):
             yield "left out", call(name, arguments, others)
-        if each.startswith("**"):  # a layer or norm without its bias, or the columns of a layer or table reordered
+        if each.startswith("**"):  # omits the bias of a layer or norm, or reorders the columns of a layer or table
             yield "left out", call(name, [*arguments, f"({each[2:]})['weight']"], others)
             yield from (("another layout", text.format(x=own)) for text in COLUMNS[:3])
         if each == "axis=-1":
@@ -293,7 +293,7 @@ def _of_call(node: ast.Call, known: set[str], scope: Mapping[str, str]) -> Itera
 
 
 def _root(inside: ast.expr) -> Iterator[tuple[str, str]]:
-    """eps added outside the root."""
+    """Adds eps outside the root."""
     if isinstance(inside, ast.BinOp) and isinstance(inside.op, ast.Add):
         left, right = ast.unparse(inside.left), ast.unparse(inside.right)
         yield "another order", f"(np.sqrt({left}) + {right})"
@@ -314,7 +314,7 @@ def _of_method(node: ast.Call, name: str, arguments: list[str], keywords: list[s
         if len(shape) >= 3:
             ends = ", ".join([*map(ast.unparse, shape[:-2]), ast.unparse(shape[-1]), ast.unparse(shape[-2])])
             base = ast.unparse(node.func.value.func)
-            yield "another layout", f"np.moveaxis({base}({ends}), -1, -3)"  # neighbouring columns to different heads
+            yield "another layout", f"np.moveaxis({base}({ends}), -1, -3)"  # neighbouring columns go to different heads
     if name == "np.moveaxis":
         yield "another layout", f"({arguments[0]}).reshape({name}({rest}).shape)"
     if name == "np.split":

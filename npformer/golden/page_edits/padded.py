@@ -1,6 +1,7 @@
-"""Texts that a program pads to one length and does not mask, or whose positions count the padding.
+"""Texts that a program pads to one length without a mask, or with positions that count the padding.
 
-These are no edits of a page: its functions run with other token ids, positions and masks, and the padding is cut off.
+Here the page is not edited: its functions run with padded token ids, positions and masks, and the padding is cut off
+the stages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from npformer.golden.page_edits.instrumented import Frame
 
-#: Numbers of tokens that exceed the longest text, and other lengths to which programs pad.
+#: How many tokens longer than the longest text the padded texts may be, and common lengths to which programs pad.
 MORE = range(9)
 LENGTHS = (16, 32, 64, 128, 256, 512)
 IDS = (0, 1, 2, 3)  # usual ids of padding
@@ -21,7 +22,7 @@ IDS = (0, 1, 2, 3)  # usual ids of padding
 
 @dataclass(eq=False)
 class Padded(Frame):
-    """A call with padded token ids. said: how they are padded."""
+    """A call with padded token ids. before, after: numbers of padding tokens. said: describes the padding."""
 
     before: int = 0
     after: int = 0
@@ -40,7 +41,7 @@ class Padded(Frame):
 
 
 def paddings(frames: Sequence[Frame]) -> Iterator[list[Padded]]:
-    """Yields the top calls of the texts with padded token ids, in each usual way. Texts of one length need none."""
+    """Yields the outermost calls of all texts, padded in each usual way that adds padding to some text."""
     tops = [_top(each) for each in frames]
     if any(each is None for each in tops):
         return
@@ -61,7 +62,7 @@ def paddings(frames: Sequence[Frame]) -> Iterator[list[Padded]]:
 
 
 def _top(frame: Frame | None) -> Frame | None:
-    """The last caller that has the text's token ids."""
+    """The outermost caller of a call, or the call itself, with token ids and layers as arguments; None without one."""
     found = None
     while frame is not None:
         ids = frame.arguments.get("ids")
@@ -85,14 +86,14 @@ def _padded(frame: Frame, width: int, token: int, how: str) -> Padded:
         added["mask"] = np.pad(np.ones(length, bool), (before, after))[None, None]
     said = f"{width} tokens on the {'left' if left else 'right'}, with id {token}"
     if "positions" in how:
-        said += ", without a mask, and positions count it"
+        said += ", without a mask, and positions count the padding"
     elif "masked" not in how:
         said += ", without a mask"
     return Padded(**_fields(frame, added), before=before, after=after, said=said)
 
 
 def _continued(positions: np.ndarray, before: int, after: int, how: str) -> np.ndarray:
-    """Positions that continue on the right. On the left, padding has position 0 or, if it counts, moves the others."""
+    """The positions of a padded text: padding continues the text's positions on either side, or shifts all of them."""
     first = positions[0] if len(positions) else 0
     if "positions" in how:
         return np.arange(first, first + before + len(positions))
@@ -101,10 +102,10 @@ def _continued(positions: np.ndarray, before: int, after: int, how: str) -> np.n
 
 
 def _shifted(frame: Frame, width: int) -> Padded:
-    """A text padded on the left with a mask, whose positions count the padding."""
+    """A text padded on the left with a mask: only its positions change, because they count the padding."""
     n = width - len(frame.arguments["ids"])
     added = {"positions": frame.arguments["positions"] + n}
-    said = f"{width} tokens on the left, masked, and positions count it"
+    said = f"{width} tokens on the left, masked, and positions count the padding"
     return Padded(**_fields(frame, added), said=said)
 
 

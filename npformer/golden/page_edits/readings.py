@@ -1,4 +1,4 @@
-"""Functions that edits call, for a text that a program reads in several chunks: masks, cached keys and values."""
+"""Functions for edits that read a text in several chunks: masks, positions, and keys and values from a cache."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import numpy as np
 
 from npformer.plain.formulas import masked_softmax, softmax, split_heads
 
-Reading = Callable[[int], np.ndarray]  # number of rows -> the number of each row's chunk
+Reading = Callable[[int], np.ndarray]  # number of rows -> for each row, the number of its chunk
 
 
 def chunks_of(size: int) -> Reading:
-    """A text read in chunks of `size` tokens."""
+    """The reading of a text in chunks of `size` tokens."""
     return lambda length: np.arange(length) // size
 
 
 def steps_after(prompt: int) -> Reading:
-    """A text whose first tokens are a prompt, and whose later tokens are read one at a time."""
+    """The reading of a text's first `prompt` tokens at once, and of all later tokens one at a time."""
     return lambda length: np.maximum(np.arange(length) - prompt + 1, 0)
 
 
 def own_chunk(scores: np.ndarray, reading: Reading) -> np.ndarray:
-    """True where a query and a key are in one chunk, for scores (..., L, L) -> (L, L)."""
+    """True where a query and a key are in the same chunk, for scores (..., L, L) -> (L, L)."""
     of: np.ndarray = reading(scores.shape[-1])
     return of[:, None] == of
 
 
 def own_later_chunk(scores: np.ndarray, reading: Reading) -> np.ndarray:
-    """True where a query and a key are in one chunk after the first, (L, L)."""
+    """True where a query and a key are in the same chunk and it is not the first one, (L, L)."""
     return own_chunk(scores, reading) & (reading(scores.shape[-1]) > 0)
 
 
 def _firsts(length: int, reading: Reading) -> np.ndarray:
-    """The first row of the chunk of each row."""
+    """For each row, the first row of its chunk."""
     of = reading(length)
     return np.searchsorted(of, of)
 
 
 def _lasts(length: int, reading: Reading) -> np.ndarray:
-    """The last row of the chunk of each row."""
+    """For each row, the last row of its chunk."""
     of = reading(length)
     return np.searchsorted(of, of, side="right") - 1
 
@@ -51,25 +51,25 @@ def before_chunk(scores: np.ndarray, reading: Reading) -> np.ndarray:
 
 
 def from_corner(scores: np.ndarray, reading: Reading) -> np.ndarray:
-    """True where query i of a chunk sees keys 0 ... i of the text, (L, L)."""
+    """True where query i of a chunk would see the text's keys 0 to i, (L, L): a mask aligned to the top left."""
     rows = np.arange(scores.shape[-1])
     return rows <= (rows - _firsts(len(rows), reading))[:, None]
 
 
 def with_first_keys(mask: np.ndarray, count: int) -> np.ndarray:
-    """A window's mask (L, L) in which the first keys stay visible, as attention sinks."""
+    """The mask (L, L) of a window, in which the first `count` keys stay visible as attention sinks."""
     rows = np.arange(mask.shape[-1])
     return mask | ((rows < count) & (rows <= rows[:, None]))
 
 
 def in_ring(mask: np.ndarray, reading: Reading) -> np.ndarray:
-    """True where a key is among the last W keys of the query's chunk, if W is the window of the mask, (L, L)."""
+    """True where a key is among the last W keys at the end of the query's chunk, (L, L). W: the width of the window."""
     rows, last = np.arange(mask.shape[-1]), _lasts(mask.shape[-1], reading)
     return np.asarray(rows > (last - mask.sum(-1).max())[:, None])
 
 
 def overwritten(x: np.ndarray, reading: Reading) -> np.ndarray:
-    """Rows (..., L, K) whose last one in the first chunk is the first one of the second chunk."""
+    """Rows (..., L, K) in which the first row of the second chunk overwrites the last row of the first chunk."""
     made, border = x.copy(), int((reading(x.shape[-2]) == 0).sum())
     if border < x.shape[-2]:
         made[..., border - 1, :] = x[..., border, :]
@@ -77,21 +77,22 @@ def overwritten(x: np.ndarray, reading: Reading) -> np.ndarray:
 
 
 def from_cache(own: np.ndarray, cached: np.ndarray, reading: Reading) -> np.ndarray:
-    """Scores (..., L, L) whose keys before the query's chunk are from `cached`."""
+    """Scores (..., L, L): those in `cached` for keys before the query's chunk, and those in `own` for all others."""
     return np.where(own_chunk(own, reading), own, cached)
 
 
 def mixed_from_cache(weights: np.ndarray, own: np.ndarray, cached: np.ndarray, reading: Reading) -> np.ndarray:
-    """weights @ values, in which the values before the query's chunk are from `cached`."""
+    """weights @ values, with the values in `cached` before the query's chunk, and those in `own` from there on."""
     alike = own_chunk(weights, reading)
     made: np.ndarray = (weights * alike) @ own + (weights * ~alike) @ cached
     return made
 
 
 def written_early(x: np.ndarray, own: np.ndarray, reading: Reading, product: bool = False) -> np.ndarray:
-    """Products with a cache in which each chunk after the first is written one row too early, over the last row.
+    """Products with a cache into which the chunks after the first are written one row too early.
 
-    x @ own, attention weights and values, or with `product` the scores x @ own^T. The last row of the cache is 0.
+    x @ own multiplies attention weights by values; with `product`, x @ own^T multiplies queries by keys. The last row
+    of the cache stays 0.
     """
     length = own.shape[-2]
     of, early = reading(length), own.copy()
@@ -104,15 +105,15 @@ def written_early(x: np.ndarray, own: np.ndarray, reading: Reading, product: boo
 
 
 def by_chunk(rounding: Callable[[np.ndarray], np.ndarray], x: np.ndarray, reading: Reading) -> np.ndarray:
-    """Rounds the rows of each chunk together, x (..., L, K)."""
+    """Rounds x (..., L, K), the rows of each chunk with their own scales."""
     borders = np.flatnonzero(np.diff(reading(x.shape[-2]))) + 1
     return np.concatenate([rounding(each) for each in np.split(x, borders, axis=-2)], axis=-2)
 
 
 def with_unwritten_keys(scores: np.ndarray, mask: np.ndarray, reading: Reading, slots: int = 0) -> np.ndarray:
-    """Attention weights of a cache with `slots` keys, at least those of the text, of which the last ones are 0.
+    """Attention weights (..., L, L) if the chunks after the first also attend to unwritten slots of a cache.
 
-    Chunks after the first attend to them, with a score of 0.
+    Unwritten keys, and so their scores, are 0. slots: the size of the cache, at least the number of tokens
     """
     later = (reading(scores.shape[-1]) > 0)[:, None]
     more = np.zeros((*scores.shape[:-1], max(slots - scores.shape[-1], 0)))
@@ -121,24 +122,24 @@ def with_unwritten_keys(scores: np.ndarray, mask: np.ndarray, reading: Reading, 
 
 
 def heads_like(rows: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Splits rows (L, G K) of another layer, or its heads (G, L, K), into as many heads as `like` (H, L, K) has."""
+    """Rows (L, G K) or heads (G, L, K) as heads (H, L, K), like `like`, with each head repeated H / G times."""
     heads = rows if rows.ndim > 2 else split_heads(rows, rows.shape[-1] // like.shape[-1])
     return heads.repeat(like.shape[-3] // heads.shape[-3], axis=-3)
 
 
 def after_prefix(other: np.ndarray, own: np.ndarray, size: int) -> np.ndarray:
-    """Heads (H, L, K) whose first rows are those of another text, as rows (L, G K) or heads."""
+    """Heads `own` (H, L, K) with the first `size` rows of `other`, which has another text's rows (L, G K) or heads."""
     n = min(size, other.shape[-2], own.shape[-2])
     return np.concatenate([heads_like(other, own)[..., :n, :], own[..., n:, :]], axis=-2)
 
 
 def restarted(positions: np.ndarray, reading: Reading) -> np.ndarray:
-    """Positions that begin again in each chunk."""
+    """Positions that begin again with the first one in each chunk."""
     return np.asarray(positions - positions[_firsts(len(positions), reading)] + positions[0])
 
 
 def of_first(positions: np.ndarray, reading: Reading) -> np.ndarray:
-    """The position of the first token of each chunk."""
+    """For each token, the position of the first token of its chunk."""
     return np.asarray(positions[_firsts(len(positions), reading)])
 
 

@@ -17,7 +17,7 @@ SUMS = ("mean", "sum", "var")
 WEIGHTS = ("weight", "table")
 OF_VALUES = ("float16", "bfloat16", "float8", "int8", "int8_rows")
 OF_SUMS = [*product(("", ", fused=True"), ("", ", operands=False"), ("", ", kind='bfloat16'"))]
-#: Norms with steps in 16 bits, and the steps, apart from their first and last one.
+#: Calls that compute norms with some steps in 16 bits, and the steps between the first and the last one.
 NORMS = {
     "rms_norm": "norm_in_16_bits(x, weight, 0.0, eps, {kind!r}, {steps!r})",
     "gemma_norm": "norm_in_16_bits(x, 1 + weight, 0.0, eps, {kind!r}, {steps!r})",
@@ -27,11 +27,11 @@ STEPS = ("square", "mean", "sum", "root", "inverse", "normed", "weight")
 WHOLE = ("int8", "int8_rows", "int8_columns", "int4_columns")
 UNSIGNED = ("uint8", "uint8_columns")
 BLOCKS_OF_4_BITS = ("q4_0", "q4_1", "nf4")
-#: Columns that show the format of a weight, and the formats in which they do not.
+#: Number of columns that usually show the format of a weight, and the formats that need all columns.
 COLUMNS = 8
 NEARLY = 0.95  # share of numbers that must agree, because a number between two steps may be rounded to either
 OF_ALL_COLUMNS = ("int8(", "int8_rows(", "uint8(", "tf32(")
-#: Numbers in a group of weights.
+#: Numbers of weights in a group with one scale.
 SIZES = (8, 16, 32, 64, 128)
 
 
@@ -86,16 +86,16 @@ def _calls(functions: Iterable[str], own: str) -> list[str]:
 
 
 def misreadings(statements: Iterable[ast.stmt]) -> Iterator[Edit]:
-    """Yields the edits of some statements that convert a rounded weight back wrongly."""
+    """Yields the edits that make `statements` convert a rounded weight back wrongly."""
     for node in expressions(statements):
         if isinstance(node, ast.Name) and node.id in WEIGHTS and isinstance(node.ctx, ast.Load):
             yield from (Edit(node, text, "rounded") for text in _misread_weight(node.id))
 
 
 def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str], far: bool = False) -> Iterator[Edit]:
-    """Yields the edits of some statements that round a value, a weight or the operands of a product.
+    """Yields the edits that make `statements` round a value, a weight or the operands of a product.
 
-    far: whether the error is larger than sums in 16 bits make it; they take long to compute
+    far: whether the error is too large for sums in 16 bits, which are then not tried because they take long
     """
     for node in expressions(statements):
         if is_of_module(node):

@@ -13,11 +13,11 @@ from npformer.golden.page_edits.case import Case, Place
 from npformer.golden.page_edits.instrumented import Frame
 from npformer.golden.page_edits.operators import Edit
 
-CLOSE = 1e-5  # a float32 port gives its factors to about this precision
+CLOSE = 1e-5  # factors found from a float32 port have about this precision
 STEP = 1e-4
 STEPS = 8
 ALIKE = 0.5  # a factor is solved for if its effect and the error have at least this cosine
-FEWEST = 8  # numbers that can show a factor
+FEWEST = 8  # minimum number of values from which a factor is found
 
 
 def factor(case: Case, place: Place, frames: Sequence[Frame]) -> Place | None:

@@ -81,7 +81,7 @@ class Recorder(ast.NodeTransformer):
 class Stages:
     """The stages of an instrumented page, which calls `enter`, `note` and `call`."""
 
-    axes_before = 0  # axes of a value before those of one text: 1 for a padded batch
+    axes_before = 0  # number of batch axes before the axes of a text: 1 for a padded batch
     last_layer = math.inf  # a run after the last layer counts as that layer, like a torch module called twice
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Stages:
         self.start()
         run()
         for name in [each for each in self.stages if each.endswith("embeddings.token")]:
-            self.stages.setdefault(name.replace("token", "sum"), self.stages[name])  # the sum of a single table
+            self.stages.setdefault(name.replace("token", "sum"), self.stages[name])  # of one table alone
         return self.stages
 
     # --- called by the page ---

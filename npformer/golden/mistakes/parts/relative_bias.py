@@ -22,7 +22,7 @@ def biased(change: Callable[[Any, Any], Any]) -> Rules:
         if at.crosses:
             return scores
         bias = at.bias(scores)
-        return np.add(scores, change(bias, at) - bias)  # an unchanged bias leaves the bits as they are
+        return np.add(scores, change(bias, at) - bias)  # if the bias is unchanged, so are the scores, bit by bit
 
     return {SCORES: rule}
 
@@ -51,7 +51,7 @@ ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"to the nearest": np
 
 
 def _with_buckets(far: Callable[[np.ndarray], np.ndarray], exact: Callable[[int], int]) -> Rules:
-    """Rules that use different buckets. far: rounds the buckets of far distances. exact: as in EXACT."""
+    """Rules that use different buckets. far: rounds the buckets of far distances. exact: a function as in EXACT."""
 
     def bias(own: Any, at: Any) -> np.ndarray:
         mechanism = next(each for each in at.mechanisms if isinstance(each, RelativeBias))

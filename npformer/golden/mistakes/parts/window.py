@@ -28,7 +28,7 @@ def _other_windows(port: Any) -> Ways:
 
 
 def _other_layers(port: Any) -> Ways:
-    """Makes the wrong layers local: those with a window in the port's weights, one more or fewer, or all others."""
+    """Makes the wrong layers local: those whose weights show a window, else one more or one fewer, else all others."""
     local, count = port.config.local, port.config.n_layers
     if not local:
         return
