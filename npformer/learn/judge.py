@@ -279,9 +279,9 @@ def short(text: str, longest: int = LINE) -> str:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the number of the last line of a file in a traceback, and the start of a sentence about this line.
+    """Returns the line number of a traceback's innermost frame in a file, and the start of a sentence about this line.
 
-    If no line of the file is in the traceback, returns 0 and "".
+    If no frame is in the file, returns 0 and "".
     """
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     if not frames:

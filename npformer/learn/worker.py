@@ -188,7 +188,11 @@ def _look(request: WorkerRequest, module: ModuleType) -> None:
 
 
 def _judged(request: WorkerRequest, found: Loaded, tell: Tell, within: Within) -> dict[str, str]:
-    """Judges functions and returns their states. Functions that call a wrong one then call npformer's version of it."""
+    """Judges functions and returns their states.
+
+    npformer's version then replaces each function that has not passed, so that the functions that call it are judged on
+    their own.
+    """
     module, expected, states = found.module, signatures(), dict(request.known)
     for number, chapter in enumerate(CHAPTERS, 1):
         for each in chapter.exercises:

@@ -54,7 +54,7 @@ def errors(
 ) -> dict[str, np.ndarray]:
     """error/<name> -> the largest error of that array in run(), a float32 run, for each order of summation.
 
-    as_torch: the arrays of run() as torch adds, if they are known.
+    as_torch: the arrays that run() returns if sums are in torch's own order, if they are known.
     """
     found: dict[str, list[float]] = {}
     for order in orders:

@@ -123,7 +123,7 @@ class Process:
 def test_the_watch_counts_how_often_it_looks(
     stopped: bool, left: float, why: str, looks: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watch counts its looks, and not the time on the clock, which passes even while the machine is suspended."""
+    """The parent counts its polls instead of reading a clock, which goes on while the machine is suspended."""
     seen: list[int] = []
     monkeypatch.setattr(running, "RUN_LIMIT", 20.0)
     monkeypatch.setattr(running, "computed", lambda pid: 0.0)

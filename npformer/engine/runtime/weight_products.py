@@ -159,7 +159,10 @@ def _columns(
 def _columns_at_edges(
     x: np.ndarray, weights: Sequence[np.ndarray], shares: Sequence[slice], products: Sequence[np.ndarray]
 ) -> None:
-    """Recomputes the edge columns of BLAS blocks, for all weights in one product with margins."""
+    """Recomputes the columns at the edges of BLAS blocks.
+
+    The columns of all weights are multiplied together, between margins of zeros that keep them away from edges.
+    """
     k = kernel(x.dtype)
     ends = tuple((share.start, share.stop) for share in shares)
     places = _edges(k, ends)

@@ -65,10 +65,10 @@ def norm_of_block(port: Port) -> Ways:
 
     pairs = [steps(block, x) for block, x in blocks]
     for each, (block, _) in zip(pairs, blocks, strict=True):
-        yield from exchanged(port, ("*",), each, said=f"X is added to it, after {block}")
-        yield f"without X, after {block}", {each.second: each.between}
-    yield from exchanged(port, ("*",), *pairs, said="X is added to it, after both blocks")
-    yield "without X, after both blocks", {each.second: each.between for each in pairs}
+        yield from exchanged(port, ("*",), each, said=f"the block's input is added to the norm, after {block}")
+        yield f"the block's input is not added, after {block}", {each.second: each.between}
+    yield from exchanged(port, ("*",), *pairs, said="the block's input is added to the norm, after both blocks")
+    yield "the block's input is not added, after both blocks", {each.second: each.between for each in pairs}
 
 
 def norms_before_blocks(port: Port) -> Ways:
