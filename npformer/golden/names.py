@@ -226,7 +226,7 @@ def _without_repeated_heads(
     golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs
 ) -> dict[int, np.ndarray]:
     """Returns keys or values with one head for each group, if the port has repeated them for every query head."""
-    shape, n_heads = golden.truth[name][0].shape, golden.config.n_heads
+    shape, n_heads = golden.truth[name][0].shape, graph.heads_of(golden.config, graph.parted(name)[0])
     if not name.endswith(("key_heads", "value_heads")) or len(shape) != 3 or shape[0] == n_heads:
         return given
     for axis in (-3, -2):
@@ -242,7 +242,7 @@ def _without_repeated_heads(
 
 def _one_of_each(array: np.ndarray, axis: int, n_groups: int, n_heads: int, order: str) -> np.ndarray | None:
     """Returns one head of each group along an axis; None if the heads of a group differ."""
-    if array.ndim < 3 or array.shape[axis] != n_heads:
+    if array.ndim < 3 or array.shape[axis] != n_heads or array.shape[-3] == n_groups:
         return None
     times = n_heads // n_groups
     heads = np.moveaxis(array, axis, 0)

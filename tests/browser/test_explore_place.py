@@ -118,8 +118,10 @@ def test_a_stage_and_its_head_open_in_the_others_and_after_a_reload(live: Live, 
 def test_a_layer_without_a_head_is_opened_in_stages(live: Live, model: Any) -> None:
     live.explore({"m": model}, TEXT, at="view=step&step=122")  # in layer 3
     to(live, "stages")
-    at = "const block = document.getElementById('layer-3'); return [block.open, Math.round(block.getBoundingClientRect().top)]"
-    live.until(lambda: live.js(at)[0] and abs(live.js(at)[1]) < 40)
+    at = """
+    const [block, tabs] = [document.getElementById("layer-3"), document.querySelector(".tabs")];
+    return [block.open, block.getBoundingClientRect().top - tabs.getBoundingClientRect().bottom]"""
+    live.until(lambda: live.js(at)[0] and 0 <= live.js(at)[1] < 40)
     assert live.all("#layer-3 .card[data-filled]")
     to(live, "neurons")
     assert chosen_option(live, "Layer") == "3"
