@@ -11,6 +11,7 @@ import pytest
 from npformer import golden
 from npformer.cli.main import main
 from npformer.common.errors import NpformerError
+from npformer.engine.runtime.packing import Text
 from npformer.interpret.edits import edit
 from npformer.model import Model
 from tests.golden.conftest import texts_for
@@ -170,3 +171,10 @@ def test_heads_of_keys_may_be_repeated_for_the_queries(order: str, wrong: bool) 
     first = golden.compare(reference, arrays).first
     assert first is not None
     assert first.problem.startswith("expected (2, ")  # the heads of a group differ
+
+
+def test_equal_keys_of_neighbouring_tokens_are_not_taken_for_repeated_heads() -> None:
+    """The text has as many tokens as the model has heads, and each token occurs twice in a row."""
+    decoder = tiny.model("llama", "causal-lm")
+    reference = golden.record(decoder, [Text(np.repeat([7, 9], decoder.config.n_heads // 2))])
+    assert golden.compare(reference, dict(reference.stages)).ok
