@@ -45,7 +45,7 @@ SCALED = "scaled_dot_product_attention(query_heads, "
 #: Family, head, plant, whether all stages are exported, and a part of the only edit.
 OF_FAMILIES: dict[str, tuple[str, str, Plant, bool, str]] = {
     "a split into alternating columns": (
-        "llama", "causal-lm", weights(alternating), True, "linear(x, **alternating(0, gate, up))"
+        "llama", "causal-lm", weights(alternating), True, "linear(x, **split_wrongly(0, gate, up, stored=('parts', 1), read=('numbers', 1)))"
     ),
     "keys permuted by the heads of queries": (
         "llama", "causal-lm", changed("attention.key.weight", permuted), False,

@@ -143,20 +143,42 @@ def integers(
     bits: int = 8,
     stored: Any = None,
     toward_zero: bool = False,
+    off: int = 0,
 ) -> np.ndarray:
-    """Rounds to integers with a symmetric scale for an array, row or column, and converts back."""
-    return quantized(x, axis, 2 ** (bits - 1) - 1, bits, stored, np.trunc if toward_zero else np.rint)
+    """Rounds to integers with a symmetric scale for an array, row or column, and converts back.
+
+    off: a number that is added to all integers, as by a wrong zero point
+    """
+    most = 2 ** (bits - 1) - 1
+    made = quantized(x, axis, most, bits, stored, np.trunc if toward_zero else np.rint)
+    return made + off * np.abs(x).max(axis=axis, keepdims=True) / most if off else made
 
 
 def integers_in_groups(
-    x: np.ndarray, bits: int = 8, stored: Any = None, size: int = 32, scale_of: int = 0, toward_zero: bool = False
-) -> np.ndarray:
-    """Rounds to integers with a scale for each group. scale_of: converts back with the scale of a later group."""
-    made = in_groups(x, lambda group: integers(group, -1, bits, stored, toward_zero), size)
-    if scale_of:
-        scales = in_groups(np.abs(x), lambda group: np.broadcast_to(group.max(-1, keepdims=True), group.shape), size)
-        made = _steps(made, scales) * np.roll(scales, -scale_of * size, axis=-2)
-    return made
+    x: np.ndarray, bits: int = 8, stored: Any = None, size: int = 32, scale_of: int = 0, toward_zero: bool = False,
+    off: int = 0, strided: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Rounds to integers with a scale for each group.
+
+    scale_of: converts back with the scale of a later group. strided: row r belongs to group r % G of G groups, but is
+    converted back with the scale of group r // size, as if the file did not say to which group a row belongs
+    """
+    n = len(x) // size if strided and len(x) % size == 0 else 1
+    order = np.arange(len(x)).reshape(-1, n).T.ravel()  # the rows of each group after one another
+    made, scales = np.empty_like(x), np.empty_like(x)
+    made[order] = in_groups(x[order], lambda group: integers(group, -1, bits, stored, toward_zero, off), size)
+    if not (scale_of or strided):
+        return made
+    largest = in_groups(
+        np.abs(x[order]), lambda group: np.broadcast_to(group.max(-1, keepdims=True), group.shape), size
+    )
+    scales[order] = largest
+    return _steps(made, scales) * np.roll(largest, -scale_of * size, axis=-2)
+
+
+def in_range(x: np.ndarray, largest: float = 1.0, steps: int = 127) -> np.ndarray:
+    """Rounds to whole multiples of largest / steps, and clips at -largest and largest, as with a fixed scale."""
+    return np.clip(np.rint(x * (steps / largest)), -steps, steps) * (largest / steps)
 
 
 def unsigned(
@@ -242,6 +264,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int8_groups": integers_in_groups,
     "int4_groups": partial(integers_in_groups, bits=4),
     "uint4_groups": partial(unsigned_in_groups, bits=4),
+    "in_range": in_range,
     "nf4": partial(in_groups, quantise=nf4, size=64),
     "nibbles_swapped": nibbles_swapped,
     "nibbles_interleaved": nibbles_interleaved,
