@@ -183,7 +183,9 @@ def _unwritten(of: Attention, reading: str, all_slots: Iterable[int], stage: str
             some.append(Edit(of.context, f"({weights} * {mask}) @ {value}", "in later rows"))
         yield some
         if stage.endswith("weights"):
-            yield [Edit(of.softmax, f"{text} * {mask}", "in later rows")]  # the port exports no weights of unwritten keys
+            yield [
+                Edit(of.softmax, f"{text} * {mask}", "in later rows")
+            ]  # the port exports no weights of unwritten keys
 
 
 def _written_early(of: Attention, reading: str) -> Iterator[list[Edit]]:
@@ -207,15 +209,14 @@ def _of_positions(case: Case, function: str, statements: Iterable[ast.stmt], rea
 
 def _of_prompts(case: Case, function: str, statements: Iterable[ast.stmt], reading: str) -> Iterator[list[Edit]]:
     """A prompt whose positions begin elsewhere, whose rotation is not scaled, or which is not rotated."""
-    nodes = [(each, (f"{ast.unparse(each)} + 1", f"0 * {ast.unparse(each)}")) for each in
-             _positions(case, function, statements)]  # fmt: skip
-    nodes += [(each, (text,)) for each, text in unscaled_rotations(statements)]
+    nodes: list[tuple[ast.expr, str]] = list(unscaled_rotations(statements))
+    for node in _positions(case, function, statements):
+        nodes += [(node, f"{ast.unparse(node)} + 1"), (node, f"0 * {ast.unparse(node)}")]
     for node in expressions(statements):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("rotate"):
-            nodes.append((node, (ast.unparse(node.args[0]),)))
-    for node, texts in nodes:
-        for text in texts:
-            yield [Edit(node, f"in_prompt({text}, {ast.unparse(node)}, {reading})", "in later rows")]
+            nodes.append((node, ast.unparse(node.args[0])))
+    for node, text in nodes:
+        yield [Edit(node, f"in_prompt({text}, {ast.unparse(node)}, {reading})", "in later rows")]
 
 
 def _positions(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[ast.expr]:

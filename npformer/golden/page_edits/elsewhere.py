@@ -56,17 +56,15 @@ def norms_above(frame: Frame) -> dict[str, dict[str, Any]]:
         groups = {name: each for name, each in caller.arguments.items() if isinstance(each, dict)}
         inner = {f"{above}.{name}": each for above, tree in groups.items() for name, each in tree.items()}
         for name, each in (groups | inner).items():
-            if name.endswith("norm") and isinstance(each, dict) and "weight" in each:
-                if not any(each is other for other in found.values()):
-                    found[name] = each
+            is_norm = name.endswith("norm") and isinstance(each, dict) and "weight" in each
+            if is_norm and not any(each is other for other in found.values()):
+                found[name] = each
         caller = caller.caller
     return found
 
 
-def _normed(
-    own: str, frame: Frame, norms: Mapping[str, dict[str, Any]], functions: Iterable[str]
-) -> Iterator[str]:
-    """An array that is normed with the weights of a norm outside the function, which the function has no reason to read."""
+def _normed(own: str, frame: Frame, norms: Mapping[str, dict[str, Any]], functions: Iterable[str]) -> Iterator[str]:
+    """The texts of an array that is normed with the weights of a caller's norm."""
     width = frame.arguments[own].shape[-1]
     for name, group in norms.items():
         if group["weight"].shape == (width,) and "eps" in frame.arguments:
@@ -104,7 +102,7 @@ def _fused_names(arguments: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name, group in arguments.items():
         if isinstance(group, dict) and isinstance(group.get("weight"), np.ndarray) and group["weight"].ndim == 2:
             shapes.setdefault(tuple(sorted((key, each.shape) for key, each in group.items())), []).append(name)
-    if all(name in sum(shapes.values(), []) for name in heads.PROJECTIONS):
+    if all(any(name in names for names in shapes.values()) for name in heads.PROJECTIONS):
         yield heads.PROJECTIONS
         yield heads.PROJECTIONS[1:]
     for names in shapes.values():

@@ -109,10 +109,8 @@ def by_chunk(rounding: Callable[[np.ndarray], np.ndarray], x: np.ndarray, readin
     return np.concatenate([rounding(each) for each in np.split(x, borders, axis=-2)], axis=-2)
 
 
-def with_scale_of_prompt(
-    x: np.ndarray, reading: Reading, axis: int | tuple[int, ...] | None = None
-) -> np.ndarray:
-    """Rounds to 8 bits with the scale of the first chunk's rows, x (..., L, K); larger values of later rows are clipped.
+def with_scale_of_prompt(x: np.ndarray, reading: Reading, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
+    """Rounds to 8 bits with the scale of the first chunk's rows, and clips larger values of later rows, (..., L, K).
 
     axis: the axes that share a scale, None for the whole array
     """
