@@ -87,10 +87,7 @@ def fused(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         if not read & {*names}:
             continue
         widths = [arguments[name]["weight"].shape[-1] for name in names]
-        orders = [("parts", 1), *(("heads", n) for n in counts if not any(width % n for width in widths))]
-        if len(set(widths)) == 1:
-            orders += [("numbers", n) for n in dict.fromkeys((1, *counts)) if widths[0] % n == 0]
-        for stored, other in permutations(orders, 2):
+        for stored, other in permutations(orders(widths, counts), 2):
             how = f"{', '.join(names)}, stored={stored!r}, read={other!r}"
             parts = {name: f"split_wrongly({i}, {how})" for i, name in enumerate(names)}
             yield [Edit(each, parts[each.id], "from elsewhere") for each in nodes if each.id in parts]
@@ -162,8 +159,8 @@ def split_wrongly(
 ) -> dict[str, np.ndarray]:
     """Part i of the columns of several groups, stored in one order and read in another one.
 
-    An order is ("parts", 1), one group after another, ("heads", n), the n-th part of each group and again for each
-    head, or ("numbers", n), in which the columns of the groups alternate in each head.
+    An order is ("parts", 1), one group after another, ("heads", n), an n-th of each group and then the next n-th, or
+    ("numbers", 1), in which the columns of the groups alternate.
     """
     made = {}
     for name, own in groups[i].items():
@@ -174,6 +171,15 @@ def split_wrongly(
             first = sum(widths[:i])
             made[name] = columns[..., _order(widths, *stored)[at[first : first + widths[i]]]]
     return made
+
+
+def orders(widths: Sequence[int], counts: Iterable[int]) -> list[tuple[str, int]]:
+    """The orders in which a file may store the columns of parts of these widths. counts: numbers of heads"""
+    some = [n for n in dict.fromkeys(counts) if n > 1 and not any(width % n for width in widths)]
+    found = [("parts", 1), *(("heads", n) for n in some)]
+    if len(set(widths)) == 1:
+        found.append(("numbers", 1))
+    return found
 
 
 def _order(widths: Sequence[int], kind: str, n: int) -> np.ndarray:
