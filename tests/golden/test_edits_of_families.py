@@ -43,6 +43,13 @@ def linear(x, weight, bias=0.0):
         total = total + (x[..., i : i + 1] * weight[i]).astype(np.float16)
     return total.astype(np.float32) + bias
 """
+IN_BLOCKS = """
+def linear(x, weight, bias=0.0):
+    total = np.zeros((*x.shape[:-1], weight.shape[1]), np.float32)
+    for i in range(0, len(weight), 16):
+        total = half('bfloat16', total + x[..., i : i + 16] @ weight[i : i + 16])
+    return total + bias
+"""
 SCALED = "scaled_dot_product_attention(query_heads, "
 #: Family, head, plant, whether all stages are exported, and a part of the only edit.
 OF_FAMILIES: dict[str, tuple[str, str, Plant, bool, str]] = {
@@ -69,6 +76,10 @@ OF_FAMILIES: dict[str, tuple[str, str, Plant, bool, str]] = {
     ),
     "sums in float16": (
         "gpt2", "causal-lm", edited(added=IN_FLOAT16), False, "product_in_16_bits(x, weight, operands=False)"
+    ),
+    "sums of 16 products in bfloat16": (
+        "gpt2", "causal-lm", edited(added=IN_BLOCKS), False,
+        "product_in_16_bits(x, weight, fused=True, block=16, operands=False, kind='bfloat16')",
     ),
     "scales of the other axis": (
         "llama", "causal-lm", weights(lambda flat: {

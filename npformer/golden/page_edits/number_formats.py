@@ -101,17 +101,18 @@ def sums_in_float16(x: np.ndarray) -> np.ndarray:
 
 
 def product_in_16_bits(
-    x: np.ndarray, weight: np.ndarray, kind: str = "float16", fused: bool = False, operands: bool = True
+    x: np.ndarray, weight: np.ndarray, kind: str = "float16", fused: bool = False, operands: bool = True, block: int = 1
 ) -> np.ndarray:
     """x W, (..., in) and (in, out) -> (..., out), with the running sum in 16 bits, as in a plain loop.
 
-    fused: whether a product is added before it is rounded. operands: whether x and W are rounded, too
+    fused: whether a product is added before it is rounded. operands: whether x and W are rounded, too. block: the
+    number of products whose sum is added at once
     """
     x, weight = (np.asarray(each, np.float32) for each in (x, weight))
     x, weight = (half(kind, each) for each in (x, weight)) if operands else (x, weight)
     made = np.zeros((*x.shape[:-1], weight.shape[-1]), np.float32)
-    for i in range(x.shape[-1]):
-        product = x[..., i, None] * weight[..., i, None, :]
+    for i in range(0, x.shape[-1], block):
+        product = x[..., i : i + block] @ weight[..., i : i + block, :]
         made = half(kind, made + (product if fused else half(kind, product)))
     return made.astype(np.float64)
 

@@ -21,7 +21,8 @@ FIXED = (
     *(f"in_range({{x}}, steps={steps})" for steps in (255, 127, 256, 128, 15)),
     *(f"in_range({{x}}, {largest})" for largest in (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 16.0)),
 )
-OF_SUMS = [*product(("", ", fused=True"), ("", ", operands=False"), ("", ", kind='bfloat16'"))]
+BLOCKS = [f", fused=True, block={n}" for n in (4, 8, 16, 32, 64)]
+OF_SUMS = [*product(("", ", fused=True", *BLOCKS), ("", ", operands=False"), ("", ", kind='bfloat16'"))]
 #: Norms with steps in 16 bits, and the steps, apart from their first and last one.
 NORMS = {
     "rms_norm": "norm_in_16_bits(x, weight, 0.0, eps, {kind!r}, {steps!r})",
