@@ -87,7 +87,8 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
             table = _of_table(name, array, ours[name], model) if name.endswith("embeddings.position.weight") else None
             findings.append(table or _difference(name, array, ours, linear, width))
     findings = [each for each in findings if not _is_meant(each, dtype)]
-    findings = _of_several(_of_formats(_of_splits(findings, theirs, ours, model), theirs, ours), model, theirs)
+    findings = _of_several(_of_formats(findings, theirs, ours), model, theirs)
+    findings = _of_splits(findings, theirs, ours, model)
     places = layout.sources(model.config)
     for conv in (False, True):  # GPT-2 stores the layers' weights (in, out), the head's (out, in)
         alike = {name: out_in for name, out_in in stored_out_in.items() if places[name].in_out is conv}
