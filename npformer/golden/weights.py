@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from itertools import groupby
+from itertools import groupby, permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.common.halves import HALVES, half
 from npformer.golden.graph import head_width, parted
 from npformer.golden.mistakes import of_model
-from npformer.golden.mistakes.embeddings import FORMULA, SINUSOIDS, other_formulas, other_orders
+from npformer.golden.mistakes.embeddings import FORMULA, SINUSOIDS, other_formulas, other_orders, sinusoids_of
 from npformer.golden.mistakes.maps import lines_said, map_of_numbers, said_of_map, zeros_said
 from npformer.golden.mistakes.parts.attention import SWAPS
 from npformer.golden.mistakes.precision import MISSCALED, SCALES, SCHEMES, rounded
@@ -32,6 +32,9 @@ OTHER, CHECKPOINT = "wrong weights", "different checkpoint"
 ONE = "1 + weight of RMSNorm misused"
 APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
+SPLIT, LEARNED = "fused weight split wrongly", "sinusoidal positions instead of learned"
+#: Layers whose weights a file may store as one.
+FUSED = (("query", "key", "value"), ("key", "value"), ("gate", "up"), ("up", "gate"))
 MOVED = 4  # maximum number of rows by which a table of positions may be shifted
 RELATED = 0.5  # the smallest cosine of a rounded weight and the correct one
 FORMATS = 4  # the search for formats ends after this many weights without one
@@ -85,6 +88,7 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
             findings.append(table or _difference(name, array, ours, linear, width))
     findings = [each for each in findings if not _is_meant(each, dtype)]
     findings = _of_several(_of_formats(findings, theirs, ours), model, theirs)
+    findings = _of_splits(findings, theirs, ours, model)
     places = layout.sources(model.config)
     for conv in (False, True):  # GPT-2 stores the layers' weights (in, out), the head's (out, in)
         alike = {name: out_in for name, out_in in stored_out_in.items() if places[name].in_out is conv}
@@ -112,6 +116,35 @@ def _of_formats(
             found[name] = Finding(name, f"the values of {how}", "quantized weights")
         in_vain += not how
     return [found.get(each.where, each) for each in findings]
+
+
+def _of_splits(
+    findings: list[Finding], theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], model: Model | Seq2Seq
+) -> list[Finding]:
+    """Names the columns of a fused weight that are stored in one order and read in another one."""
+    from npformer.golden.page_edits.elsewhere import orders, split_wrongly
+
+    config, found = model.config, dict[str, Finding]()
+    for name in (each.where for each in findings if each.cause == OTHER):
+        *places, own, array = name.split(".")
+        above = ".".join(places)
+        for names in FUSED:
+            parts = [{array: ours.get(f"{above}.{each}.{array}", np.zeros(0))} for each in names]
+            if own not in names or not all(part[array].size for part in parts):
+                continue
+            widths = [part[array].shape[-1] for part in parts]
+            counts = (config.n_heads, config.n_kv_heads) if "attention" in above else ()
+            for stored, read in permutations(orders(widths, counts), 2):
+                made = split_wrongly(names.index(own), *parts, stored=stored, read=read)[array]
+                if any(np.array_equal(each, made) for each in (theirs[name], theirs[name].T)):
+                    how = f"{', '.join(names)} are stored {_said(stored)}, but read as if stored {_said(read)}"
+                    found[name] = Finding(name, how, SPLIT)
+    return [found.get(each.where, each) for each in findings]
+
+
+def _said(order: tuple[str, int]) -> str:
+    kind, n = order
+    return {"parts": "one after another", "heads": f"in {n} groups of heads", "numbers": "in alternating columns"}[kind]
 
 
 def _of_several(findings: list[Finding], model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> list[Finding]:
@@ -161,7 +194,9 @@ def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[st
 
 def _of_table(name: str, theirs: np.ndarray, own: np.ndarray, model: Model | Seq2Seq) -> Finding | None:
     """Returns the finding for positions with a wrong sinusoidal formula, or shifted by some rows; else None."""
-    for cause, tables in {SINUSOIDS: other_orders(model.config), FORMULA: other_formulas(model.config)}.items():
+    learned = sinusoids_of(model.config) if model.config.positions.table == "learned" else {}
+    wrong = {SINUSOIDS: other_orders(model.config), FORMULA: other_formulas(model.config), LEARNED: learned}
+    for cause, tables in wrong.items():
         for way, table in tables.items():
             if theirs.shape == table.shape and np.abs(theirs - table).max() < 1e-4:
                 return Finding(name, way or cause, cause)

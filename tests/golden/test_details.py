@@ -9,6 +9,7 @@ import pytest
 
 from npformer import golden, trace
 from npformer.checkpoint import flatten
+from npformer.config import Sharing
 from npformer.engine.mechanisms import Window
 from npformer.engine.runtime.packing import Text
 from npformer.golden.at import At
@@ -22,6 +23,7 @@ from npformer.golden.weights import check_weights
 from npformer.model import Model
 from tests.golden.test_mistakes_of_parts import llama
 from tests.support import tiny
+from tests.support.edited_pages import edited, run
 
 pytestmark = pytest.mark.numbers
 
@@ -65,6 +67,40 @@ def test_a_moved_table_of_positions_is_named(rows: int) -> None:
     (finding,) = check_weights(model, {name: moved})
     assert finding.cause == "positions off by one"
     assert f"row i has the values of row i {'+' if rows > 0 else '-'} {abs(rows)}" in str(finding)
+
+
+def test_a_wrong_split_of_gate_and_up_is_named() -> None:
+    model = tiny.model("phi3", "causal-lm")
+    flat, names = flatten(dict(model.weights)), [f"layers.0.ffn.{each}.weight" for each in ("gate", "up")]
+    both = np.concatenate([flat[name] for name in names], axis=-1)
+    found = check_weights(model, {name: both[:, i::2] for i, name in enumerate(names)})
+    said = "gate, up are stored one after another, but read as if stored in alternating columns"
+    assert [(each.what, each.cause) for each in found] == 2 * [(said, "fused weight split wrongly")]
+
+
+def test_sinusoids_in_a_learned_table_are_named() -> None:
+    model = tiny.model("distilbert", "masked-lm")
+    name = "embeddings.position.weight"
+    rows, width = flatten(dict(model.weights))[name].shape
+    angles = np.arange(rows)[:, None] / 10000 ** (np.arange(width) // 2 * 2 / width)
+    table = np.where(np.arange(width) % 2, np.cos(angles), np.sin(angles))
+    (finding,) = check_weights(model, {name: table.astype(np.float32)})
+    assert finding.cause == "sinusoidal positions instead of learned"
+
+
+def test_a_shared_layer_that_reads_the_embeddings_again_is_named() -> None:
+    """The numbers are those of a model without the second layer, which has the same weights."""
+    model = tiny.model("albert", "masked-lm", sharing=Sharing())
+    reference = golden.record(model, [Text(np.arange(5, 14)), Text(np.arange(20, 26))])
+    plant = edited(
+        (
+            "for layer in layers:\n        x = encoder_layer(x",
+            "first = x\n    for layer in layers:\n        x = encoder_layer(first",
+        )
+    )
+    arrays = run(model, reference, plant, padded=False)
+    shown = {name: each for name, each in arrays.items() if name.endswith(("embeddings.project", "ffn_norm", "logits"))}
+    assert "each layer reads the embeddings" in str(golden.diagnose(reference, shown, model))
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "outputs of layers"])

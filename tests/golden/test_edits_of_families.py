@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -41,11 +43,18 @@ def linear(x, weight, bias=0.0):
         total = total + (x[..., i : i + 1] * weight[i]).astype(np.float16)
     return total.astype(np.float32) + bias
 """
+IN_BLOCKS = """
+def linear(x, weight, bias=0.0):
+    total = np.zeros((*x.shape[:-1], weight.shape[1]), np.float32)
+    for i in range(0, len(weight), 16):
+        total = half('bfloat16', total + x[..., i : i + 16] @ weight[i : i + 16])
+    return total + bias
+"""
 SCALED = "scaled_dot_product_attention(query_heads, "
 #: Family, head, plant, whether all stages are exported, and a part of the only edit that fits.
 OF_FAMILIES: dict[str, tuple[str, str, Plant, bool, str]] = {
     "a split into alternating columns": (
-        "llama", "causal-lm", weights(alternating), True, "linear(x, **alternating(0, gate, up))"
+        "llama", "causal-lm", weights(alternating), True, "linear(x, **split_wrongly(0, gate, up, stored=('parts', 1), read=('numbers', 1)))"
     ),
     "keys permuted by the heads of queries": (
         "llama", "causal-lm", changed("attention.key.weight", permuted), False,
@@ -68,6 +77,10 @@ OF_FAMILIES: dict[str, tuple[str, str, Plant, bool, str]] = {
     "sums in float16": (
         "gpt2", "causal-lm", edited(added=IN_FLOAT16), False, "product_in_16_bits(x, weight, operands=False)"
     ),
+    "sums of 16 products in bfloat16": (
+        "gpt2", "causal-lm", edited(added=IN_BLOCKS), False,
+        "product_in_16_bits(x, weight, fused=True, block=16, operands=False, kind='bfloat16')",
+    ),
     "scales of the other axis": (
         "llama", "causal-lm", weights(lambda flat: {
             name: misscaled(w) for name, w in flat.items() if "layers." in name and w.ndim == 2
@@ -80,6 +93,84 @@ OF_FAMILIES: dict[str, tuple[str, str, Plant, bool, str]] = {
         "bfloat16(softmax(bfloat16(",
     ),
 }  # fmt: skip
+
+
+def as_integers(axis: int | None, off: int = 0) -> Callable[[np.ndarray], np.ndarray]:
+    def made(weight: np.ndarray) -> np.ndarray:
+        step = np.abs(weight).max(axis, keepdims=True) / 127
+        return (np.round(weight / step) + off) * step
+
+    return made
+
+
+def without_order(weight: np.ndarray) -> np.ndarray:
+    """Rows of 4 groups, r % 4, with the scales of the groups r // 8."""
+    of = np.arange(len(weight))
+    steps = np.stack([np.abs(weight[of % 4 == group]).max(0) / 127 for group in range(4)])
+    return np.round(weight / steps[of % 4]) * steps[of // 8]
+
+
+def by_groups(flat: Arrays) -> Arrays:
+    """Queries, keys and values that follow one another, split as if each of two groups had its own."""
+    found = {}
+    for query in [name for name in flat if ".attention.query." in name]:
+        names = [query.replace("query", each) for each in ("query", "key", "value")]
+        fused = np.concatenate([flat[name] for name in names], axis=-1)
+        halves = np.split(fused, 2, axis=-1)
+        width, narrow = flat[names[0]].shape[-1] // 2, flat[names[1]].shape[-1] // 2
+        borders = [width, width + narrow]
+        parts = zip(*(np.split(half, borders, axis=-1) for half in halves), strict=True)
+        found |= dict(zip(names, (np.concatenate(each, axis=-1) for each in parts), strict=True))
+    return found
+
+
+WEIGHTS = "weights = masked_softmax(scores, mask)"
+HIDDEN = "linear(x, **hidden)"
+#: Family, head, plant, and a part of the first edit.
+QUICK: dict[str, tuple[str, str, Plant, str]] = {
+    "attention weights in steps of 1 / 255": (
+        "roberta", "masked-lm", edited((WEIGHTS, f"{WEIGHTS.replace('= ', '= np.round(255 * ')}) / 255")), "steps=255)"
+    ),
+    "an activation in 8 bits": (
+        "distilbert", "masked-lm",
+        edited((f"activation({HIDDEN})", f"coarse(activation({HIDDEN}))"),
+               added="def coarse(x):\n    return np.round(x / np.abs(x).max() * 127) * np.abs(x).max() / 127"),
+        "int8(activation(",
+    ),
+    "an input clipped at 1": (
+        "gpt2", "causal-lm", edited((HIDDEN, HIDDEN.replace("x", "np.round(127 * np.clip(x, -1, 1)) / 127", 1))),
+        "in_range(x, steps=127)",
+    ),
+    "a zero point off by one": (
+        "qwen2", "causal-lm", changed("attention.query.weight", as_integers(0, 1)), "int8_columns(weight, off=1)"
+    ),
+    "scales of another group of rows": (
+        "qwen2", "causal-lm", changed("ffn.gate.weight", without_order), "strided=True)"
+    ),
+    "queries, keys and values split by groups": (
+        "llama", "causal-lm", weights(by_groups), "stored=('parts', 1), read=('heads', 2)"
+    ),
+    "the table of distances normed again": (
+        "deberta-v2", "masked-lm",
+        edited(("x = deberta_layer(x, table, rows", "x = deberta_layer(x, layer_norm(table, **distances_norm, eps=eps), rows")),
+        "layer_norm(",
+    ),
+    "the first layer's input normed again": (
+        "modernbert", "masked-lm",
+        edited(("x + rotary_attention(x, mask", "x + rotary_attention(layer_norm(x, **NORM, eps=eps), mask"),
+               ("    x = embed(ids, eps, **embeddings)", "    NORM.update(embeddings['norm'])\n    x = embed(ids, eps, **embeddings)"),
+               added="NORM = {}"),
+        "layer_norm(x, **norms['embeddings.norm'], eps=eps)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "head", "plant", "after"), QUICK.values(), ids=QUICK)
+def test_a_mistake_of_a_stage_is_named(family: str, head: str, plant: Plant, after: str) -> None:
+    model, reference = recorded(family, head)
+    found = golden.diagnose(reference, run(model, reference, plant, padded=False), model)
+    assert found.edits is not None
+    assert after in str(found.edits), found
 
 
 @pytest.mark.slow

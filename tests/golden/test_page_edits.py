@@ -173,7 +173,8 @@ def test_a_cause_that_may_not_be_the_only_one_is_not_stated_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "expected"), [(8**-0.5, ("1 / math.sqrt(8)", True)), (0.5, ("0.5", True)), (0.3711, ("0.3711", False))]
+    ("factor", "expected"),
+    [(8**-0.5, ("1 / math.sqrt(8)", True)), (0.5, ("0.5", True)), (0.3711, ("0.3711", False)), (1.19, ("1.19", True))],
 )
 def test_factors_are_recognised(factor: float, expected: tuple[str, bool]) -> None:
     assert number(factor, [(3, 8)], {}) == expected

@@ -10,6 +10,7 @@ import pytest
 
 from npformer import golden
 from npformer.engine.mechanisms import Rotary, Window
+from npformer.engine.mechanisms.rotary_scaling import Llama3
 from npformer.engine.runtime.packing import Text
 from npformer.golden.page_edits.readings import FUNCTIONS
 from npformer.model import Model
@@ -35,6 +36,16 @@ def coarse(x):
     return np.round(x / np.abs(x).max() * 127) * np.abs(x).max() / 127
 def by_steps(x):
     return np.concatenate([coarse(x[:, :4]), *[coarse(x[:, i : i + 1]) for i in range(4, x.shape[1])]], axis=1)
+def of_prompt(x):
+    step = np.abs(x[:, :4]).max() / 127
+    return np.clip(np.round(x / step), -127, 127) * step
+def with_more_zeros(scores, mask):
+    e = np.exp(np.where(mask, scores, -np.inf))
+    empty = np.where(np.arange(len(mask)) < 4, 0, 23 - np.arange(len(mask)))
+    return e / (e.sum(-1, keepdims=True) + empty[:, None])
+def plain(positions, frequencies):
+    own = positions[..., None] * frequencies
+    return np.where((np.arange(len(own)) < 4)[:, None], positions[..., None] * 10000.0 ** (-np.arange(4) / 4), own)
 def slots_of(x):
     return np.concatenate([x[:, :3], x[:, 4:5], x[:, 4:]], axis=1) if x.shape[1] > 4 else x
 def kept_in_ring(mask):
@@ -85,6 +96,17 @@ MISTAKES: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
     "values written one row early": (
         "llama", ((CONTEXT, "return mixed(weights, v)"),), "written_early(weights, v, steps_after(4))"
     ),
+    "the scale of the prompt": (
+        "qwen3", ((SCORES, SCORES.replace("k.mT", "of_prompt(k).mT")), (CONTEXT, "return weights @ of_prompt(v)")),
+        "with_scale_of_prompt(k, steps_after(4)",
+    ),
+    "a static cache of 24 slots": (
+        "gpt2", ((SOFTMAX, "weights = with_more_zeros(scores, mask)"),), "with_unwritten_keys(scores, mask, steps_after(4), slots=24)"
+    ),
+    "scaling that the prompt lacks": (
+        "scaled", (("positions[..., None] * frequencies.astype(np.float64)", "plain(positions, frequencies)"),),
+        "in_prompt(positions[..., None] * unscaled(",
+    ),
     "the last slot overwritten": (
         "llama",
         (
@@ -98,9 +120,11 @@ MISTAKES: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
 
 @cache
 def recorded(family: str) -> tuple[Model, golden.Golden]:
-    more: dict[str, Any] = {"mechanisms": (Rotary(10000.0), Window(4))} if family == "windowed" else {}
+    scaled = Rotary(10000.0, scaling=Llama3(8.0, 1.0, 4.0, 64))
+    kinds: dict[str, Any] = {"windowed": (Rotary(10000.0), Window(4)), "scaled": (scaled,)}
+    more = {"mechanisms": kinds[family]} if family in kinds else {}
     model, random = (
-        tiny.model({"windowed": "mistral"}.get(family, family), "causal-lm", **more),
+        tiny.model({"windowed": "mistral", "scaled": "llama"}.get(family, family), "causal-lm", **more),
         np.random.default_rng(2),
     )
     return model, golden.record(model, [Text(random.integers(5, 60, length)) for length in (9, 6)])
@@ -150,6 +174,14 @@ def test_positions_that_count_padding_are_named() -> None:
     plant = inputs(positions="positions + 11 - len(positions)")
     found = golden.diagnose(reference, run(model, reference, plant, padded=False), model)
     assert "padded to 11 tokens on the left, masked, and positions count the padding" in str(found)
+
+
+def test_positions_after_a_padded_prompt_are_named() -> None:
+    """A prompt of 4 tokens is padded to 6, and later positions count the padding."""
+    model, reference = recorded("llama")
+    plant = inputs(positions="positions + 2 * (positions >= 4)")
+    found = golden.diagnose(reference, shown_by(run(model, reference, plant, padded=False), True), model)
+    assert "< start, positions, positions + 2)" in str(found.edits), found
 
 
 def test_scores_of_unwritten_keys_are_not_called_a_wrong_mask() -> None:

@@ -146,9 +146,14 @@ def _nearest_rows(port: Port, table: np.ndarray, own: list[np.ndarray], rest: st
 
 def sinusoids(port: Port) -> Ways:
     if port.config.positions.table == "learned":
-        for halves in (False, True):
-            way = "sines first, then cosines" if halves else "sines and cosines alternating"
-            yield way, {POSITION: _rows_of(port, _sinusoids(port.config, halves))}
+        for way, table in sinusoids_of(port.config).items():
+            yield way, {POSITION: _rows_of(port, table)}
+
+
+def sinusoids_of(config: Config) -> dict[str, np.ndarray]:
+    """Returns sinusoidal tables (P, D) by the order of their columns."""
+    orders = {"sines and cosines alternating": False, "sines first, then cosines": True}
+    return {way: _sinusoids(config, halves) for way, halves in orders.items()}
 
 
 def other_sinusoids(port: Port) -> Ways:

@@ -12,15 +12,18 @@ from itertools import product
 from typing import NamedTuple
 
 from npformer.golden.page_edits.case import Case
-from npformer.golden.page_edits.chunks import are_positions, is_of_a_text
+from npformer.golden.page_edits.chunks import are_positions, is_of_a_text, unscaled_rotations
 from npformer.golden.page_edits.operators import Edit, expressions
 
 #: Sizes of chunks and prompts that are tried: all small ones, and powers of 2.
 SIZES = (*range(1, 10), 16, 32, 64, 128, 256, 512)
 #: Numbers of slots in a cache that are tried; 0 for as many as the text has tokens.
 SLOTS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+#: More sizes of caches, which are tried if the length of the prompt is known.
+MORE_SLOTS = tuple(each for each in range(8, 100, 4) if each not in SLOTS)
 #: Formats in which the rows of a chunk share scales, and formats that round each row alone.
 OF_CHUNKS = ("int8", "int8_heads", "uint8", "uint8_heads", "int8_columns", "int4_columns")
+OF_PROMPTS = tuple(f"with_scale_of_prompt({{x}}, {{reading}}{more})" for more in ("", ", (-2, -1)", ", -2"))
 OF_ROWS = (
     "int8_rows({x})", "int8_tokens({x})", "float16({x})", "bfloat16({x})", "float8({x})", "float8_e5m2({x})",
     "q8_0({x}.mT).mT", "q4_0({x}.mT).mT", "int4_rows({x})", "uint4_rows({x})", "uint8_rows({x})",
@@ -65,13 +68,17 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         yield from _of_other_texts(case, of)
     for reading, border in _readings(max(each.shape[-2] for each in case.right), case.start):
         yield from _of_keys_and_values(of, [f"by_chunk({each}, {{x}}, {reading})" for each in OF_CHUNKS])
-        if reading.startswith("chunks"):
-            yield from _of_masks(of, reading, ("{mask} | own_chunk({scores}, {reading})",))
+        yield from _of_masks(of, reading, ("{mask} | own_chunk({scores}, {reading})",))
+        if reading.startswith("steps"):
+            yield from _of_keys_and_values(of, [each.replace("{reading}", reading) for each in OF_PROMPTS])
+            yield from _of_prompts(case, function, statements, reading)
         if border <= case.start:  # the rows before the first border are correct
             yield from _of_masks(of, reading)
             yield from _from_cache(of, reading, [(each, each) for each in OF_ROWS], "rounded")
             yield from _from_cache(of, reading, _other_rows(case), "in later rows")
-            yield from _unwritten(of, reading)
+            yield from _unwritten(of, reading, SLOTS, case.stage)
+            if reading == f"steps_after({case.start})":
+                yield from _unwritten(of, reading, MORE_SLOTS, case.stage)
             yield from _written_early(of, reading)
             yield from _of_positions(case, function, statements, reading)
 
@@ -163,18 +170,22 @@ def _of_masks(of: Attention, reading: str, texts: Iterable[str] = MASKS) -> Iter
             yield [Edit(of.softmax.args[1], text.format(mask=mask, scores=scores, reading=reading), "in later rows")]
 
 
-def _unwritten(of: Attention, reading: str) -> Iterator[list[Edit]]:
+def _unwritten(of: Attention, reading: str, all_slots: Iterable[int], stage: str) -> Iterator[list[Edit]]:
     """Yields edits in which later chunks attend to unwritten slots of a cache, with keys and values of 0."""
     if of.softmax is None or len(of.softmax.args) != 2:
         return
     scores, mask = map(ast.unparse, of.softmax.args)
-    for slots in SLOTS:
+    for slots in all_slots:
         text = f"with_unwritten_keys({scores}, {mask}, {reading}{f', slots={slots}' if slots else ''})"
         some = [Edit(of.softmax, text, "in later rows")]
         if of.context is not None:
             weights, value = ast.unparse(of.context.left), ast.unparse(of.context.right)
             some.append(Edit(of.context, f"({weights} * {mask}) @ {value}", "in later rows"))
         yield some
+        if stage.endswith("weights"):
+            yield [
+                Edit(of.softmax, f"{text} * {mask}", "in later rows")
+            ]  # the port exports no weights of unwritten keys
 
 
 def _written_early(of: Attention, reading: str) -> Iterator[list[Edit]]:
@@ -191,11 +202,29 @@ def _written_early(of: Attention, reading: str) -> Iterator[list[Edit]]:
 
 def _of_positions(case: Case, function: str, statements: Iterable[ast.stmt], reading: str) -> Iterator[list[Edit]]:
     """Yields edits in which positions restart in each chunk, or all tokens of a chunk have the first one's position."""
+    for node in _positions(case, function, statements):
+        for how in ("restarted", "of_first"):
+            yield [Edit(node, f"{how}({ast.unparse(node)}, {reading})", "in later rows")]
+
+
+def _of_prompts(case: Case, function: str, statements: Iterable[ast.stmt], reading: str) -> Iterator[list[Edit]]:
+    """Yields edits of the prompt: its positions begin elsewhere, or it is rotated without scaling or not at all."""
+    nodes: list[tuple[ast.expr, str]] = list(unscaled_rotations(statements))
+    for node in _positions(case, function, statements):
+        nodes += [(node, f"{ast.unparse(node)} + 1"), (node, f"0 * {ast.unparse(node)}")]
+    for node in expressions(statements):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("rotate"):
+            nodes.append((node, ast.unparse(node.args[0])))
+    for node, text in nodes:
+        yield [Edit(node, f"in_prompt({text}, {ast.unparse(node)}, {reading})", "in later rows")]
+
+
+def _positions(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[ast.expr]:
+    """Yields the expressions of statements that compute the positions of a text's tokens."""
     frame = case.call_of(function)
     arguments = frame.arguments if frame else {}
     for node in expressions(statements):
         own = ast.unparse(node)
         array = arguments.get(own) if isinstance(node, ast.Name) else None
         if (own.startswith("np.arange(") and is_of_a_text(own)) or (are_positions(array) and "ids" not in own):
-            for how in ("restarted", "of_first"):
-                yield [Edit(node, f"{how}({own}, {reading})", "in later rows")]
+            yield node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -299,7 +300,9 @@ class Case:
         calls = [each for each in self.calls[0] if each.function == function and _is_within(each, frames[0])]
         scopes = [each.scope[len(frames[0].scope) :] for each in calls]
         found = dict.fromkeys(part for scope in scopes for part in (scope[:1] + scope[-1:]))
-        return [part for part in found if not all(part in scope for scope in scopes)]
+        ends = Counter(scope[-1] for scope in {*scopes} if scope)
+        found |= dict.fromkeys(".".join(each) for each in scopes if len(each) == 2 and ends[each[1]] > 1)
+        return [part for part in found if not all({*part.split(".")} <= {*scope} for scope in scopes)]
 
     def functions(self, level: int) -> Iterator[tuple[str, list[ast.stmt]]]:
         """The functions whose calls may make the stage wrong, the top call's first, with the relevant statements."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.golden.page_edits import elsewhere
 from npformer.golden.page_edits.case import Case
-from npformer.golden.page_edits.operators import LIKELY, Edit, expressions
+from npformer.golden.page_edits.operators import BASES, LIKELY, Edit, expressions
 
 #: Arrays that a program may have cached instead of the keys or values before a chunk. q8_0 and q4_0 round columns, so
 #: rows are transposed for them.
@@ -25,6 +25,10 @@ MISPLACED = ("one_row_early({own})", "unwritten({own})")
 REACHES = tuple(f"(reach {sign} (np.arange(len(positions)) >= start)[:, None])" for sign in "+-")
 #: Positions of a cache that begins again after its last slot, or writes all later tokens to one slot.
 SLOTS = ("{own} % start", "np.minimum({own}, start)", "np.minimum({own}, start - 1)")
+#: Changes of later positions: those of the chunk alone, off by some, or after a prompt that is padded to some length.
+CHANGES = (
+    "- start", "- 1", *(f"+ {n}" for n in range(1, 9)), *(f"+ {n} - start" for n in (16, 32, 64, 128, 256, 512, 1024)),
+)  # fmt: skip
 #: Stages of other layers whose rows a program may have cached.
 KEPT = ("key_heads", "value_heads", "key_rotated", "key_normed", "key", "value")
 
@@ -61,6 +65,8 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         for each in calls
         if isinstance(each.func, ast.Name) and each.func.id.startswith("rotate")
     ]
+    for node, text in unscaled_rotations(statements):
+        yield Edit(node, f"before_start({ast.unparse(node)}, {text})", "in later rows")
     for node in expressions(statements):
         own = ast.unparse(node)
         array = arguments.get(own) if isinstance(node, ast.Name) else None
@@ -71,7 +77,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
             yield Edit(node, f"{own} - start", "in later rows")
             for slots in SLOTS:
                 yield Edit(node, slots.format(own=own), "in later rows")
-            for change in ("- start", "- 1", "+ 1"):  # positions that are wrong only in the chunk
+            for change in CHANGES:
                 later = f"np.where(np.arange(len({own})) < start, {own}, {own} {change})"
                 yield Edit(node, later, "in later rows")
         elif isinstance(node, ast.Call) and own.startswith("rotate"):
@@ -103,6 +109,16 @@ def of_later_rows(edit: Edit) -> Edit | None:
     if edit.kind not in LIKELY or not isinstance(edit.node, ast.BinOp | ast.Call | ast.Name):
         return None
     return Edit(edit.node, f"before_start({ast.unparse(edit.node)}, {edit.text})", "in later rows")
+
+
+def unscaled_rotations(statements: Iterable[ast.stmt]) -> Iterator[tuple[ast.expr, str]]:
+    """Products of positions and rotary frequencies, with texts of the products without scaled frequencies."""
+    for node in expressions(statements):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            left, right = ast.unparse(node.left), ast.unparse(node.right)
+            if left.startswith("positions") and right.startswith("frequencies"):
+                for base in ("", *(f", {each}" for each in BASES)):
+                    yield node, f"{left} * unscaled({right}{base})"
 
 
 def is_of_a_text(own: str) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 
+from npformer.golden.page_edits import heads
 from npformer.golden.page_edits.case import Case
 from npformer.golden.page_edits.instrumented import Frame
 from npformer.golden.page_edits.operators import Edit, expressions
@@ -22,7 +24,10 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         return
     groups = {name: value for name, value in frame.arguments.items() if isinstance(value, dict)}
     layers, trees = stacks(frame), trees_of_stacks(frame)
+    norms = norms_above(frame)
+    functions = [name for name in ("layer_norm", "rms_norm", "gemma_norm") if name in case.page.functions]
     case.page.module.__dict__.update(layers | trees)
+    case.page.module.__dict__.setdefault("norms", {}).update(norms)
     for node in expressions(statements):
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
             continue
@@ -33,6 +38,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
                 if _is_alike_but_wider(groups[node.id], other):
                     yield Edit(node, f"first_of({name}, {node.id})", "from elsewhere")
         elif isinstance(array := frame.arguments.get(node.id), np.ndarray) and array.ndim == 2:
+            yield from (Edit(node, text, "wrapped") for text in _normed(node.id, frame, norms, functions))
             yield from (
                 Edit(node, f"stages[{name!r}]", "from elsewhere")
                 for name, other in case.stages[0].items()
@@ -42,24 +48,64 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         yield from (Edit(node, text, "from elsewhere") for text in of_other_layers(case, function, node))
 
 
-def fused(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
-    """Yields the edits that split a fused weight wrongly into groups of equal shapes, such as query, key and value.
+def norms_above(frame: Frame) -> dict[str, dict[str, Any]]:
+    """Returns the weights of the norms that a call's callers have as arguments, by name, such as "embeddings.norm"."""
+    found: dict[str, dict[str, Any]] = {}
+    caller = frame.caller
+    while caller is not None:
+        groups = {name: each for name, each in caller.arguments.items() if isinstance(each, dict)}
+        inner = {f"{above}.{name}": each for above, tree in groups.items() for name, each in tree.items()}
+        for name, each in (groups | inner).items():
+            is_norm = name.endswith("norm") and isinstance(each, dict) and "weight" in each
+            if is_norm and not any(each is other for other in found.values()):
+                found[name] = each
+        caller = caller.caller
+    return found
 
-    Either the columns of one group follow those of another but are read as if they alternated, or they alternate but
-    are read as if they followed one another.
+
+def _normed(own: str, frame: Frame, norms: Mapping[str, dict[str, Any]], functions: Iterable[str]) -> Iterator[str]:
+    """Yields expressions that normalize an array with the weights of a caller's norm."""
+    width = frame.arguments[own].shape[-1]
+    for name, group in norms.items():
+        if group["weight"].shape == (width,) and "eps" in frame.arguments:
+            for function in functions:
+                if ("bias" in group) <= (function == "layer_norm"):
+                    yield f"{function}({own}, **norms[{name!r}], eps=eps)"
+
+
+def fused(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[list[Edit]]:
+    """Yields the edits that split a fused weight wrongly into groups with equal inputs, such as query, key and value.
+
+    The columns are stored in one order, such as query, key and value of each head, and read in another one.
     """
     frame = case.call_of(function)
-    shapes: dict[object, list[str]] = {}
-    for name, group in (frame.arguments if frame else {}).items():
-        if isinstance(group, dict) and isinstance(group.get("weight"), np.ndarray) and group["weight"].ndim == 2:
-            shapes.setdefault(tuple(sorted((key, each.shape) for key, each in group.items())), []).append(name)
+    arguments = frame.arguments if frame else {}
     nodes = [each for each in expressions(case.page.functions[function].body) if isinstance(each, ast.Name)]
     read = {each.id for each in expressions(statements) if isinstance(each, ast.Name)}
+    counts = heads.counts(arguments)
+    for names in _fused_names(arguments):
+        if not read & {*names}:
+            continue
+        widths = [arguments[name]["weight"].shape[-1] for name in names]
+        for stored, other in permutations(orders(widths, counts), 2):
+            how = f"{', '.join(names)}, stored={stored!r}, read={other!r}"
+            parts = {name: f"split_wrongly({i}, {how})" for i, name in enumerate(names)}
+            yield [Edit(each, parts[each.id], "from elsewhere") for each in nodes if each.id in parts]
+
+
+def _fused_names(arguments: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The groups of weights that a file may store as one: queries, keys and values, or groups of equal shapes."""
+    shapes: dict[object, list[str]] = {}
+    for name, group in arguments.items():
+        if isinstance(group, dict) and isinstance(group.get("weight"), np.ndarray) and group["weight"].ndim == 2:
+            shapes.setdefault(tuple(sorted((key, each.shape) for key, each in group.items())), []).append(name)
+    if all(any(name in names for names in shapes.values()) for name in heads.PROJECTIONS):
+        yield heads.PROJECTIONS
+        yield heads.PROJECTIONS[1:]
     for names in shapes.values():
-        for some in (names, names[::-1]) if len(names) > 1 and read & {*names} else ():
-            for how in ("alternating", "in_halves"):
-                parts = {name: f"{how}({i}, {', '.join(some)})" for i, name in enumerate(some)}
-                yield [Edit(each, parts[each.id], "from elsewhere") for each in nodes if each.id in parts]
+        if len(names) > 1 and not {*names} & {*heads.PROJECTIONS}:
+            yield tuple(names)
+            yield tuple(names[::-1])
 
 
 def of_other_layers(case: Case, function: str, node: ast.expr) -> Iterator[str]:
@@ -108,23 +154,45 @@ def first_of(group: dict[str, np.ndarray], like: dict[str, np.ndarray]) -> dict[
     return {name: each[tuple(slice(n) for n in like[name].shape)] for name, each in group.items()}
 
 
-def alternating(i: int, *groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Joins the columns of n groups, and returns every n-th column from column i on."""
-    return {name: np.concatenate([each[name] for each in groups], axis=-1)[..., i :: len(groups)] for name in groups[0]}
+def split_wrongly(
+    i: int, *groups: dict[str, np.ndarray], stored: tuple[str, int], read: tuple[str, int]
+) -> dict[str, np.ndarray]:
+    """Part i of the columns of several groups, stored in one order and read in another one.
+
+    An order is ("parts", 1), one group after another, ("heads", n), an n-th of each group and then the next n-th, or
+    ("numbers", 1), in which the columns of the groups alternate.
+    """
+    made = {}
+    for name, own in groups[i].items():
+        columns = np.concatenate([each[name] for each in groups], axis=-1)
+        widths = [each[name].shape[-1] for each in groups]
+        if own.ndim and sum(widths) == columns.shape[-1]:
+            at = _order(widths, *read).argsort()  # where the reader finds each column
+            first = sum(widths[:i])
+            made[name] = columns[..., _order(widths, *stored)[at[first : first + widths[i]]]]
+    return made
 
 
-def in_halves(i: int, *groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Alternates the columns of n groups, splits them into n equal parts, and returns part i."""
-    return {
-        name: np.split(
-            np.stack([each[name] for each in groups], axis=-1).reshape(*own.shape[:-1], -1), len(groups), -1
-        )[i]
-        for name, own in groups[0].items()
-    }
+def orders(widths: Sequence[int], counts: Iterable[int]) -> list[tuple[str, int]]:
+    """Returns the orders in which a file may store the columns of parts of these widths. counts: numbers of heads"""
+    some = [n for n in dict.fromkeys(counts) if n > 1 and not any(width % n for width in widths)]
+    found = [("parts", 1), *(("heads", n) for n in some)]
+    if len(set(widths)) == 1:
+        found.append(("numbers", 1))
+    return found
+
+
+def _order(widths: Sequence[int], kind: str, n: int) -> np.ndarray:
+    """Returns the columns of parts in the order in which a file stores them."""
+    parts = np.split(np.arange(sum(widths)), np.cumsum(widths)[:-1])
+    of_heads = [each.reshape(n, -1) for each in parts]
+    if kind == "numbers":
+        return np.stack(of_heads, axis=-1).ravel()
+    return np.concatenate(of_heads, axis=-1).ravel()
 
 
 #: The functions that edits call, by name.
-FUNCTIONS = {each.__name__: each for each in (first_of, alternating, in_halves)}
+FUNCTIONS = {each.__name__: each for each in (first_of, split_wrongly)}
 
 
 class _Renamed(ast.NodeTransformer):

@@ -20,7 +20,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
     frame = case.call_of(function)
     if frame is None or not isinstance(frame.arguments.get("query"), dict):
         return
-    has_bias, counts = "bias" in frame.arguments["query"], _counts(frame.arguments)
+    has_bias, of_heads = "bias" in frame.arguments["query"], counts(frame.arguments)
     for node in expressions(statements):
         if isinstance(node, ast.Name) and node.id.startswith("query_") and has_bias:
             scale = f"math.sqrt({node.id}.shape[-1])"
@@ -29,10 +29,10 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
                 yield Edit(node, f"{node.id} + {factor} * {bias}", "another order")
         elif isinstance(node, ast.Call) and _projects(node):
             own = ast.unparse(node)
-            for one, other in product(counts, repeat=2):
+            for one, other in product(of_heads, repeat=2):
                 if one != other:
                     yield Edit(node, f"pairs_as_halves(halves_as_pairs({own}, {one}), {other})", "another layout")
-            for count in counts:
+            for count in of_heads:
                 yield Edit(node, f"halves_as_pairs({own}, {count})", "another layout")
                 yield Edit(node, f"pairs_as_halves({own}, {count})", "another layout")
 
@@ -42,7 +42,7 @@ def _projects(node: ast.Call) -> bool:
     return any(each.arg is None and ast.unparse(each.value) in PROJECTIONS for each in node.keywords)
 
 
-def _counts(arguments: dict[str, Any]) -> list[int]:
+def counts(arguments: dict[str, Any]) -> list[int]:
     """The numbers of heads that a call has as arguments, each once."""
     found = arguments.get("heads", arguments.get("n_heads", ()))
     return list(dict.fromkeys(found if isinstance(found, list | tuple) else [found]))

@@ -195,7 +195,7 @@ class Page(Stages):
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a function with weights, edited or not."""
         only, edited = self.edited.get(function, ("", function))
-        return super().call(name, edited if only in (*self.scope, name) else function, *args, **kwargs)
+        return super().call(name, edited if {*only.split(".")} <= {*self.scope, name} else function, *args, **kwargs)
 
     def _reach(self) -> None:
         if self.frames is not None:

@@ -101,17 +101,18 @@ def sums_in_float16(x: np.ndarray) -> np.ndarray:
 
 
 def product_in_16_bits(
-    x: np.ndarray, weight: np.ndarray, kind: str = "float16", fused: bool = False, operands: bool = True
+    x: np.ndarray, weight: np.ndarray, kind: str = "float16", fused: bool = False, operands: bool = True, block: int = 1
 ) -> np.ndarray:
     """x W, (..., in) and (in, out) -> (..., out), with the running sum in 16 bits, as in a plain loop.
 
-    fused: whether a product is added before it is rounded. operands: whether x and W are rounded, too
+    fused: whether a product is added before it is rounded. operands: whether x and W are rounded, too. block: the
+    number of products whose sum is added at once
     """
     x, weight = (np.asarray(each, np.float32) for each in (x, weight))
     x, weight = (half(kind, each) for each in (x, weight)) if operands else (x, weight)
     made = np.zeros((*x.shape[:-1], weight.shape[-1]), np.float32)
-    for i in range(x.shape[-1]):
-        product = x[..., i, None] * weight[..., i, None, :]
+    for i in range(0, x.shape[-1], block):
+        product = x[..., i : i + block] @ weight[..., i : i + block, :]
         made = half(kind, made + (product if fused else half(kind, product)))
     return made.astype(np.float64)
 
@@ -143,20 +144,42 @@ def integers(
     bits: int = 8,
     stored: Any = None,
     toward_zero: bool = False,
+    off: int = 0,
 ) -> np.ndarray:
-    """Rounds to integers with a symmetric scale for an array, row or column, and converts back."""
-    return quantized(x, axis, 2 ** (bits - 1) - 1, bits, stored, np.trunc if toward_zero else np.rint)
+    """Rounds to integers with a symmetric scale for an array, row or column, and converts back.
+
+    off: a number that is added to all integers, as by a wrong zero point
+    """
+    most = 2 ** (bits - 1) - 1
+    made = quantized(x, axis, most, bits, stored, np.trunc if toward_zero else np.rint)
+    return made + off * np.abs(x).max(axis=axis, keepdims=True) / most if off else made
 
 
 def integers_in_groups(
-    x: np.ndarray, bits: int = 8, stored: Any = None, size: int = 32, scale_of: int = 0, toward_zero: bool = False
-) -> np.ndarray:
-    """Rounds to integers with a scale for each group. scale_of: converts back with the scale of a later group."""
-    made = in_groups(x, lambda group: integers(group, -1, bits, stored, toward_zero), size)
-    if scale_of:
-        scales = in_groups(np.abs(x), lambda group: np.broadcast_to(group.max(-1, keepdims=True), group.shape), size)
-        made = _steps(made, scales) * np.roll(scales, -scale_of * size, axis=-2)
-    return made
+    x: np.ndarray, bits: int = 8, stored: Any = None, size: int = 32, scale_of: int = 0, toward_zero: bool = False,
+    off: int = 0, strided: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Rounds to integers with a scale for each group.
+
+    scale_of: converts back with the scale of a later group. strided: row r belongs to group r % G of G groups, but is
+    converted back with the scale of group r // size, as if the file did not say to which group a row belongs
+    """
+    n = len(x) // size if strided and len(x) % size == 0 else 1
+    order = np.arange(len(x)).reshape(-1, n).T.ravel()  # the rows of each group after one another
+    made, scales = np.empty_like(x), np.empty_like(x)
+    made[order] = in_groups(x[order], lambda group: integers(group, -1, bits, stored, toward_zero, off), size)
+    if not (scale_of or strided):
+        return made
+    largest = in_groups(
+        np.abs(x[order]), lambda group: np.broadcast_to(group.max(-1, keepdims=True), group.shape), size
+    )
+    scales[order] = largest
+    return _steps(made, scales) * np.roll(largest, -scale_of * size, axis=-2)
+
+
+def in_range(x: np.ndarray, largest: float = 1.0, steps: int = 127) -> np.ndarray:
+    """Rounds to whole multiples of largest / steps, and clips at -largest and largest, as with a fixed scale."""
+    return np.clip(np.rint(x * (steps / largest)), -steps, steps) * (largest / steps)
 
 
 def unsigned(
@@ -242,6 +265,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int8_groups": integers_in_groups,
     "int4_groups": partial(integers_in_groups, bits=4),
     "uint4_groups": partial(unsigned_in_groups, bits=4),
+    "in_range": in_range,
     "nf4": partial(in_groups, quantise=nf4, size=64),
     "nibbles_swapped": nibbles_swapped,
     "nibbles_interleaved": nibbles_interleaved,

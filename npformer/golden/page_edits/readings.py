@@ -110,6 +110,30 @@ def by_chunk(rounding: Callable[[np.ndarray], np.ndarray], x: np.ndarray, readin
     return np.concatenate([rounding(each) for each in np.split(x, borders, axis=-2)], axis=-2)
 
 
+def with_scale_of_prompt(x: np.ndarray, reading: Reading, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
+    """Rounds to 8 bits with the scale of the first chunk's rows, and clips larger values of later rows, (..., L, K).
+
+    axis: the axes that share a scale, None for the whole array
+    """
+    first = x[..., reading(x.shape[-2]) == 0, :]
+    step = np.abs(first).max(axis=axis, keepdims=True) / 127
+    made: np.ndarray = np.clip(np.rint(x / step), -127, 127) * step
+    return made
+
+
+def in_prompt(other: np.ndarray, own: np.ndarray, reading: Reading) -> np.ndarray:
+    """Rows (..., L, K), or positions (L,), of which those of the first chunk are from `other`."""
+    first = reading(own.shape[-2] if own.ndim > 1 else len(own)) == 0
+    return np.where(first[:, None] if own.ndim > 1 else first, other, own)
+
+
+def unscaled(frequencies: np.ndarray, base: float = 0.0) -> np.ndarray:
+    """Rotary frequencies without scaling for longer texts: base^(-i / (K / 2)), or powers of the first quotient."""
+    if base:
+        return np.asarray(base ** -(np.arange(len(frequencies)) / len(frequencies)))
+    return np.asarray((frequencies[1] / frequencies[0]) ** np.arange(len(frequencies)))
+
+
 def with_unwritten_keys(scores: np.ndarray, mask: np.ndarray, reading: Reading, slots: int = 0) -> np.ndarray:
     """Attention weights (..., L, L) if the chunks after the first also attend to unwritten slots of a cache.
 
@@ -148,6 +172,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for each in (
         chunks_of, steps_after, own_chunk, own_later_chunk, before_chunk, from_corner, with_first_keys, in_ring,
         from_cache, overwritten, mixed_from_cache, by_chunk, with_unwritten_keys, heads_like, after_prefix, restarted,
-        of_first, written_early,
+        of_first, written_early, with_scale_of_prompt, in_prompt, unscaled,
     )
 }  # fmt: skip

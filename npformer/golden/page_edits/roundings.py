@@ -15,8 +15,14 @@ from npformer.golden.page_edits.operators import Edit, expressions, is_float_arr
 
 SUMS = ("mean", "sum", "var")
 WEIGHTS = ("weight", "table")
-OF_VALUES = ("float16", "bfloat16", "float8", "int8", "int8_rows")
-OF_SUMS = [*product(("", ", fused=True"), ("", ", operands=False"), ("", ", kind='bfloat16'"))]
+OF_VALUES = ("float16", "bfloat16", "float8", "int8", "int8_rows", "uint8", "uint8_rows")
+#: Formats with a fixed scale: fractions of 1, such as attention weights, and ranges that clip large values.
+FIXED = (
+    *(f"in_range({{x}}, steps={steps})" for steps in (255, 127, 256, 128, 15)),
+    *(f"in_range({{x}}, {largest})" for largest in (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 16.0)),
+)
+BLOCKS = [f", fused=True, block={n}" for n in (4, 8, 16, 32, 64)]
+OF_SUMS = [*product(("", ", fused=True", *BLOCKS), ("", ", operands=False"), ("", ", kind='bfloat16'"))]
 #: Calls that compute norms with some steps in 16 bits, and the steps between the first and the last one.
 NORMS = {
     "rms_norm": "norm_in_16_bits(x, weight, 0.0, eps, {kind!r}, {steps!r})",
@@ -46,9 +52,19 @@ def _rounded_weight(own: str) -> Iterator[str]:
     yield from (f"{each}, toward_zero=True)" for each in (f"bfloat16({own}", *scaled))
 
 
+def _rounded_value(own: str) -> list[str]:
+    """The roundings of a value."""
+    fixed = [each.format(x=own) for each in FIXED]
+    return [*_calls(OF_VALUES, own), f"bfloat16({own}, toward_zero=True)", *fixed]
+
+
 def _misread_weight(own: str) -> Iterator[str]:
     """The mistakes in converting a rounded weight back."""
     groups = _groups(own)
+    for each in (*(f"{kind}({own}" for kind in WHOLE), *groups):
+        half_of_all = 8 if "int4" in each else 128
+        yield from (f"{each}, off={steps})" for steps in (1, -1, half_of_all, -half_of_all))
+    yield from (f"{each}, strided=True)" for each in groups)
     yield from (f"int8_misscaled({own}{more})" for more in ("", ", axis=1"))
     yield from (f"{kind}({own}, zero_point=False)" for kind in UNSIGNED)
     for size in SIZES:
@@ -56,7 +72,7 @@ def _misread_weight(own: str) -> Iterator[str]:
     yield from (f"{each}, scale_of={other})" for each in groups for other in (1, -1))
     yield from (f"{one}_read_as_{other}({own})" for one, other in (HALVES, HALVES[::-1]))
     of_4_bits = [f"{each})" for each in (f"int4_columns({own}", *groups) if "int4" in each]
-    in_4_bits = [*of_4_bits, *_calls(BLOCKS_OF_4_BITS, own)]
+    in_4_bits = [own, *of_4_bits, *_calls(BLOCKS_OF_4_BITS, own)]
     yield from (f"nibbles_{order}({each})" for each in in_4_bits for order in ("swapped", "interleaved", "halved"))
 
 
@@ -97,15 +113,18 @@ def edits(statements: Iterable[ast.stmt], kinds: Mapping[str, str], far: bool = 
 
     far: whether the error is too large for sums in 16 bits, which are then not tried because they take long
     """
+    statements = list(statements)
+    results = [getattr(each, "value", None) for each in statements]
     for node in expressions(statements):
+        own = ast.unparse(node)
         if is_of_module(node):
             continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             if not is_float_array(kinds.get(node.id, "")):
                 continue
-            texts = _rounded_weight(node.id) if node.id in WEIGHTS else _calls(OF_VALUES, node.id)
+            texts: Iterable[str] = _rounded_weight(own) if own in WEIGHTS else _rounded_value(own)
         elif isinstance(node, ast.BinOp | ast.Call):
-            texts = _calls(HALVES, ast.unparse(node))
+            texts = _rounded_value(own) if node in results else _calls(HALVES, own)
         else:
             continue
         yield from (Edit(node, text, "rounded") for text in texts)

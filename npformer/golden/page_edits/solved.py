@@ -71,7 +71,7 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def number(factor: float, shapes: Iterable[tuple[int, ...]], arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """The expression of a factor, and whether it is a recognisable constant: a small number, or a size or its root."""
+    """The expression of a factor, and whether it is a likely one: three digits, or a size or its root."""
     sizes = {each for shape in shapes for each in shape}
     sizes |= {each for array in arguments.values() if isinstance(array, np.ndarray) for each in array.shape}
     forms = [
@@ -87,7 +87,7 @@ def number(factor: float, shapes: Iterable[tuple[int, ...]], arguments: Mapping[
         if each > 1
         for form in ("math.sqrt({})", "1 / math.sqrt({})", "{}", "1 / {}")
     ]
-    for form in forms:
+    for form in (*forms, f"{factor:.3g}"):
         if abs(value_of(form) - factor) <= CLOSE * abs(factor):
             return form, True
     return f"{factor:.8g}", False
