@@ -136,7 +136,7 @@ ROWS: tuple[tuple[str, str, str, Mapping[str, Any], Plant, str], ...] = (
     ("huggingface/transformers#2395", "albert", LABEL, {"activation": "gelu_tanh"}, edited((GELU_TANH, ERF)), "cause: erf GELU for tanh"),
     # with earlier keys in a cache, row i of the new queries sees the keys 0 to i
     ("pytorch/pytorch#103082", "llama", LM, {}, edited((CAUSAL, TOP_LEFT)),
-        "+ weights = masked_softmax(scores, mask & np.tri(*(mask).shape[-2:], -start, dtype=bool))"),
+        "+ weights = masked_softmax(scores, mask & from_corner(scores, rest_after(4)))"),
     # 1 is added to weights of norms that already include it
     ("utensils/mold#1078", "gemma3_text", LM, {}, edited(("rms_norm(x, 1 + weight, eps)", "rms_norm(x, 2 + weight, eps)")),
         "+ return rms_norm(x, 2 * 1 + weight, eps)"),

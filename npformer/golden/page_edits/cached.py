@@ -101,6 +101,8 @@ def _readings(length: int, start: int) -> Iterator[tuple[str, int]]:
     sizes = [each for each in SIZES if each < length]
     yield from ((f"steps_after({size})", size) for size in dict.fromkeys([*([start] if start else []), *sizes]))
     yield from ((f"chunks_of({size})", size) for size in sizes if size > 1)
+    if 0 < start < length - 1:
+        yield f"rest_after({start})", start
 
 
 def _of_keys_and_values(of: Attention, texts: Iterable[str]) -> Iterator[list[Edit]]:

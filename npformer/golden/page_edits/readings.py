@@ -22,6 +22,11 @@ def steps_after(prompt: int) -> Reading:
     return lambda length: np.maximum(np.arange(length) - prompt + 1, 0)
 
 
+def rest_after(prompt: int) -> Reading:
+    """The reading of a text's first `prompt` tokens at once, and of all later tokens at once."""
+    return lambda length: (np.arange(length) >= prompt).astype(int)
+
+
 def own_chunk(scores: np.ndarray, reading: Reading) -> np.ndarray:
     """True where a query and a key are in the same chunk, for scores (..., L, L) -> (L, L)."""
     of: np.ndarray = reading(scores.shape[-1])
@@ -170,8 +175,8 @@ def of_first(positions: np.ndarray, reading: Reading) -> np.ndarray:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        chunks_of, steps_after, own_chunk, own_later_chunk, before_chunk, from_corner, with_first_keys, in_ring,
-        from_cache, overwritten, mixed_from_cache, by_chunk, with_unwritten_keys, heads_like, after_prefix, restarted,
-        of_first, written_early, with_scale_of_prompt, in_prompt, unscaled,
+        chunks_of, steps_after, rest_after, own_chunk, own_later_chunk, before_chunk, from_corner, with_first_keys,
+        in_ring, from_cache, overwritten, mixed_from_cache, by_chunk, with_unwritten_keys, heads_like, after_prefix,
+        restarted, of_first, written_early, with_scale_of_prompt, in_prompt, unscaled,
     )
 }  # fmt: skip
