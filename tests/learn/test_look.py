@@ -74,5 +74,5 @@ def test_a_model_that_cannot_be_drawn_says_why(tmp_path: Path) -> None:
     silent = PLAIN.replace(
         "weights = masked_softmax(scores, mask)", "weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)"
     )
-    with pytest.raises(NpformerError, match="attention weights cannot be shown: masked_softmax has to call"):
+    with pytest.raises(NpformerError, match="attention weights cannot be shown: masked_softmax must call"):
         look(written(tmp_path, {}, silent))

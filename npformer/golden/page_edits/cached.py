@@ -29,12 +29,13 @@ OF_ROWS = (
     "q8_0({x}.mT).mT", "q4_0({x}.mT).mT", "int4_rows({x})", "uint4_rows({x})", "uint8_rows({x})",
     "bfloat16({x}, toward_zero=True)",
 )  # fmt: skip
+#: The mask of a later chunk that is aligned to the top left.
+FROM_CORNER = "{mask} & from_corner({scores}, {reading})"
 #: Wrong masks of later chunks. In this order they show the whole chunk, hide all keys before it, hide the last key
 #: before it, are aligned to the top left, or hide the keys that the chunk overwrote in a cache of the window's size.
 MASKS = (
     "{mask} | own_later_chunk({scores}, {reading})", "{mask} & own_chunk({scores}, {reading})",
-    "{mask} & ~before_chunk({scores}, {reading})", "{mask} & from_corner({scores}, {reading})",
-    "{mask} & in_ring({mask}, {reading})",
+    "{mask} & ~before_chunk({scores}, {reading})", FROM_CORNER, "{mask} & in_ring({mask}, {reading})",
 )  # fmt: skip
 
 
@@ -66,6 +67,8 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
     yield from _of_masks(of, "", [f"with_first_keys({{mask}}, {count})" for count in (1, 2, 4)])
     if case.spares_first_text:
         yield from _of_other_texts(case, of)
+    if case.start:  # the other mistakes of a single border are in `chunks`
+        yield from _of_masks(of, f"rest_after({case.start})", (FROM_CORNER,))
     for reading, border in _readings(max(each.shape[-2] for each in case.right), case.start):
         yield from _of_keys_and_values(of, [f"by_chunk({each}, {{x}}, {reading})" for each in OF_CHUNKS])
         yield from _of_masks(of, reading, ("{mask} | own_chunk({scores}, {reading})",))
@@ -101,8 +104,6 @@ def _readings(length: int, start: int) -> Iterator[tuple[str, int]]:
     sizes = [each for each in SIZES if each < length]
     yield from ((f"steps_after({size})", size) for size in dict.fromkeys([*([start] if start else []), *sizes]))
     yield from ((f"chunks_of({size})", size) for size in sizes if size > 1)
-    if 0 < start < length - 1:
-        yield f"rest_after({start})", start
 
 
 def _of_keys_and_values(of: Attention, texts: Iterable[str]) -> Iterator[list[Edit]]:
