@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "a later bias": (PLACE, "is layers.1.attention.query.bias", taken(("layers.0.attention.query.bias", "layers.1.attention.query.bias"))),
     "softmax in float16": (ROUNDED, "float16, the whole stage", edited((MASKED, "softmax(np.where(mask, scores, -6e4).astype(np.float16)).astype(np.float32)"))),
     "mask a place late": (MASK, "one place late", edited((ALLOWED, "np.where(mask := np.concatenate([mask[..., :1], mask[..., :-1]], axis=-1), scores,"))),
-    "norm of the block": ("norm before the residual sum", "X is added",
+    "norm of the block": ("norm before the residual sum", "input is added to the norm",
         edited((ATTENDED, f"(attended := {ATTENDED})"), (FIRST_NORM, "x + layer_norm(attended, **attention_norm, eps=eps); attention_norm = y"),
                (FED, "y + (computed := feed_forward(y, activation, **ffn))"), (FFN_NORM, "ffn_norm = y + layer_norm(computed, **ffn_norm, eps=eps); return ffn_norm"))),
     "weight first": ("weight and bias of the norm mixed up", "before it is normalized", edited((MOMENTS, f"x = x * weight; {MOMENTS}"), (f"{NORM} * weight", NORM))),
