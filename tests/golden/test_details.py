@@ -100,7 +100,9 @@ def test_a_shared_layer_that_reads_the_embeddings_again_is_named() -> None:
     )
     arrays = run(model, reference, plant, padded=False)
     shown = {name: each for name, each in arrays.items() if name.endswith(("embeddings.project", "ffn_norm", "logits"))}
-    assert "each layer reads the embeddings" in str(golden.diagnose(reference, shown, model))
+    assert "layer reads the wrong rows (every layer reads embeddings.project)" in str(
+        golden.diagnose(reference, shown, model)
+    )
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "outputs of layers"])

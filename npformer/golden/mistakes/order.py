@@ -275,9 +275,6 @@ def layer_count(port: Port) -> Ways:
         if count > 1:
             halved: Rules = {f"{stack}layers.{i}.{end}": lambda y, at: at("input") for i in range(1, count, 2)}
             yield f"every other layer{of} is missing", halved
-        if count > 1 and port.config.sharing:  # with shared weights, the same numbers as without the later layers
-            again: Rules = {f"{stack}layers.{i}.input": lambda y, at: at("layers.0.input") for i in range(1, count)}
-            yield f"each layer{of} reads the embeddings", again
         if port.config.norm_first and count > 1 and f"{stack}norm.weight" in port.weights:
             yield (
                 f"the last layer{of} is missing, and the layer before it ends with the final norm",
@@ -298,7 +295,7 @@ def restarted(port: Port) -> Ways:
     graph = parents(port.config, port.weights)
     for stack, count in stacks(port.config).items():
         first = next(iter(graph.get(f"{stack}layers.0.input", ())), "")
-        if count > 1 and first in port.given:
+        if count > 1 and first in {*port.given, *port.span}:
             rule: Rules = {f"{stack}layers.*.input": lambda x, at, first=first: at(first) if at.layer else x}
             yield f"every layer{f' of the {stack[:-1]}' if stack else ''} reads {first}", rule
 
