@@ -30,7 +30,7 @@ from npformer.golden.transposed import untransposed
 
 @dataclass(frozen=True)
 class StageError:
-    """The error of one stage, as a number and in budgets, and where it is largest: the text, then the index."""
+    """The error of one stage as a number and in budgets, and the text and index of the largest error."""
 
     stage: str
     max_abs: float  # NaN if the port's array is not finite or could not be compared
@@ -87,9 +87,9 @@ class Comparison:
         dropped = {row.stage for row in self.rows if row.stage in partial and (others or not row.diverges)}
         if not dropped:
             return self
-        texts = self.theirs.partial[min(dropped, key=list(self.golden.stages).index)]
-        more = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
         first = min(dropped, key=list(self.golden.stages).index)
+        texts = self.theirs.partial[first]
+        more = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
         which = f"text{'s' * (len(texts) > 1)} {', '.join(map(str, texts))}"
         note = f"{first}{more}: only in {which}; not used for the diagnosis"
         stages = {name: arrays for name, arrays in self.theirs.stages.items() if name not in dropped}

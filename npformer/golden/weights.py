@@ -104,10 +104,13 @@ def _of_formats(
     findings: list[Finding], theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray]
 ) -> list[Finding]:
     """Names the formats of weights that were converted back wrongly; gives up after FORMATS weights without one."""
+    unlike = [each.where for each in findings if each.cause == OTHER and theirs[each.where].ndim == 2]
+    if not unlike:
+        return findings
     from npformer.golden.page_edits.roundings import format_of  # imported here, because few comparisons need pages
 
     found, in_vain = dict[str, Finding](), 0
-    for name in (each.where for each in findings if each.cause == OTHER and theirs[each.where].ndim == 2):
+    for name in unlike:
         if in_vain == FORMATS:
             break
         either = [each for each in (theirs[name], theirs[name].T) if each.shape == ours[name].shape]
@@ -122,10 +125,13 @@ def _of_splits(
     findings: list[Finding], theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], model: Model | Seq2Seq
 ) -> list[Finding]:
     """Names the columns of a fused weight that are stored in one order and read in another one."""
+    unlike = [each.where for each in findings if each.cause == OTHER]
+    if not unlike:
+        return findings
     from npformer.golden.page_edits.elsewhere import orders, split_wrongly
 
     config, found = model.config, dict[str, Finding]()
-    for name in (each.where for each in findings if each.cause == OTHER):
+    for name in unlike:
         *places, own, array = name.split(".")
         above = ".".join(places)
         for names in FUSED:

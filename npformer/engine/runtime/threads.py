@@ -347,7 +347,7 @@ class _Blas:
             self.condition.notify_all()
 
     def _at_rest(self) -> bool:
-        """Whether every thread in `users` has ended or is itself waiting for a fork, as the current thread is."""
+        """Whether every thread in `users` has ended or waits for a fork. The current thread waits for a fork, too."""
         return not any(thread.is_alive() for thread in self.users.values() if thread not in self.forking)
 
     def put_back(self) -> None:

@@ -120,7 +120,7 @@ def _bias(at: At) -> np.ndarray | float:
 
 
 def product_twice(y: np.ndarray, at: At) -> np.ndarray:
-    """Returns 2 x W + b in place of a stage x W + b."""
+    """Adds the product of a stage x W + b twice: 2 x W + b."""
     if at.own().ndim != 2:
         raise ValueError("no product")
     return 2 * y - _bias(at)

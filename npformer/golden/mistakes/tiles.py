@@ -111,7 +111,7 @@ def products(port: Port) -> Ways:
 
 
 def _columns_twice(port: Port) -> Ways:
-    """Some columns of x W are added twice: those that equal 2 x W + b in the port."""
+    """Some columns of x W are added twice, so the port has 2 x W + b in these columns."""
     theirs, right = rows(port.theirs), rows(port.rightly)
     if (
         not is_single(port)

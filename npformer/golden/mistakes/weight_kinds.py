@@ -19,7 +19,7 @@ from npformer.golden.mistakes.maps import lines_said, map_of_numbers, maps_of, n
 from npformer.golden.mistakes.precision import SCHEMES, Round
 from npformer.golden.port import FORMS, TABLES, Port
 
-MOST = 60  # maximum number of weights to try in place of one weight
+MOST = 60  # maximum number of weights that are tried instead of one weight
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from itertools import product
 from typing import NamedTuple
 
 from npformer.golden.page_edits.case import Case
-from npformer.golden.page_edits.chunks import are_positions, is_of_a_text, unscaled_rotations
+from npformer.golden.page_edits.chunks import are_positions, unscaled_rotations
 from npformer.golden.page_edits.operators import Edit, expressions
 
 #: Sizes of chunks and prompts that are tried: all small ones, and powers of 2.
@@ -69,6 +69,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         yield from _of_other_texts(case, of)
     if case.start:  # the other mistakes of a single border are in `chunks`
         yield from _of_masks(of, f"rest_after({case.start})", (FROM_CORNER,))
+    others = list(_other_rows(case))
     for reading, border in _readings(max(each.shape[-2] for each in case.right), case.start):
         yield from _of_keys_and_values(of, [f"by_chunk({each}, {{x}}, {reading})" for each in OF_CHUNKS])
         yield from _of_masks(of, reading, ("{mask} | own_chunk({scores}, {reading})",))
@@ -78,7 +79,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         if border <= case.start:  # the rows before the first border are correct
             yield from _of_masks(of, reading)
             yield from _from_cache(of, reading, [(each, each) for each in OF_ROWS], "rounded")
-            yield from _from_cache(of, reading, _other_rows(case), "in later rows")
+            yield from _from_cache(of, reading, others, "in later rows")
             yield from _unwritten(of, reading, SLOTS, case.stage)
             if reading == f"steps_after({case.start})":
                 yield from _unwritten(of, reading, MORE_SLOTS, case.stage)
@@ -185,10 +186,8 @@ def _unwritten(of: Attention, reading: str, all_slots: Iterable[int], stage: str
             weights, value = ast.unparse(of.context.left), ast.unparse(of.context.right)
             some.append(Edit(of.context, f"({weights} * {mask}) @ {value}", "in later rows"))
         yield some
-        if stage.endswith("weights"):
-            yield [
-                Edit(of.softmax, f"{text} * {mask}", "in later rows")
-            ]  # the port exports no weights of unwritten keys
+        if stage.endswith("weights"):  # the port exports no weights of unwritten keys
+            yield [Edit(of.softmax, f"{text} * {mask}", "in later rows")]
 
 
 def _written_early(of: Attention, reading: str) -> Iterator[list[Edit]]:
@@ -223,11 +222,7 @@ def _of_prompts(case: Case, function: str, statements: Iterable[ast.stmt], readi
 
 
 def _positions(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator[ast.expr]:
-    """Yields the expressions of statements that compute the positions of a text's tokens."""
+    """The expressions of statements that compute the positions of a text's tokens."""
     frame = case.call_of(function)
     arguments = frame.arguments if frame else {}
-    for node in expressions(statements):
-        own = ast.unparse(node)
-        array = arguments.get(own) if isinstance(node, ast.Name) else None
-        if (own.startswith("np.arange(") and is_of_a_text(own)) or (are_positions(array) and "ids" not in own):
-            yield node
+    return (node for node in expressions(statements) if are_positions(node, arguments))

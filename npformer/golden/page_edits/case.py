@@ -75,6 +75,7 @@ class Case:
         self.wrong = [self._wrong_rows(i) for i in range(len(runs))]
         wrong = [i for i, each in enumerate(self.wrong) if each.any()]
         self.starts = self._starts()
+        self.names = [self._names_of(i) for i in range(len(runs))]  # names that edits may use -> values, for each text
         self._know_rows(0)
         #: Texts, the shortest wrong one first, because most edits already fail on one text.
         self.texts = sorted(range(len(runs)), key=lambda i: (i not in wrong, self.right[i].size))
@@ -244,18 +245,20 @@ class Case:
         return stages
 
     def _know_rows(self, i: int) -> None:
-        """Defines the names that edits may use for a text: its first wrong row, right stages and cached arrays."""
-        start = self.starts[i] if self.starts else 0
+        """Defines the names that edits may use for a text."""
+        self.page.module.__dict__.update(self.names[i])
+
+    def _names_of(self, i: int) -> dict[str, Any]:
+        """A text's first wrong row, right stages, cached arrays and rotations, by the names that edits use."""
+        start, angles = self.starts[i] if self.starts else 0, self._angles(i)
         of_rows = {name: partial(function, start) for name, function in OF_ROWS.items()}
-        self.page.module.__dict__.update(of_rows, start=start, stages=self.stages[i], caches=self.cached[i])
-        self.page.module.__dict__.update(earlier=self.cached[max(i - 1, 0)], first_text=self.cached[0])
-        if angles := self._angles(i):
-            self.page.module.__dict__["angles"] = angles
+        caches = {"caches": self.cached[i], "earlier": self.cached[max(i - 1, 0)], "first_text": self.cached[0]}
+        return {"start": start, "stages": self.stages[i], **of_rows, **caches, **({"angles": angles} if angles else {})}
 
     def _angles(self, i: int) -> tuple[np.ndarray, ...]:
         """The cos and sin of a text's rotations in the call that makes the stage; () without rotations."""
-        calls = [each for each in reversed(self.calls[i]) if each.function == "rotate"]
-        return tuple(calls[0].arguments[name] for name in ("cos", "sin")) if calls else ()
+        call = next((each for each in reversed(self.calls[i]) if each.function == "rotate"), None)
+        return tuple(call.arguments[name] for name in ("cos", "sin")) if call else ()
 
     def _keeps(self, stages: Mapping[str, np.ndarray], i: int) -> bool:
         """Whether the earlier stages still have the other program's values."""
@@ -391,7 +394,7 @@ def _before(start: int, early: Any, own: Any) -> Any:
 
 
 def _one_row_early(start: int, own: np.ndarray) -> np.ndarray:
-    """Rows with row `start` in place of the row before it, and 0 from `start` on, as in a cache written a row early."""
+    """Writes row `start` over the row before it; the rows from `start` on are 0, as in a cache written a row early."""
     made = _unwritten(start, own)
     if start < own.shape[-2]:
         made[..., start - 1, :] = own[..., start, :]
@@ -415,10 +418,7 @@ OF_ROWS: dict[str, Callable[..., Any]] = {
 
 def _is_within(frame: Frame, top: Frame) -> bool:
     """Whether a call is `top`, or is made inside it."""
-    caller: Frame | None = frame
-    while caller is not None and caller is not top:
-        caller = caller.caller
-    return caller is top
+    return any(each is top for each in frame.outward())
 
 
 def narrowed(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
         of_masks = isinstance(node, ast.Call) and own.startswith(("causal_mask(", "causal_window_mask("))
         if of_masks or (isinstance(array, np.ndarray) and array.dtype == bool and array.ndim > 1):
             yield from (Edit(node, text, "in later rows") for text in _masks(own))
-        elif (own.startswith("np.arange(") and is_of_a_text(own)) or (are_positions(array) and "ids" not in own):
+        elif are_positions(node, arguments):
             yield Edit(node, f"{own} - start", "in later rows")
             for slots in SLOTS:
                 yield Edit(node, slots.format(own=own), "in later rows")
@@ -121,13 +122,13 @@ def unscaled_rotations(statements: Iterable[ast.stmt]) -> Iterator[tuple[ast.exp
                     yield node, f"{left} * unscaled({right}{base})"
 
 
-def is_of_a_text(own: str) -> bool:
-    """Whether an np.arange counts the tokens of a text."""
-    return "len(" in own or "shape" in own or "length" in own
-
-
-def are_positions(array: object) -> bool:
-    return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind == "i"
+def are_positions(node: ast.expr, arguments: Mapping[str, Any]) -> bool:
+    """Whether an expression computes, or is an argument with, the positions of a text's tokens."""
+    own = ast.unparse(node)
+    if own.startswith("np.arange(") and any(each in own for each in ("len(", "shape", "length")):
+        return True
+    array = arguments.get(own) if isinstance(node, ast.Name) else None
+    return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind == "i" and "ids" not in own
 
 
 def _masks(own: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import permutations
+from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
@@ -51,15 +51,13 @@ def edits(case: Case, function: str, statements: Iterable[ast.stmt]) -> Iterator
 def norms_above(frame: Frame) -> dict[str, dict[str, Any]]:
     """Returns the weights of the norms that a call's callers have as arguments, by name, such as "embeddings.norm"."""
     found: dict[str, dict[str, Any]] = {}
-    caller = frame.caller
-    while caller is not None:
+    for caller in islice(frame.outward(), 1, None):
         groups = {name: each for name, each in caller.arguments.items() if isinstance(each, dict)}
         inner = {f"{above}.{name}": each for above, tree in groups.items() for name, each in tree.items()}
         for name, each in (groups | inner).items():
             is_norm = name.endswith("norm") and isinstance(each, dict) and "weight" in each
             if is_norm and not any(each is other for other in found.values()):
                 found[name] = each
-        caller = caller.caller
     return found
 
 
@@ -109,7 +107,7 @@ def _fused_names(arguments: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def of_other_layers(case: Case, function: str, node: ast.expr) -> Iterator[str]:
-    """Yields a call as text, with the settings of other layers in place of its own layer's setting, such as `reach`.
+    """Yields a call as text, in which settings of other layers replace its own layer's setting, such as `reach`.
 
     A setting is a loop variable beside the layer, as in `for layer, reach in zip(layers, reaches)`.
     """
@@ -212,23 +210,21 @@ def _is_hidden_state(name: str) -> bool:
 def stacks(frame: Frame | None) -> dict[str, Any]:
     """The lists of layers among the arguments of a call and of its callers, by name."""
     found: dict[str, Any] = {}
-    while frame is not None:
-        for name, value in frame.arguments.items():
+    for call in frame.outward() if frame else ():
+        for name, value in call.arguments.items():
             if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
                 found.setdefault(name, value)
-            elif isinstance(value, dict) and isinstance(value.get("layers"), list):
+            elif _is_stack(value):
                 found.setdefault(f"{name}_layers", value["layers"])
-        frame = frame.caller
     return found
 
 
-def trees_of_stacks(frame: Frame | None) -> dict[str, dict[str, Any]]:
+def trees_of_stacks(frame: Frame) -> dict[str, dict[str, Any]]:
     """The weights of the encoder and the decoder among the arguments of a call and of its callers, by name."""
     found: dict[str, dict[str, Any]] = {}
-    while frame is not None:
-        trees = {f"{name}_weights": each for name, each in frame.arguments.items() if _is_stack(each)}
+    for call in frame.outward():
+        trees = {f"{name}_weights": each for name, each in call.arguments.items() if _is_stack(each)}
         found |= trees if len(trees) > 1 else {}
-        frame = frame.caller
     return found
 
 

@@ -21,8 +21,7 @@ from npformer.golden.page_edits.case import IN_16_BITS, Arrays, Case, Outcome, P
 from npformer.golden.page_edits.causes import FIRST_ROWS, Cause, Causes
 from npformer.golden.page_edits.instrumented import Frame, Page
 from npformer.golden.page_edits.operators import Edit
-from npformer.golden.page_edits.padded import Padded
-from npformer.golden.page_edits.padded import paddings as padded_texts
+from npformer.golden.page_edits.padded import Padded, paddings
 
 SECONDS = 10.0
 FOR_PAIRS = 0.2  # the share of the time that is reserved for pairs of edits
@@ -34,8 +33,8 @@ PAIRED = 400  # maximum number of pairs of edits to try: the pairs whose effects
 PARTLY = ("left out", "another function", "another axis", "another operation", "another value", "rounded")
 CHECKED = 64  # maximum number of fitting edits for which the later stages are computed too
 LATER = "in later rows"
-BOTH = 20  # number of edits of which all pairs are tried: those that leave the smallest errors
-BASES = 16  # number of edits that are tried with every other edit: those that leave the smallest errors
+BOTH = 20  # number of edits with the smallest errors, of which all pairs are tried
+BASES = 16  # number of edits with the smallest errors, which are tried with every other edit
 LARGEST = 1 << 14  # maximum size of a stage for which the effects of edits are added up
 
 
@@ -208,8 +207,9 @@ class _Search:
                 for each in blocks.edits(self.page.functions[name], fresh):
                     self.several.append(([Place(name, edit) for edit in each], frames))
                 parts = self.case.parts(level, name)
+                several = [*elsewhere.fused(self.case, name, fresh), *cached.edits(self.case, name, fresh)]
                 for only in ("", *parts):
-                    for each in (*elsewhere.fused(self.case, name, fresh), *cached.edits(self.case, name, fresh)):
+                    for each in several:
                         self.several.append(([Place(name, edit._replace(only=only)) for edit in each], frames))
                 for each in roundings.of_all_values(fresh) if not self.case.is_far else ():
                     self.several.append(([Place(name, edit) for edit in each], frames))
@@ -264,9 +264,9 @@ class _Search:
             and ast.unparse(edit.node.func) == "masked_softmax"
             and edit.kind == "another order"
         ]
-        for padded in padded_texts(frames) if frames else ():
-            masked = "without" not in padded[0].said
-            for places in ([each] for each in uses) if masked and padded[0].before + padded[0].after else ([],):
+        for padded in paddings(frames) if frames else ():
+            masks = padded[0].masked and padded[0].before + padded[0].after
+            for places in ([each] for each in uses) if masks else ([],):
                 if self.is_late:
                     return
                 outcome = self.case.outcome(places, padded)
@@ -275,17 +275,13 @@ class _Search:
 
     def _keep_padded(self, places: Sequence[Place], frames: Sequence[Padded], outcome: Outcome) -> None:
         """Keeps a padding that fits, with the edit that uses its mask wrongly, if there is one."""
-        frame, explains_all = frames[0], self.case.explains_all(places, frames)
-        line = self.page.functions[frame.function].lineno
-        call = f"{frame.function}(ids, ...)"
+        frame, rank = frames[0], operators.KINDS.index(LATER)
+        line, call = self.page.functions[frame.function].lineno, f"{frame.function}(ids, ...)"
         after = f"{call}, if the texts are padded to {frame.said}"
-        others = tuple(
-            Cause(self.name, each.function, *self._lines(each), each.edit.kind, each.edit.rank) for each in places
-        )
         cause = Cause(
-            self.name, frame.function, line, call, after, "padded", operators.KINDS.index(LATER), second=others
-        )
-        cause = replace(cause, explains_all=explains_all)
+            self.name, frame.function, line, call, after, "padded", rank, second=tuple(map(self._cause, places)),
+            explains_all=self.case.explains_all(places, frames),
+        )  # fmt: skip
         self.found.append((cause, outcome.values))
 
     def _pairs(self) -> None:
@@ -335,18 +331,20 @@ class _Search:
     # --- the printed causes ---
 
     def _keep(self, places: Sequence[Place], outcome: Outcome) -> None:
-        first, *others = (
-            Cause(self.name, each.function, *self._lines(each), each.edit.kind, each.edit.rank, only=each.edit.only)
-            for each in places
-        )
+        first, *others = map(self._cause, places)
         rows = FIRST_ROWS if outcome.rows == "start" else ""
         if outcome.rows == "wrong":
             rows = rows_said(self.case.wrong)
         rank = max(each.edit.rank for each in places)
         explains_all = not rows and len(self.found) < CHECKED and self.case.explains_all(places)
-        cause = replace(first, rank=rank, rows=rows, second=tuple(others), explains_all=explains_all)
-        cause = replace(cause, nearly=outcome.nearly)
+        cause = replace(
+            first, rank=rank, rows=rows, second=tuple(others), nearly=outcome.nearly, explains_all=explains_all
+        )
         self.found.append((cause, outcome.values))
+
+    def _cause(self, place: Place) -> Cause:
+        edit = place.edit
+        return Cause(self.name, place.function, *self._lines(place), edit.kind, edit.rank, only=edit.only)
 
     def _lines(self, place: Place) -> tuple[int, str, str]:
         """The line number of the statement that an edit changes, and its text before and after the edit."""

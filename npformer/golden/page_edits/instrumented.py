@@ -45,6 +45,13 @@ class Frame:
     #: Lines and names whose last assignment is a stage of the other program. A line in a loop runs several times.
     settled: set[tuple[int, str]] = field(default_factory=set)
 
+    def outward(self) -> Iterator[Frame]:
+        """Yields the call, its caller, and so on up to the outermost call."""
+        frame: Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.caller
+
 
 class Reached(Exception):
     """Raised when the page has computed the wanted stage."""
@@ -204,7 +211,7 @@ class Page(Stages):
 
 
 def _named(new: ast.expr, group: ast.expr | None) -> ast.expr:
-    """The new expression in place of a call with weights, recorded as the call's stage even if it has no weights."""
+    """The expression that replaces a call with weights, recorded as the call's stage even if it has no weights."""
     if group is None or any(group_of(each) for each in ast.walk(new)):
         return new
     nothing = ast.arguments([], [], kwonlyargs=[], kw_defaults=[], defaults=[])

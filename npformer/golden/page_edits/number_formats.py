@@ -161,7 +161,8 @@ def integers_in_groups(
 ) -> np.ndarray:  # fmt: skip
     """Rounds to integers with a scale for each group.
 
-    scale_of: converts back with the scale of a later group. strided: row r belongs to group r % G of G groups, but is
+    scale_of: how many groups later the scale for converting back is taken from, wrapping around; -1 is the group
+    before. strided: row r belongs to group r % G of G groups, but is
     converted back with the scale of group r // size, as if the file did not say to which group a row belongs
     """
     n = len(x) // size if strided and len(x) % size == 0 else 1

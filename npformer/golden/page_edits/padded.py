@@ -18,14 +18,23 @@ from npformer.golden.page_edits.instrumented import Frame
 MORE = range(9)
 LENGTHS = (16, 32, 64, 128, 256, 512)
 IDS = (0, 1, 2, 3)  # usual ids of padding
+#: Ways to pad: the side, whether the padding is masked, and whether positions count it.
+WAYS = (
+    ("right", False, False), ("left", False, False), ("left", False, True), ("right", True, False),
+    ("left", True, False),
+)  # fmt: skip
 
 
 @dataclass(eq=False)
 class Padded(Frame):
-    """A call with padded token ids. before, after: numbers of padding tokens. said: describes the padding."""
+    """A call with padded token ids.
+
+    before, after: numbers of padding tokens. masked: whether attention hides them. said: describes the padding
+    """
 
     before: int = 0
     after: int = 0
+    masked: bool = False
     said: str = ""
 
     def cut(self, made: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -53,10 +62,9 @@ def paddings(frames: Sequence[Frame]) -> Iterator[list[Padded]]:
         if all(each == width for each in lengths):
             continue
         for token in IDS:
-            for how in ("right", "left", "left, positions from its first token", "right, masked", "left, masked"):
-                if "masked" not in how or "mask" in calls[0].arguments:
-                    made = [_padded(each, width, token, how) for each in calls]
-                    yield made
+            for side, masked, counted in WAYS:
+                if not masked or "mask" in calls[0].arguments:
+                    yield [_padded(each, width, token, side, masked, counted) for each in calls]
         if "positions" in calls[0].arguments:
             yield [_shifted(each, width) for each in calls]
 
@@ -64,38 +72,34 @@ def paddings(frames: Sequence[Frame]) -> Iterator[list[Padded]]:
 def _top(frame: Frame | None) -> Frame | None:
     """The outermost caller of a call, or the call itself, with token ids and layers as arguments; None without one."""
     found = None
-    while frame is not None:
-        ids = frame.arguments.get("ids")
-        if isinstance(ids, np.ndarray) and ids.ndim == 1 and "layers" in frame.arguments:
-            found = frame
-        frame = frame.caller
+    for each in frame.outward() if frame else ():
+        ids = each.arguments.get("ids")
+        if isinstance(ids, np.ndarray) and ids.ndim == 1 and "layers" in each.arguments:
+            found = each
     return found
 
 
-def _padded(frame: Frame, width: int, token: int, how: str) -> Padded:
+def _padded(frame: Frame, width: int, token: int, side: str, masked: bool, counted: bool) -> Padded:
+    """A text padded to a width. counted: whether positions count the padding."""
     length = len(frame.arguments["ids"])
-    n, left = width - length, how.startswith("left")
-    before, after = (n, 0) if left else (0, n)
+    before, after = (width - length, 0) if side == "left" else (0, width - length)
     added = {"ids": np.pad(frame.arguments["ids"], (before, after), constant_values=token)}
     for name, value in frame.arguments.items():
         if name != "ids" and isinstance(value, np.ndarray) and value.shape == (length,) and value.dtype.kind == "i":
             added[name] = (
-                _continued(value, before, after, how) if "positions" in name else np.pad(value, (before, after))
+                _continued(value, before, after, counted) if "positions" in name else np.pad(value, (before, after))
             )
-    if "mask" in frame.arguments and "masked" in how:
+    if masked:
         added["mask"] = np.pad(np.ones(length, bool), (before, after))[None, None]
-    said = f"{width} tokens on the {'left' if left else 'right'}, with id {token}"
-    if "positions" in how:
-        said += ", without a mask, and positions count the padding"
-    elif "masked" not in how:
-        said += ", without a mask"
-    return Padded(**_fields(frame, added), before=before, after=after, said=said)
+    said = f"{width} tokens on the {side}, with id {token}{', without a mask' * (not masked)}"
+    said += ", and positions count the padding" * counted
+    return _with(frame, added, before=before, after=after, masked=masked, said=said)
 
 
-def _continued(positions: np.ndarray, before: int, after: int, how: str) -> np.ndarray:
+def _continued(positions: np.ndarray, before: int, after: int, counted: bool) -> np.ndarray:
     """The positions of a padded text: padding continues the text's positions on either side, or shifts all of them."""
     first = positions[0] if len(positions) else 0
-    if "positions" in how:
+    if counted:
         return np.arange(first, first + before + len(positions))
     more = np.arange(len(positions), len(positions) + after) + first
     return np.concatenate([np.arange(-before, 0) + first, positions, more])
@@ -103,14 +107,10 @@ def _continued(positions: np.ndarray, before: int, after: int, how: str) -> np.n
 
 def _shifted(frame: Frame, width: int) -> Padded:
     """A text padded on the left with a mask: only its positions change, because they count the padding."""
-    n = width - len(frame.arguments["ids"])
-    added = {"positions": frame.arguments["positions"] + n}
-    said = f"{width} tokens on the left, masked, and positions count the padding"
-    return Padded(**_fields(frame, added), said=said)
+    added = {"positions": frame.arguments["positions"] + width - len(frame.arguments["ids"])}
+    return _with(frame, added, masked=True, said=f"{width} tokens on the left, masked, and positions count the padding")
 
 
-def _fields(frame: Frame, changed: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "function": frame.function, "arguments": frame.arguments | changed, "caller": frame.caller,
-        "line": frame.line, "scope": frame.scope, "layers": frame.layers,
-    }  # fmt: skip
+def _with(frame: Frame, arguments: dict[str, Any], **padding: Any) -> Padded:
+    """The call with some other arguments, and the fields of its padding."""
+    return Padded(**{**vars(frame), "arguments": frame.arguments | arguments}, **padding)
